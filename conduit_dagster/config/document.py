@@ -1,0 +1,205 @@
+"""One YAML document of a file: its data, the place of every key and value, its YAML mistakes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
+from ruamel.yaml.nodes import Node, ScalarNode
+from ruamel.yaml.reader import ReaderError
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.environment import offset_of
+from conduit_dagster.config.findings import Finding, Severity, shown
+from conduit_dagster.config.source import MAX_BYTES, Chunk, Source, too_large
+from conduit_dagster.config.tree import AliasLimitError, Flaw, Mapped, TreeBuilder
+
+# what the YAML library raises on hostile text besides its own errors
+_REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
+
+_BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
+
+
+@dataclass
+class Document:
+    """The data of one YAML document, and where each part of it was written."""
+
+    source: Source
+    chunk: Chunk
+    tree: Mapped
+    findings: list[Finding]
+    _nodes: dict[str, Node]
+    _keys: dict[str, Node]
+    _renamed: dict[str, str] = field(default_factory=dict[str, str])
+
+    def rename(self, pointer: str, written: str) -> None:
+        """From here on ``pointer`` is found where ``written`` stands: a deprecated key, a dotted one."""
+        self._renamed[pointer] = written
+
+    def has(self, pointer: str) -> bool:
+        """Whether something was written there."""
+        return self._written_at(pointer) in self._nodes
+
+    def locate(self, pointer: str, on_key: bool = False, offset: int = 0) -> tuple[int, int]:
+        """Line and column of a value or its key; of the nearest enclosing value where nothing was written.
+
+        ``offset`` counts characters into a text. It is exact unless a variable was expanded before it, or
+        a quoted or folded text runs over several lines.
+        """
+        written = self._written_at(pointer)
+        while written not in self._nodes and written:
+            written, on_key, offset = pointers.parent(written), False, 0
+        node = self._keys.get(written, self._nodes[written]) if on_key else self._nodes[written]
+        return self._source_position(node, 0 if on_key else offset)
+
+    def text(self, pointer: str) -> str | None:
+        """The scalar as written, variables not expanded; None for anything else."""
+        node = self._nodes.get(self._written_at(pointer))
+        return str(node.value) if isinstance(node, ScalarNode) else None
+
+    def finding(
+        self,
+        pointer: str,
+        code: str,
+        message: str,
+        *,
+        severity: Severity = "error",
+        got: str | None = None,
+        expected: str | None = None,
+        fix: str | None = None,
+        on_key: bool = False,
+        column_offset: int = 0,
+    ) -> Finding:
+        """A finding at a place of this document."""
+        line, column = self.locate(pointer, on_key, column_offset)
+        got = None if got is None else shown(got)
+        return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)
+
+    def _written_at(self, pointer: str) -> str:
+        name = pointer
+        while name and name not in self._nodes:
+            if name in self._renamed:
+                return self._renamed[name] + pointer[len(name) :]
+            name = pointers.parent(name)
+        return pointer
+
+    def _source_position(self, node: Node, offset: int) -> tuple[int, int]:
+        start = self.chunk.start + _index(node)
+        line, column = self.source.position(start)
+        if not offset or not isinstance(node, ScalarNode):
+            return line, column
+        if node.style == "|":
+            return self._in_block(line, str(node.value), offset)
+        return line, column + offset + (1 if node.style in ("'", '"') else 0)
+
+    def _in_block(self, line: int, text: str, offset: int) -> tuple[int, int]:
+        """A literal block starts on the line after its mark, indented as its first line of text is."""
+        before = text[:offset]
+        rows = self.source.text.split("\n")[line:]
+        body = next((row for row in rows if row.strip()), "")
+        indent = len(body) - len(body.lstrip(" "))
+        return line + 1 + before.count("\n"), indent + len(before.rpartition("\n")[2]) + 1
+
+
+def load_documents(source: Source, env: Mapping[str, str]) -> tuple[list[Document], list[Finding]]:
+    """All documents of a file that can be read, and one finding for each that cannot."""
+    if len(source.text) > MAX_BYTES:
+        return [], [too_large(source.file)]
+    loaded = [_load(source, chunk, env) for chunk in source.chunks()]
+    documents = [item for item in loaded if isinstance(item, Document)]
+    return documents, [item for item in loaded if isinstance(item, Finding)]
+
+
+def _load(source: Source, chunk: Chunk, env: Mapping[str, str]) -> Document | Finding | None:
+    builder = TreeBuilder(env)
+    try:
+        root = _compose(chunk.text)
+        tree: Any = None if root is None else builder.build(root)
+    except AliasLimitError as error:
+        return _whole(source, chunk, "config.alias_limit", str(error), "write the values out")
+    except _REFUSALS as error:
+        return _syntax(source, chunk, error)
+    if tree is None:
+        return None
+    if not isinstance(tree, Mapped):
+        message = "the document is no mapping"
+        return _whole(source, chunk, "config.parse_error", message, "start it with version: and pipelines:")
+    document = Document(source, chunk, tree, [], builder.nodes, builder.keys)
+    document.findings += [_flaw(document, flaw) for flaw in builder.flaws]
+    return document
+
+
+def _compose(text: str) -> Node | None:
+    yaml = YAML(typ="safe", pure=True)
+    # a repeated anchor is legal YAML: the last one counts
+    yaml.composer.warn_double_anchors = False
+    return yaml.compose(text)
+
+
+def _flaw(document: Document, flaw: Flaw) -> Finding:
+    index = document.chunk.start + _index(flaw.node)
+    got = None
+    if flaw.reference is not None:
+        written = document.source.text[index : document.chunk.start + flaw.node.end_mark.index]
+        index, got = index + offset_of(written, flaw.reference.ordinal), flaw.reference.text
+    line, column = document.source.position(index)
+    file = document.source.file
+    return Finding(
+        flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, fix=_remedy(flaw, got)
+    )
+
+
+def _remedy(flaw: Flaw, got: str | None) -> str | None:
+    if flaw.reference is None:
+        return "remove one of them" if flaw.code == "config.key_duplicate" else None
+    literal = f"${got}"
+    name = flaw.reference.name
+    return (
+        f"write {literal} for a literal dollar"
+        if name is None
+        else f"set {name}, or write {literal} literally"
+    )
+
+
+def _whole(source: Source, chunk: Chunk, code: str, message: str, fix: str) -> Finding:
+    """A finding for a document as a whole, at the start of what it holds."""
+    before = _BEFORE_CONTENT.match(chunk.text)
+    line, column = source.position(chunk.start + (before.end() if before else 0))
+    return Finding(code, "error", source.file, line, column, "", message, fix=fix)
+
+
+def _syntax(source: Source, chunk: Chunk, error: BaseException) -> Finding:
+    if isinstance(error, RecursionError):
+        return _whole(source, chunk, "config.parse_error", "the document is nested too deeply", "flatten it")
+    if not isinstance(error, MarkedYAMLError | ReaderError):
+        return _whole(source, chunk, "config.parse_error", f"this is not YAML: {error}", "check its syntax")
+    index, message, fix = _reason(error, chunk.text)
+    line, column = source.position(chunk.start + min(index, len(chunk.text)))
+    return Finding("config.parse_error", "error", source.file, line, column, "", message, fix=fix)
+
+
+def _reason(error: MarkedYAMLError | ReaderError, text: str) -> tuple[int, str, str | None]:
+    """Where and why, with the way out where the reason is known."""
+    if isinstance(error, ReaderError):
+        return (
+            int(error.position),
+            "a character that YAML does not allow",
+            "remove it, or escape it in quotes",
+        )
+    mark = error.problem_mark or error.context_mark
+    problem = str(error.problem or "this is not YAML")
+    if "end of stream" in problem or "stream end" in problem:
+        mark, problem = error.context_mark or mark, f"{error.context}: {problem}"
+    index = mark.index if isinstance(mark, StringMark) else 0
+    if text[index : index + 1] == "\t":
+        return index, "a tab where YAML wants spaces", "indent with spaces"
+    fix = 'put a text that holds ": " in quotes' if "mapping values" in problem else None
+    return index, problem, fix
+
+
+def _index(node: Node) -> int:
+    return int(node.start_mark.index)

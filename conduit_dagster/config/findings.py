@@ -1,0 +1,86 @@
+"""What is wrong with a file: one finding per mistake, with its code, its place, and the way out."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning"]
+
+_SHOWN = 120
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake in one file.
+
+    ``code`` is stable; the texts are not. ``line`` and ``column`` count from 1. ``path`` is a JSON pointer
+    into the YAML document, with the pipeline's index. ``got`` is the text as written: variables are not
+    expanded in it, so that a secret from the environment is never printed.
+    """
+
+    code: str
+    severity: Severity
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+    got: str | None = None
+    expected: str | None = None
+    fix: str | None = None
+
+    @property
+    def is_error(self) -> bool:
+        """Whether the finding keeps its pipeline from running."""
+        return self.severity == "error"
+
+    def as_json(self) -> dict[str, str | int | None]:
+        """All fields, in the order in which they are declared."""
+        return asdict(self)
+
+    def render(self) -> str:
+        """The finding for a reader: one line with its place, then what was got, expected, and the fix."""
+        place = f" at {self.path}" if self.path else ""
+        lines = [f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}{place}: {self.message}"]
+        for label, text in (("got", self.got), ("expected", self.expected), ("fix", self.fix)):
+            if text is not None:
+                lines.append(f"  {label + ':':<10}{text}")
+        return "\n".join(lines)
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that the writer most likely meant, or None.
+
+    A word in another spelling style (``deadLetterQueue``) is the same word.
+    """
+    by_letters = {_letters(candidate): candidate for candidate in candidates}
+    if _letters(word) in by_letters:
+        return by_letters[_letters(word)]
+    close = difflib.get_close_matches(_letters(word), by_letters, n=1, cutoff=0.6)
+    return by_letters[close[0]] if close else None
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
+    """A ``fix`` that names the nearest candidate, or None."""
+    match = nearest(word, candidates)
+    return None if match is None else f"did you mean {match}?"
+
+
+def shown(value: object) -> str:
+    """A value on one short line."""
+    text = value if isinstance(value, str) else repr(value)
+    text = repr(text) if not text or "\n" in text else text
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+def by_place(findings: Iterable[Finding]) -> list[Finding]:
+    """In reading order."""
+    return sorted(findings, key=lambda finding: (finding.file, finding.line, finding.column))
+
+
+def _letters(word: str) -> str:
+    return re.sub(r"[-_. ]", "", word).lower()

@@ -1,0 +1,220 @@
+"""A pipeline file to checked pipelines and findings: all of them, never the first only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config import rules
+from conduit_dagster.config.check import Checker
+from conduit_dagster.config.delivery import Recovery
+from conduit_dagster.config.document import Document, load_documents
+from conduit_dagster.config.findings import Finding, Severity, by_place
+from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
+from conduit_dagster.config.section import kebab
+from conduit_dagster.config.source import read_source, source_of
+from conduit_dagster.config.tree import Mapped
+
+
+@dataclass
+class ParsedPipeline:
+    """One pipeline of a file.
+
+    ``config`` is complete only when ``runnable``; otherwise it is what could be saved, so that later checks
+    can still find more. Later stages append to ``findings``.
+    """
+
+    file: str
+    pointer: str
+    config: Pipeline
+    document: Document
+    findings: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def runnable(self) -> bool:
+        """Whether neither the pipeline nor the document around it has an error."""
+        return not any(finding.is_error for finding in (*self.findings, *self.document.findings))
+
+    def has_finding(self, pointer: str) -> bool:
+        """Whether anything was found at a place or below it."""
+        return any(pointers.within(finding.path, self._full(pointer)) for finding in self.findings)
+
+    def locate(self, pointer: str = "", on_key: bool = False) -> tuple[int, int]:
+        """Line and column of a value or its key. Pointers start at the document or at the pipeline."""
+        return self.document.locate(self._full(pointer), on_key)
+
+    def written(self, pointer: str) -> str | None:
+        """The scalar as written in the file, variables not expanded: what may be printed."""
+        return self.document.text(self._full(pointer))
+
+    def finding(
+        self,
+        pointer: str,
+        code: str,
+        message: str,
+        *,
+        severity: Severity = "error",
+        got: str | None = None,
+        expected: str | None = None,
+        fix: str | None = None,
+        on_key: bool = False,
+        column_offset: int = 0,
+    ) -> Finding:
+        """A finding at a place of this pipeline; it is made, not added.
+
+        ``column_offset`` counts characters into the text at that place, such as an expression.
+        """
+        return self.document.finding(
+            self._full(pointer),
+            code,
+            message,
+            severity=severity,
+            got=got,
+            expected=expected,
+            fix=fix,
+            on_key=on_key,
+            column_offset=column_offset,
+        )
+
+    def _full(self, pointer: str) -> str:
+        return pointer if pointers.within(pointer, self.pointer) else self.pointer + pointer
+
+
+@dataclass
+class ParsedFile:
+    """A file's pipelines, and what is wrong outside of them."""
+
+    file: str
+    pipelines: list[ParsedPipeline] = field(default_factory=list[ParsedPipeline])
+    problems: list[Finding] = field(default_factory=list[Finding])
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings, in reading order."""
+        inner = [finding for pipeline in self.pipelines for finding in pipeline.findings]
+        return by_place([*self.problems, *inner])
+
+
+def parse_file(
+    path: Path | str,
+    env: Mapping[str, str] | None = None,
+    strict: bool = False,
+    recovery: Recovery | None = None,
+) -> ParsedFile:
+    """Read and check one file. Never raises: a file that cannot be read is a finding."""
+    source = read_source(Path(path), str(path))
+    if isinstance(source, Finding):
+        return ParsedFile(str(path), problems=[source])
+    return parse_text(source.text, str(path), env, strict, recovery)
+
+
+def parse_text(
+    text: str,
+    file: str,
+    env: Mapping[str, str] | None = None,
+    strict: bool = False,
+    recovery: Recovery | None = None,
+) -> ParsedFile:
+    """Check the text of a pipeline file. Never raises.
+
+    ``env`` is the process's environment where none is given; ``recovery`` are the project's settings, with
+    which a pipeline's own have to make sense. Clashes with other pipelines are found by ``load``.
+    """
+    documents, problems = load_documents(source_of(text, file), os.environ if env is None else env)
+    parsed = ParsedFile(file, problems=problems)
+    for document in documents:
+        _parse_document(parsed, document, strict, recovery or Recovery())
+    if not documents and not problems:
+        message = "the file holds no pipeline"
+        parsed.problems.append(Finding("config.file_empty", "warning", file, 1, 1, "", message))
+    return parsed
+
+
+def _parse_document(parsed: ParsedFile, document: Document, strict: bool, recovery: Recovery) -> None:
+    checker = Checker(document, strict)
+    yaml_flaws, document.findings = document.findings, []
+    version = _version_finding(document)
+    document.findings += [] if version is None else [version]
+    if version is None or not version.is_error:
+        document.findings += _unknown_keys(checker, document)
+        for tree in _pipelines(document):
+            parsed.pipelines.append(_parse_pipeline(checker, tree, yaml_flaws, recovery))
+    inner = [pipeline.pointer for pipeline in parsed.pipelines if pipeline.document is document]
+    document.findings += [flaw for flaw in yaml_flaws if not _inside(flaw, inner)]
+    parsed.problems += document.findings
+
+
+def _inside(flaw: Finding, pipelines: list[str]) -> bool:
+    return any(pointers.within(flaw.path, pointer) for pointer in pipelines)
+
+
+def _parse_pipeline(
+    checker: Checker, tree: Mapped, flaws: list[Finding], recovery: Recovery
+) -> ParsedPipeline:
+    document = checker.document
+    renamed = rules.rename_processor_types(tree, document)
+    config, findings = checker.check(Pipeline, tree)
+    own = [flaw for flaw in flaws if pointers.within(flaw.path, tree.where)]
+    # what follows from an unset variable or a second key is not said again
+    told = {flaw.path for flaw in own}
+    findings = [finding for finding in findings if finding.path not in told]
+    parsed = ParsedPipeline(document.source.file, tree.where, config, document, [*own, *renamed, *findings])
+    parsed.findings += rules.between_fields(tree, parsed, recovery)
+    return parsed
+
+
+def _pipelines(document: Document) -> list[Mapped]:
+    """The mappings listed under ``pipelines``; anything else there is a finding."""
+    value = document.tree.get("pipelines")
+    if value is None:
+        message, fix = "pipelines is required", "add pipelines: with a list of pipelines"
+        document.findings.append(document.finding("/pipelines", "config.field_required", message, fix=fix))
+        return []
+    if not isinstance(value, list):
+        document.findings.append(_not_a("list", document, "/pipelines"))
+        return []
+    items = cast(list[Any], value)
+    wrong = [i for i, item in enumerate(items) if not isinstance(item, Mapped)]
+    document.findings += [_not_a("mapping", document, f"/pipelines/{i}") for i in wrong]
+    return [item for item in items if isinstance(item, Mapped)]
+
+
+def _not_a(kind: str, document: Document, pointer: str) -> Finding:
+    fix = "start each pipeline with - id:" if kind == "list" else "write it as id: and its fields"
+    message = f"{'pipelines' if kind == 'list' else 'a pipeline'} must be a {kind}"
+    got = document.text(pointer)
+    return document.finding(pointer, "config.field_invalid", message, got=got, expected=f"a {kind}", fix=fix)
+
+
+def _unknown_keys(checker: Checker, document: Document) -> list[Finding]:
+    known = [kebab(name) for name in PipelineFile.model_fields]
+    return [checker.unknown_key("", key, known) for key in document.tree if key not in known]
+
+
+def _version_finding(document: Document) -> Finding | None:
+    version = document.tree.get("version")
+    if version == LATEST_VERSION:
+        return None
+    fix = f'write version: "{LATEST_VERSION}"'
+    if version is None or version == "":
+        message = f"no version is given; {LATEST_VERSION} is assumed"
+        return document.finding("/version", "config.version_missing", message, severity="warning", fix=fix)
+    if version in OLDER_VERSIONS:
+        message = f"this version is older than {LATEST_VERSION}, as which it is read"
+        return document.finding(
+            "/version", "config.version_old", message, severity="warning", got=str(version), fix=fix
+        )
+    if str(version).startswith("1.") or version == "1":
+        fix += ", and pipelines, connectors and processors as lists whose items have an id"
+    return document.finding(
+        "/version",
+        "config.version_unknown",
+        "this version of the format is not known",
+        got=document.text("/version"),
+        expected=", ".join([*OLDER_VERSIONS, LATEST_VERSION]),
+        fix=fix,
+    )

@@ -1,0 +1,195 @@
+"""Where a project is, and its settings."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.check import Checker, section_at
+from conduit_dagster.config.document import Document, load_documents
+from conduit_dagster.config.findings import Finding, by_place
+from conduit_dagster.config.section import kebab
+from conduit_dagster.config.settings import CONDUIT_ONLY, ProjectSettings
+from conduit_dagster.config.source import read_source, source_of
+from conduit_dagster.config.tree import Mapped
+
+FILE = "conduit.yaml"
+_HOME = ".conduit"
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
+_SQLITE = "sqlite:///"
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's root, settings and home. ``home`` holds what the project keeps: state, staging, logs."""
+
+    root: Path
+    settings: ProjectSettings
+    home: Path
+    findings: tuple[Finding, ...] = field(default=())
+
+    @classmethod
+    def find(cls, start: Path, env: Mapping[str, str] | None = None) -> Project:
+        """The project of the nearest folder upwards with a ``conduit.yaml``, else ``start`` itself.
+
+        Never raises. Environment variables win over the file; settings with findings keep their defaults.
+        """
+        env = os.environ if env is None else env
+        start = start.absolute()
+        root = next((folder for folder in (start, *start.parents) if _is_file(folder / FILE)), start)
+        settings, findings = _settings(root / FILE, env)
+        home = root / (env.get("CONDUIT_HOME") or _HOME)
+        return cls(root, settings, home, tuple(by_place(findings)))
+
+    def resolve(self, path: str) -> str:
+        """A path of a setting, started at the root; absolute ones and URLs stay as they are."""
+        return path if _URL.match(path) else str(self.root / path)
+
+    @property
+    def pipelines_path(self) -> Path:
+        """The folder or file with the pipelines."""
+        return Path(self.resolve(self.settings.pipelines.path))
+
+    @property
+    def state_url(self) -> str:
+        """The SQLAlchemy URL of the state store; a relative SQLite file starts at the root."""
+        url = self.settings.state.url or f"{_SQLITE}{self.home / 'state.db'}"
+        path = url.removeprefix(_SQLITE)
+        return f"{_SQLITE}{self.root / path}" if path and path != url and path != ":memory:" else url
+
+    @property
+    def staging_url(self) -> str:
+        """Where segments and staged records lie."""
+        return self.resolve(self.settings.state.staging or str(self.home / "staging"))
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list[Finding]]:
+    document, findings = _document(path, env)
+    checker = Checker(document)
+    tree = Mapped.at("")
+    for keys, value, written in _flattened(document.tree):
+        if keys[0] in CONDUIT_ONLY:
+            findings.append(_ignored(document, written))
+        else:
+            _put(tree, keys, value, document, written)
+    settings, problems = checker.check(ProjectSettings, tree)
+    from_env, env_findings = _overridden(settings, env)
+    return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document), *env_findings]
+
+
+def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:
+    """The settings file's one document; an empty one where there is none."""
+    source = read_source(path, str(path)) if _is_file(path) else source_of("", str(path))
+    if isinstance(source, Finding):
+        return _empty(str(path)), [source]
+    documents, findings = load_documents(source, env)
+    if len(documents) > 1:
+        message, fix = "the settings are one document", "remove the others"
+        findings.append(documents[1].finding("", "config.parse_error", message, fix=fix))
+    return (documents[0] if documents else _empty(str(path))), findings
+
+
+def _empty(file: str) -> Document:
+    documents, _ = load_documents(source_of("{}", file), {})
+    return documents[0]
+
+
+def _ignored(document: Document, written: str) -> Finding:
+    message = "this setting of Conduit means nothing here and was ignored"
+    return document.finding(written, "config.field_ignored", message, severity="warning", on_key=True)
+
+
+def _flattened(tree: Mapped, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, str]]:
+    """Every setting by its single names, whether nested or joined by dots, and where it was written."""
+    for key, value in tree.items():
+        names, written = (*above, *key.split(".")), pointers.child(tree.where, key)
+        if names[0] == "recovery":
+            names = ("pipelines", "error-recovery", *names[1:])
+        if names[:2] == ("spark", "conf") and len(names) > 2:
+            names = ("spark", "conf", ".".join(names[2:]))
+        if isinstance(value, Mapped):
+            yield from _flattened(value, names)
+        else:
+            yield names, value, written
+
+
+def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, written: str) -> None:
+    for key in keys[:-1]:
+        inner = tree.get(key)
+        if not isinstance(inner, Mapped):
+            inner = Mapped.at(pointers.child(tree.where, key))
+            tree[key] = inner
+        # the section is found where its first setting stands
+        if not document.has(inner.where):
+            document.rename(inner.where, written)
+        tree = inner
+    where = pointers.child(tree.where, keys[-1])
+    if where != written:
+        document.rename(where, written)
+    tree[keys[-1]] = value
+
+
+def _overridden(settings: ProjectSettings, env: Mapping[str, str]) -> tuple[ProjectSettings, list[Finding]]:
+    """Settings with those of the environment over them; one that is invalid is reported and left out."""
+    findings: list[Finding] = []
+    for keys in _leaves():
+        for name in _env_names(keys):
+            if env.get(name):
+                settings, found = _override(settings, keys, name, env[name])
+                findings += found
+    return settings, findings
+
+
+def _override(
+    settings: ProjectSettings, keys: tuple[str, ...], name: str, value: str
+) -> tuple[ProjectSettings, list[Finding]]:
+    document = _empty(f"${name}")
+    tree = Mapped.at("")
+    _put(tree, keys, value, document, "")
+    parsed, findings = Checker(document).check(ProjectSettings, tree)
+    return (settings if findings else _with(settings, parsed, keys)), findings
+
+
+def _with(settings: Any, other: Any, keys: tuple[str, ...]) -> Any:
+    name = keys[0].replace("-", "_")
+    value = getattr(other, name)
+    if len(keys) > 1:
+        value = _with(getattr(settings, name), value, keys[1:])
+    return settings.model_copy(update={name: value})
+
+
+def _leaves(above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    section = section_at(ProjectSettings, above)
+    for name in section.model_fields if section is not None else ():
+        keys = (*above, kebab(name))
+        if section_at(ProjectSettings, keys) is not None:
+            yield from _leaves(keys)
+        elif keys != ("spark", "conf"):
+            yield keys
+
+
+def _env_names(keys: tuple[str, ...]) -> list[str]:
+    """The variables of a setting, the stronger one last."""
+    name = "CONDUIT_" + "_".join(keys).replace("-", "_").upper()
+    return ["CONDUIT_PIPELINES", name] if keys == ("pipelines", "path") else [name]
+
+
+def _delays(settings: ProjectSettings, document: Document) -> list[Finding]:
+    recovery = settings.recovery
+    if recovery.min_delay <= recovery.max_delay:
+        return []
+    message = f"min-delay ({recovery.min_delay:g}s) is longer than max-delay ({recovery.max_delay:g}s)"
+    where = "/pipelines/error-recovery/min-delay"
+    return [document.finding(where, "config.field_invalid", message, expected="min-delay at most max-delay")]

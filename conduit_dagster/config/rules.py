@@ -1,0 +1,135 @@
+"""Rules between the fields of a pipeline. They look at what was written, even if fields are wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.delivery import Recovery
+from conduit_dagster.config.document import Document
+from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.scalars import CONNECTOR_ID_BYTES
+from conduit_dagster.config.tree import Mapped
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.parse import ParsedPipeline
+
+_TYPES = ("source", "destination")
+
+
+def between_fields(tree: Mapped, pipeline: ParsedPipeline, recovery: Recovery) -> list[Finding]:
+    """The findings of all rules."""
+    return [
+        *_duplicates(tree, pipeline),
+        *_long_ids(tree, pipeline),
+        *_missing_ends(tree, pipeline),
+        *_delays(pipeline, recovery),
+    ]
+
+
+def rename_processor_types(tree: Mapped, document: Document) -> list[Finding]:
+    """Read a processor's deprecated ``type`` as ``plugin``; two that differ are refused."""
+    findings: list[Finding] = []
+    for processor in (item for items in _processor_lists(tree) for item in items):
+        if "type" in processor:
+            findings.append(_renamed(processor, document))
+            kind = processor.pop("type")
+            processor.setdefault("plugin", kind)
+    return findings
+
+
+def _renamed(processor: Mapped, document: Document) -> Finding:
+    written = pointers.child(processor.where, "type")
+    plugin = processor.get("plugin")
+    if plugin is None:
+        document.rename(pointers.child(processor.where, "plugin"), written)
+        processor.pop("plugin", None)
+    elif plugin != processor["type"]:
+        message, got = "plugin and type are both given, and differ", document.text(written)
+        return document.finding(
+            written, "config.field_invalid", message, got=got, fix="remove type", on_key=True
+        )
+    message, fix = "type is now called plugin", "write plugin instead of type"
+    return document.finding(
+        written, "config.field_renamed", message, severity="warning", fix=fix, on_key=True
+    )
+
+
+def _duplicates(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
+    for what, items in (("connector", _items(tree, "connectors")), *_named_processors(tree)):
+        first: dict[str, Mapped] = {}
+        for item in items:
+            key = item.get("id")
+            if not isinstance(key, str) or not key:
+                continue
+            if first.setdefault(key, item) is not item:
+                yield _duplicate(what, pointers.child(first[key].where, "id"), item, pipeline)
+
+
+def _duplicate(what: str, earlier: str, item: Mapped, pipeline: ParsedPipeline) -> Finding:
+    where = pointers.child(item.where, "id")
+    line, column = pipeline.locate(earlier)
+    message = f"another {what} has this id, at {pipeline.file}:{line}:{column}"
+    fix = "give each its own id"
+    return pipeline.finding(where, "config.id_duplicate", message, got=pipeline.written(where), fix=fix)
+
+
+def _long_ids(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
+    prefix = len(f"{tree.get('id') or ''}:".encode("utf-8", "surrogatepass"))
+    for item in _items(tree, "connectors"):
+        size = prefix + len(str(item.get("id") or "").encode("utf-8", "surrogatepass"))
+        if size > CONNECTOR_ID_BYTES:
+            where = pointers.child(item.where, "id")
+            message = f"the id with its pipeline's is {size} bytes long, the limit is {CONNECTOR_ID_BYTES}"
+            expected = f"at most {max(CONNECTOR_ID_BYTES - prefix, 0)} bytes here"
+            yield pipeline.finding(
+                where, "config.field_too_long", message, got=pipeline.written(where), expected=expected
+            )
+
+
+def _missing_ends(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
+    listed = tree.get("connectors")
+    if listed is not None and not isinstance(listed, list):
+        return
+    kinds = [item.get("type") for item in _items(tree, "connectors")]
+    # a connector of no valid type may be the missing one, and has its own finding
+    if any(kind not in _TYPES for kind in kinds) or len(kinds) != len(cast(list[Any], listed or [])):
+        return
+    for kind in _TYPES:
+        if kind not in kinds:
+            message, fix = f"the pipeline has no {kind}", f"add a connector with type: {kind}"
+            where = pointers.child(tree.where, "connectors")
+            yield pipeline.finding(where, f"pipeline.no_{kind}", message, fix=fix, on_key=True)
+
+
+def _delays(pipeline: ParsedPipeline, base: Recovery) -> Iterator[Finding]:
+    own = pipeline.config.recovery
+    if pipeline.has_finding("/recovery") or not own.model_fields_set & {"min_delay", "max_delay"}:
+        return
+    merged = own.over(base)
+    if merged.min_delay > merged.max_delay:
+        name = "min-delay" if "min_delay" in own.model_fields_set else "max-delay"
+        where = pointers.join(pipeline.pointer, ("recovery", name))
+        message = f"min-delay ({merged.min_delay:g}s) is longer than max-delay ({merged.max_delay:g}s)"
+        expected = "min-delay at most max-delay"
+        yield pipeline.finding(
+            where, "config.field_invalid", message, got=pipeline.written(where), expected=expected
+        )
+
+
+def _processor_lists(tree: Mapped) -> Iterator[list[Mapped]]:
+    yield _items(tree, "processors")
+    for connector in _items(tree, "connectors"):
+        yield _items(connector, "processors")
+
+
+def _named_processors(tree: Mapped) -> Iterator[tuple[str, list[Mapped]]]:
+    return (("processor", items) for items in _processor_lists(tree))
+
+
+def _items(tree: Mapped, name: str) -> list[Mapped]:
+    value = tree.get(name)
+    if not isinstance(value, list):
+        return []
+    return [item for item in cast(list[Any], value) if isinstance(item, Mapped)]

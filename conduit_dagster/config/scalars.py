@@ -1,0 +1,148 @@
+"""The values of a pipeline file: durations, sizes, ids, regular expressions, setting texts."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Annotated, Any
+
+import durationpy
+import re2
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from conduit_dagster.config.cron import cron_problem
+from conduit_dagster.config.section import refuse
+
+ID_BYTES = 128
+CONNECTOR_ID_BYTES = 256
+"""With the pipeline's id and a colon before it, as Conduit stores it."""
+DESCRIPTION_BYTES = 8192
+RESERVED_IDS = frozenset({"acks", "dead_letters"})
+
+_GO_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_ID = re.compile(r"[A-Za-z0-9\-_:.]*")
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
+_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for suffix, base in (("", 1000), ("b", 1000), ("ib", 1024))
+}
+
+
+def parse_duration(value: Any) -> float:
+    """A Go duration (``1h30m``, ``500ms``) in seconds; a number made in Python is seconds already."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    expected = "a duration such as 500ms, 30s or 1h30m"
+    if not isinstance(value, str) or not _GO_DURATION.fullmatch(value.strip()):
+        is_number = isinstance(value, str) and re.fullmatch(r"[0-9.]+", value) is not None
+        fix = f"add a unit: {value}s" if is_number else None
+        raise refuse("this is no duration", expected=expected, fix=fix)
+    try:
+        return durationpy.from_str(value.strip()).total_seconds()
+    except ValueError as error:
+        raise refuse("this duration is out of range", expected=expected) from error
+
+
+def parse_size(value: Any) -> int:
+    """A number of bytes: ``128MB`` is 128,000,000, ``64MiB`` is 67,108,864, a plain number is bytes."""
+    match = _SIZE.fullmatch(str(value).strip())
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None or len(match[1]) > 20:
+        raise refuse("this is no size", expected="a number of bytes such as 128MB, 64MiB or 1000000")
+    size = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
+    return int(size)
+
+
+def _not_negative(seconds: float) -> float:
+    if seconds < 0 or not math.isfinite(seconds):
+        raise refuse("the duration is negative", expected="a duration of 0s or more")
+    return seconds
+
+
+def _positive(seconds: float) -> float:
+    if seconds <= 0:
+        raise refuse("the duration is zero", expected="a duration longer than 0s")
+    return seconds
+
+
+def limited(text: str, limit: int, what: str) -> str:
+    """Refuse a text of more than ``limit`` bytes of UTF-8 (Conduit counts bytes, not characters)."""
+    size = len(text.encode("utf-8", "surrogatepass"))
+    if size > limit:
+        message = f"the {what} is {size} bytes long, the limit is {limit}"
+        raise refuse(message, code="config.field_too_long", expected=f"at most {limit} bytes")
+    return text
+
+
+def _characters(text: str) -> str:
+    if not _ID.fullmatch(text):
+        fix = re.sub(r"[^A-Za-z0-9\-_:.]", "-", text)[:ID_BYTES]
+        message, expected = "the id holds a character that is not allowed", "letters, digits and - _ : ."
+        raise refuse(message, expected=expected, fix=None if "$" in text else f"for example {fix}")
+    return text
+
+
+def _not_reserved(text: str) -> str:
+    if text in RESERVED_IDS:
+        message = "this id is reserved: an asset of every pipeline has that name"
+        fix = "choose another id"
+        raise refuse(message, code="config.id_reserved", expected="neither acks nor dead_letters", fix=fix)
+    return text
+
+
+def _compiles(pattern: str) -> str:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        message, expected = f"this is no regular expression: {text}", "RE2 syntax"
+        raise refuse(
+            message, expected=expected, fix="RE2 has no look-around and no back references"
+        ) from error
+    return pattern
+
+
+def _is_cron(text: str) -> str:
+    problem = cron_problem(text)
+    if problem is not None:
+        raise refuse(f"this is no cron expression: {problem}", expected="five fields, such as 0 * * * *")
+    return text
+
+
+def _setting(value: Any) -> str:
+    """Settings are texts; numbers and booleans keep their spelling, an empty value is an empty text."""
+    if isinstance(value, dict | list):
+        fix = "a setting below another is written with a dot: sdk.record.format: template"
+        raise refuse("a setting is a text, not a structure", expected="a text", fix=fix)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration, json_schema_input_type=str | float),
+    AfterValidator(_not_negative),
+    Field(json_schema_extra={"format": "go-duration"}),
+]
+PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+ByteSize = Annotated[
+    int,
+    BeforeValidator(parse_size, json_schema_input_type=str | int),
+    Field(ge=1, json_schema_extra={"format": "byte-size"}),
+]
+PipelineId = Annotated[
+    str, AfterValidator(lambda text: limited(text, ID_BYTES, "id")), AfterValidator(_characters)
+]
+PipelineName = Annotated[str, AfterValidator(lambda text: limited(text, ID_BYTES, "name"))]
+Description = Annotated[str, AfterValidator(lambda text: limited(text, DESCRIPTION_BYTES, "description"))]
+ConnectorId = Annotated[str, AfterValidator(_characters), AfterValidator(_not_reserved)]
+ConnectorName = Annotated[str, AfterValidator(lambda text: limited(text, CONNECTOR_ID_BYTES, "name"))]
+Regex = Annotated[str, AfterValidator(_compiles), Field(json_schema_extra={"format": "regex"})]
+Cron = Annotated[str, AfterValidator(_is_cron)]
+SettingText = Annotated[str, BeforeValidator(_setting)]
+Settings = dict[str, SettingText]

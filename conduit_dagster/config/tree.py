@@ -1,0 +1,183 @@
+"""YAML nodes as plain data that remembers where it was written."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.environment import BadReference, expand
+
+MAX_ALIASED = 100_000
+"""Nodes that aliases may repeat in one document; a few lines of YAML can ask for billions."""
+
+_YAML = "tag:yaml.org,2002:"
+
+
+class Scalar(str):
+    """A scalar's text, with the YAML type that its spelling has."""
+
+    __slots__ = ("tag",)
+    tag: str
+
+    def __new__(cls, text: str, tag: str) -> Scalar:
+        """A text with a tag."""
+        scalar = super().__new__(cls, text)
+        scalar.tag = tag
+        return scalar
+
+
+class Mapped(dict[str, Any]):
+    """A YAML mapping that knows its JSON pointer. Scalars in it are texts, null is None."""
+
+    where: str = ""
+
+    @classmethod
+    def at(cls, where: str, items: Mapping[str, Any] | None = None) -> Mapped:
+        """A mapping at a place."""
+        mapped = cls(items or {})
+        mapped.where = where
+        return mapped
+
+
+class AliasLimitError(Exception):
+    """Aliases that repeat too much, or that contain themselves."""
+
+
+@dataclass(frozen=True)
+class Flaw:
+    """What the YAML itself has wrong at a node."""
+
+    code: str
+    pointer: str
+    node: Node
+    message: str
+    reference: BadReference | None = None
+
+
+@dataclass
+class TreeBuilder:
+    """Builds the data of one document from its nodes, replacing variables in values (never in keys)."""
+
+    env: Mapping[str, str]
+    nodes: dict[str, Node] = field(default_factory=dict[str, Node])
+    keys: dict[str, Node] = field(default_factory=dict[str, Node])
+    flaws: list[Flaw] = field(default_factory=list[Flaw])
+    _seen: set[int] = field(default_factory=set[int])
+    _open: set[int] = field(default_factory=set[int])
+    _aliased: int = 0
+    _depth: int = 0
+
+    def build(self, node: Node, where: str = "") -> Any:
+        """The data under a node: text, None, a list or a :class:`Mapped`."""
+        self.nodes[where] = node
+        with self._entered(node):
+            if isinstance(node, MappingNode):
+                return self._mapping(node, where)
+            if isinstance(node, SequenceNode):
+                items: list[Node] = node.value
+                return [self.build(item, pointers.child(where, i)) for i, item in enumerate(items)]
+            return self._scalar(node, where)
+
+    @contextmanager
+    def _entered(self, node: Node) -> Generator[None]:
+        again = isinstance(node, CollectionNode) and id(node) in self._seen
+        if id(node) in self._open:
+            raise AliasLimitError("an alias contains itself")
+        self._depth += again
+        self._aliased += self._depth > 0
+        if self._aliased > MAX_ALIASED:
+            raise AliasLimitError(f"aliases repeat more than {MAX_ALIASED:,} values")
+        self._seen.add(id(node))
+        self._open.add(id(node))
+        yield
+        self._open.discard(id(node))
+        self._depth -= again
+
+    def _mapping(self, node: MappingNode, where: str) -> Mapped:
+        mapped = Mapped.at(where)
+        for key, value in self._pairs(node, where):
+            place = pointers.child(where, key.value)
+            self.keys[place] = key
+            mapped[key.value] = self.build(value, place)
+        return mapped
+
+    def _pairs(self, node: MappingNode, where: str) -> Iterator[tuple[ScalarNode, Node]]:
+        """Own keys first, then what is merged in and not overridden."""
+        taken: set[str] = set()
+        merges: list[Node] = []
+        for key, value in node.value:
+            if key.tag == _YAML + "merge":
+                merges.append(value)
+            elif self._is_new_key(key, taken, where):
+                taken.add(key.value)
+                yield key, value
+        for merge in merges:
+            for key, value in self._merged(merge, where):
+                if key.value not in taken:
+                    taken.add(key.value)
+                    yield key, value
+
+    def _is_new_key(self, key: Node, taken: set[str], where: str) -> bool:
+        if not isinstance(key, ScalarNode):
+            self.flaws.append(Flaw("config.parse_error", where, key, "a key must be a text"))
+            return False
+        if key.value in taken:
+            place, message = pointers.child(where, key.value), f"the key {key.value} is given twice"
+            self.flaws.append(Flaw("config.key_duplicate", place, key, message))
+            return False
+        return True
+
+    def _merged(self, node: Node, where: str) -> Iterator[tuple[ScalarNode, Node]]:
+        with self._entered(node):
+            if isinstance(node, MappingNode):
+                yield from self._pairs(node, where)
+            elif isinstance(node, SequenceNode):
+                # the first of several wins, as YAML says
+                for item in node.value:
+                    yield from self._merged(item, where)
+            else:
+                message = "<< merges mappings only"
+                self.flaws.append(Flaw("config.parse_error", where, node, message))
+
+    def _scalar(self, node: Node, where: str) -> Scalar | None:
+        if node.tag == _YAML + "null":
+            return None
+        expanded = expand(node.value, self.env)
+        self.flaws += [_unset(bad, where, node) for bad in expanded.bad]
+        return Scalar(expanded.text, node.tag)
+
+
+def typed(data: Any) -> Any:
+    """The same data with numbers and booleans as such, for the parts of a file that are free-form."""
+    if isinstance(data, dict):
+        return {key: typed(value) for key, value in data.items()}
+    if isinstance(data, list):
+        return [typed(item) for item in data]
+    return _typed_scalar(data) if isinstance(data, Scalar) else data
+
+
+def _typed_scalar(scalar: Scalar) -> str | int | float | bool:
+    text = str(scalar)
+    try:
+        match scalar.tag.removeprefix(_YAML):
+            case "bool":
+                return text.lower() in ("true", "yes", "on")
+            case "int":
+                return int(text.replace("_", ""), 0)
+            case "float":
+                return float(text.replace("_", ""))
+            case _:
+                return text
+    except ValueError:
+        return text
+
+
+def _unset(bad: BadReference, where: str, node: Node) -> Flaw:
+    if bad.name is None:
+        return Flaw("config.env_invalid", where, node, f"{bad.text} names no environment variable", bad)
+    return Flaw("config.env_unset", where, node, f"the environment variable {bad.name} is not set", bad)

@@ -1,0 +1,308 @@
+"""What a connector is: the interfaces of sources and destinations, for built-ins and for users alike.
+
+``read`` and everything of a :class:`Writer` run in Spark tasks; the rest runs on the driver. Positions, horizons and
+targets are JSON values, chosen by the connector and opaque to the engine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import msgspec
+from pydantic import BaseModel, ConfigDict
+
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.state.steps import Part
+
+Position = Any
+"""A JSON value: the boundary *after* a record, so that a source resumes exactly there (DELIVERY.md, Units)."""
+Target = dict[str, Any]
+Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
+
+
+class ConnectorSettings(BaseModel):
+    """Base of a connector's settings. Values arrive as strings, as in Conduit's files."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+
+    open_keys: ClassVar[tuple[str, ...]] = ()
+    """Patterns (``fnmatch``) of keys beyond the fields, such as ``format.options.*``."""
+
+
+@dataclass(frozen=True)
+class ConnectorContext:
+    """What the engine tells a connector about where it stands."""
+
+    pipeline: str
+    connector: str
+    root: str
+    """The project root; relative paths in settings start there."""
+    clock: Clock
+
+    @property
+    def full_id(self) -> str:
+        """The id as Conduit writes it into metadata: ``pipeline:connector``."""
+        return f"{self.pipeline}:{self.connector}"
+
+    def resolve(self, path: str) -> str:
+        """``path`` made absolute against the project root; a URL stays as it is."""
+        return path if "://" in path else str(Path(self.root, path))
+
+
+class Limit(NamedTuple):
+    """How much one step may read from one source."""
+
+    records: int
+    bytes: int
+
+
+class Split(msgspec.Struct):
+    """A part of a source's range that one task reads."""
+
+    start: Position
+    ordinal: int
+    """How many records of the step's range of this source lie before it."""
+    records: int | None = None
+    """How many records it holds, where that is known."""
+    bytes: int = 0
+    """Its weight, for spreading splits over tasks."""
+    detail: dict[str, Any] = {}
+    """Whatever else ``read`` needs; a JSON object."""
+
+
+class Block(NamedTuple):
+    """A few thousand records in source order, with what the engine may ask about the i-th of them."""
+
+    records: list[Record]
+    boundary: Callable[[int], Position]
+    """The position right after record i."""
+    complete: Callable[[int, Record], None] | None = None
+    """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
+
+    @staticmethod
+    def of(records: list[Record]) -> Block:
+        """A block whose boundaries are its records' own positions."""
+        positions = [record.position for record in records]
+        return Block(records, positions.__getitem__)
+
+
+class ReadOptions(NamedTuple):
+    """What the plan lets a source leave out."""
+
+    keys: bool = True
+    """False where nothing in the plan looks at keys and positions."""
+    block_records: int = 3_000
+    block_bytes: int = 262_144
+
+
+class Source(ABC):
+    """Where records come from.
+
+    A range ``(start, end]`` that was once given must be readable again with the same records in the same order, else
+    ``replayable`` is False and the commit log has to keep them.
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
+    replayable: ClassVar[bool] = True
+    identity_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
+
+    def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @abstractmethod
+    def initial(self) -> Position:
+        """The position before the first record."""
+
+    @abstractmethod
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """The furthest position that one step may read to; ``start`` itself where there is nothing new.
+
+        ``horizon`` is None while a pipeline runs on, else what :meth:`horizon` gave at the start of the run.
+        """
+
+    @abstractmethod
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """The range cut into about ``n`` parts, in order."""
+
+    @abstractmethod
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
+        """The split's records, block by block. Runs in a task."""
+
+    def horizon(self) -> Any:
+        """How far there is data now; a run that drains its sources stops there. Must not be None."""
+        return {}
+
+    def verify(self, start: Position, end: Position) -> None:  # noqa: B027  # most sources can't change behind our back
+        """Raises ``FatalError`` when a range that was given before is not what it was: gone, replaced or cut off."""
+
+    def ack(self, upto: Position, generation: int) -> None:  # noqa: B027  # most sources have nothing to tell
+        """Everything up to here is handled end to end. Monotone: a lower one, or of another generation, is ignored.
+
+        Called after the position is durable in our store; it may be lost in a crash and is repeated at start.
+        """
+
+    def lag(self, position: Position) -> int | None:
+        """How far ``position`` is behind the newest data, in the source's unit (:attr:`lag_unit`); None if unknown."""
+        return None
+
+    lag_unit: ClassVar[str] = "bytes"
+
+    def place(self, position: Position) -> Any:
+        """What of a position says where it is; it goes into the delivery hash, so no observation may be in it."""
+        return position
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """Which data this is: the plugin and its identity settings."""
+        values = self.settings.model_dump(mode="json", by_alias=True)
+        return {"plugin": self.name, **{key: values.get(key) for key in self.identity_settings}}
+
+
+class Refusal(NamedTuple):
+    """A record that a writer could not take: its index in the block, and why."""
+
+    index: int
+    nack: Nack
+
+
+@dataclass(frozen=True)
+class WriterTask:
+    """Where a task's writer stages."""
+
+    staging: str
+    """URL of the folder for this execution of this delivery."""
+    index: int
+    """The task's place; parts in order of their index are the delivery in order."""
+    token: str
+    """Random, one per task attempt: a zombie's files never meet ours (DELIVERY.md, Stage)."""
+
+
+class Writer(ABC):
+    """Stages a task's share of a delivery. Runs in a task."""
+
+    @abstractmethod
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Takes a block, in order. Refused records are nacked, the others are in."""
+
+    @abstractmethod
+    def finish(self) -> Part | None:
+        """Makes it durable and names it; None where nothing was written."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Called when the task fails, and not at all when it is killed."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One step for one consumer, under its hash."""
+
+    hash: str
+    step: int
+    consumer: str
+    staging: str
+    """URL of the folder with its parts; empty when it could not be found any more."""
+    parts: tuple[Part, ...]
+    target: Target
+
+    @property
+    def records(self) -> int:
+        """How many records it holds."""
+        return sum(part.records for part in self.parts)
+
+    @property
+    def bytes(self) -> int:
+        """Its length in bytes as staged."""
+        return sum(part.bytes for part in self.parts)
+
+
+class Destination(ABC):
+    """Where records go: tasks stage, the driver publishes each delivery all or nothing under its hash."""
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
+    placement: ClassVar[Literal["staged", "driver", "direct"]] = "staged"
+    strategies: ClassVar[frozenset[Strategy]] = frozenset({"at-least-once", "at-most-once"})
+    """What it can keep; ``exactly-once`` only where it stores, or is named by, the delivery hash."""
+
+    def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @property
+    def reads_key(self) -> bool:
+        """Whether a written record's key or position is looked at."""
+        return True
+
+    @property
+    def changes_records(self) -> bool:
+        """Whether ``writer`` may change the records it is given, and so needs its own copies."""
+        return True
+
+    @property
+    def owned(self) -> str | None:
+        """The one thing that nobody else may write to, such as a file's absolute path; None where sharing is fine."""
+        return None
+
+    def check(self) -> None:
+        """Raises where it can't be written at all: before anything is read."""
+
+    def staging(self, default: str) -> str:
+        """The folder URL where parts are staged; ``default`` is the pipeline's own."""
+        return default
+
+    def target(self, previous: Target | None) -> Target:
+        """What this delivery is published onto, fixed when the step is prepared. ``previous``: the last one's result."""
+        return previous or {}
+
+    @abstractmethod
+    def writer(self, task: WriterTask) -> Writer:
+        """A writer for one task."""
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether all of it is there already. About bytes, not about our mark (DELIVERY.md, Start)."""
+        return False
+
+    @abstractmethod
+    def publish(self, delivery: Delivery) -> Target:
+        """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""
+
+    def settled(self, delivery: Delivery) -> Target:
+        """The target for the next delivery, after one that :meth:`holds` found there. Writes nothing."""
+        return delivery.target
+
+
+class DriverDestination(Destination):
+    """A destination whose records are few enough for the driver: ``deliver`` gets them in order, at least once."""
+
+    placement = "driver"
+
+    @abstractmethod
+    def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
+        """Takes the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages the records as lines of OpenCDC JSON."""
+        from conduit_dagster.connectors.staged import StagedWriter
+
+        return StagedWriter.opencdc(task)
+
+    @property
+    def changes_records(self) -> bool:
+        """Staging only encodes."""
+        return False
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Reads the staged lines back and hands them to :meth:`deliver`."""
+        from conduit_dagster.connectors.staged import staged_records
+
+        self.deliver(staged_records(delivery), delivery)
+        return delivery.target

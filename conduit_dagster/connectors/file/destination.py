@@ -1,0 +1,103 @@
+"""The ``file`` destination: one ordered file, or a folder of parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, Destination, Target, Writer, WriterTask
+from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.connectors.file.parts import PartsFolder
+from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
+from conduit_dagster.connectors.formats import make_format
+from conduit_dagster.connectors.staged import StagedWriter
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+
+
+class FileDestination(Destination):
+    """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes."""
+
+    name = "file"
+    Settings = FileDestinationSettings
+    strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_destination(settings)
+        self._format = make_format(self._settings.format, self._settings.format_options)
+        self._path = self._local(context.resolve(self._settings.path))
+        adopt = self._settings.if_changed == "adopt"
+        self._layout = PartsFolder(self._path) if self._is_folder() else OrderedFile(self._path, adopt)
+
+    def _local(self, path: str) -> Path:
+        local = storage.local_path(path)
+        if local is None:
+            raise FatalError(
+                f"the file destination writes local paths only, not {path}",
+                code="file.not_local",
+                fix="use a path that the driver and the workers share",
+            )
+        return local
+
+    def _is_folder(self) -> bool:
+        if self._settings.layout == "auto":
+            return self._settings.path.endswith("/") or self._path.is_dir()
+        return self._settings.layout == "folder"
+
+    @property
+    def reads_key(self) -> bool:
+        """As the format does."""
+        return self._format.reads_key
+
+    @property
+    def changes_records(self) -> bool:
+        """Encoding leaves records as they are."""
+        return False
+
+    @property
+    def owned(self) -> str:
+        """One path has one owner."""
+        return str(self._path.resolve())
+
+    def check(self) -> None:
+        """Tries to open the file or to make the folder."""
+        self._layout.check()
+
+    def staging(self, default: str) -> str:
+        """Next to where it becomes visible, for a folder."""
+        if isinstance(self._layout, PartsFolder):
+            return self._layout.staging(self.context.pipeline, self.context.connector)
+        return default
+
+    def target(self, previous: Target | None) -> Target:
+        """Where this delivery goes, exactly."""
+        same = previous if previous and previous.get("path") == str(self._path) else None
+        return self._layout.target(same)
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages encoded lines."""
+        return StagedWriter(task, self._format)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the bytes are there."""
+        self._require_same(delivery)
+        return self._layout.holds(delivery)
+
+    def publish(self, delivery: Delivery) -> Target:
+        """All of it or nothing that a later step could follow; may be repeated by anybody."""
+        self._require_same(delivery)
+        return self._layout.publish(delivery)
+
+    def settled(self, delivery: Delivery) -> Target:
+        """Where the next delivery goes on."""
+        return self._layout.settled(delivery)
+
+    def _require_same(self, delivery: Delivery) -> None:
+        prepared = delivery.target["path"]
+        if prepared != str(self._path):
+            raise FatalError(
+                f"step {delivery.step} was prepared for {prepared}, but path now says {self._path}",
+                code="delivery.target_changed",
+                fix=f"set path back to {prepared}, let the pipeline finish the step, then change it",
+            )

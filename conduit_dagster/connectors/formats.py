@@ -1,0 +1,161 @@
+"""How a destination writes records as lines: ``sdk.record.format`` and ``sdk.record.format.options``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from conduit_dagster.expressions import EvaluationError, compile_template
+from conduit_dagster.record import Envelope, Nack, Payload, Record
+
+Refused = list[tuple[int, Nack]]
+"""Which records of a block could not be encoded, by their place in it, in order."""
+
+_encoder = msgspec.json.Encoder()
+_encode = _encoder.encode
+_encode_lines = _encoder.encode_lines
+
+
+class Format:
+    """Records as lines. Each line ends in a line feed; what is inside a line is the format's promise.
+
+    A float that is NaN or infinite would be written as ``null``: records with one must be refused before.
+    """
+
+    reads_key: bool = True
+    """Whether it looks at ``record.key`` or ``record.position``."""
+
+    def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
+        """The lines of the records that can be encoded, in order, and the others' nacks."""
+        try:
+            return self._block(records), []
+        except Exception:  # noqa: BLE001  # one record's fault: find it
+            return self._one_by_one(records)
+
+    def _block(self, records: list[Record]) -> bytes:
+        raise NotImplementedError
+
+    def _one_by_one(self, records: list[Record]) -> tuple[bytes, Refused]:
+        lines: list[bytes] = []
+        refused: Refused = []
+        for index, record in enumerate(records):
+            try:
+                lines.append(self._block([record]))
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                refused.append((index, _nack(error)))
+        return b"".join(lines), refused
+
+
+class OpenCdcJson(Format):
+    """``opencdc/json``: the whole record in Conduit's layout, raw data as base64 text."""
+
+    def _block(self, records: list[Record]) -> bytes:
+        lines: list[Envelope] = []
+        metadata: dict[str, str] | None = None
+        encoded: Any = None
+        for record in records:
+            # the records of a split share their metadata until a processor replaces it
+            if record.metadata is not metadata:
+                metadata = record.metadata
+                encoded = msgspec.Raw(_encode(metadata))
+            payload = Payload(record.before, record.after)
+            position = str(record.position).encode()
+            lines.append(Envelope(position, record.operation, encoded, record.key, payload))
+        return _encode_lines(lines)
+
+
+class PayloadJson(Format):
+    """``payload/json``: what ``.Payload.After`` holds: a document as one line of JSON, raw data as it is.
+
+    Raw data need not be JSON. It is refused if it holds a line feed, for then it would be several lines. No
+    payload at all is ``null``.
+    """
+
+    reads_key = False
+
+    def _block(self, records: list[Record]) -> bytes:
+        return _encode_lines(
+            [_line(record.after) if type(record.after) is bytes else record.after for record in records]
+        )
+
+
+class PayloadAsJson(Format):
+    """The template ``{{ toJson .Payload.After }}``: raw data becomes base64 text in quotes."""
+
+    reads_key = False
+
+    def _block(self, records: list[Record]) -> bytes:
+        return _encode_lines([record.after for record in records])
+
+
+class Template(Format):
+    """``template``: a Go template over the record.
+
+    A line feed in its output is written as it is, as in Conduit: such a record takes several lines.
+    """
+
+    def __init__(self, template: Callable[[Record], Any], names: frozenset[str]) -> None:
+        self._template = template
+        self.reads_key = not names.isdisjoint(("key", "position"))
+
+    def _block(self, records: list[Record]) -> bytes:
+        template = self._template
+        lines = [template(record) for record in records]
+        lines.append("")
+        return "\n".join(lines).encode()
+
+
+def make_format(name: str, options: str = "") -> Format:
+    """The format of that name; ``options`` is the template of ``template``, which no other format has.
+
+    Raises ``ValueError`` for a name that is not known and for a template that cannot be compiled.
+    """
+    if name == "template":
+        return _template(options)
+    if name in _FORMATS:
+        return _FORMATS[name]()
+    raise ValueError(_unknown(name))
+
+
+def names() -> list[str]:
+    """The names of all formats."""
+    return [*_FORMATS, "template"]
+
+
+_FORMATS: Final[dict[str, Callable[[], Format]]] = {"opencdc/json": OpenCdcJson, "payload/json": PayloadJson}
+
+_JSON_OF: Final[dict[str, Callable[[], Format]]] = {"after": PayloadAsJson, "record": OpenCdcJson}
+"""The formats that write what the template ``{{ toJson … }}`` of that part writes, many times as fast."""
+
+
+def _template(text: str) -> Format:
+    if not text:
+        raise ValueError("the format template needs sdk.record.format.options: a Go template over the record")
+    compiled = compile_template(text)
+    known = _JSON_OF.get(compiled.json_of or "")
+    return Template(compiled, compiled.names) if known is None else known()
+
+
+def _unknown(name: str) -> str:
+    known = ", ".join(names())
+    if name == "debezium/json":
+        return f"Conduit's format debezium/json is not here yet: use one of {known}"
+    close = difflib.get_close_matches(name, names(), n=1)
+    return f"unknown format {name!r}: " + (
+        f"did you mean {close[0]}? Known are {known}" if close else f"known are {known}"
+    )
+
+
+def _line(raw: bytes) -> msgspec.Raw:
+    if b"\n" in raw:
+        raise EvaluationError("the raw payload holds a line feed: decode it, or use the format opencdc/json")
+    return msgspec.Raw(raw)
+
+
+def _nack(error: Exception) -> Nack:
+    if isinstance(error, EvaluationError):
+        return Nack("format.refused", str(error))
+    return Nack("format.invalid", f"the record cannot be encoded: {type(error).__name__}: {error}")

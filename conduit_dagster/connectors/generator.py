@@ -1,0 +1,259 @@
+"""The ``generator`` source: made-up records at any rate, the same ones whenever a range is read again."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
+
+import msgspec
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from conduit_dagster.config.scalars import Duration
+from conduit_dagster.connectors.base import (
+    Block,
+    ConnectorContext,
+    ConnectorSettings,
+    Limit,
+    Position,
+    ReadOptions,
+    Source,
+    Split,
+)
+from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Data, Record
+from conduit_dagster.recovery.errors import from_os_error
+
+FIELD_TYPES = ("int", "string", "time", "bool", "duration")
+_WORDS = (
+    "amber anchor basin beacon birch canyon cedar cobalt copper coral delta ember falcon fjord garnet glacier harbor "
+    "hazel indigo island jasper juniper kestrel lagoon lantern maple marble meadow mesa nectar oasis onyx orchid otter "
+    "pebble pepper pine prairie quartz raven reef ridge river saffron sage sierra silver spruce summit teal thistle "
+    "timber topaz tundra valley velvet violet walnut willow winter wren yarrow zephyr zinc"
+).split()
+_MASK = (1 << 64) - 1
+
+
+class Collection(BaseModel):
+    """What the records of one collection look like."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    format: Literal["raw", "structured", "file"]
+    fields: dict[str, str] = {}
+    path: str = ""
+    operations: tuple[str, ...] = ("create",)
+
+
+class GeneratorSettings(ConnectorSettings):
+    """Makes records. Unlike Conduit's, it resumes: a restarted pipeline goes on after the last acked record."""
+
+    open_keys: ClassVar[tuple[str, ...]] = ("format.options.*", "collections.*")
+
+    record_count: int = Field(0, alias="recordCount", ge=0)
+    """How many records in all; 0 for no end."""
+    rate: float = Field(0, ge=0)
+    """Records per second; 0 for as fast as possible."""
+    burst_sleep: Duration = Field(0.0, alias="burst.sleepTime")
+    """How long to sleep between bursts; 0 for no bursts."""
+    burst_generate: Duration = Field(1.0, alias="burst.generateTime")
+    """How long a burst lasts."""
+    format_type: Literal["", "raw", "structured", "file"] = Field("", alias="format.type")
+    """What the payload is: raw bytes (JSON text), a document, or the content of a file."""
+    operations: str = "create"
+    """Comma separated operations to choose from: create, update, delete, snapshot."""
+    seed: int = 0
+    """Another seed makes other records."""
+
+    @field_validator("burst_generate")
+    @classmethod
+    def _some_burst(cls, value: float) -> float:
+        if value <= 0:
+            raise PydanticCustomError("duration", "a burst must last longer than 0s", {"fix": "for example 1s"})
+        return value
+
+    @model_validator(mode="after")
+    def _check_collections(self) -> GeneratorSettings:
+        self.collections()
+        return self
+
+    def collections(self) -> list[Collection]:
+        """The default collection, where it has a format, and the named ones."""
+        extra = {key: str(value) for key, value in (self.model_extra or {}).items()}
+        own = {"format.type": self.format_type, "operations": self.operations}
+        named = sorted({key.split(".")[1] for key in extra if fnmatch(key, "collections.*.*")})
+        found = [_collection("", {**extra, **own})] if self.format_type else []
+        for name in named:
+            prefix = f"collections.{name}."
+            found.append(_collection(name, {k.removeprefix(prefix): v for k, v in extra.items() if k.startswith(prefix)}))
+        if not found:
+            raise PydanticCustomError(
+                "generator", "nothing to generate", {"fix": "set format.type, or collections.NAME.format.type"}
+            )
+        return found
+
+
+def _collection(name: str, settings: dict[str, str]) -> Collection:
+    options = {k.removeprefix("format.options."): v for k, v in settings.items() if k.startswith("format.options.")}
+    kind = settings.get("format.type", "")
+    path = options.pop("path", "") if kind == "file" else ""
+    operations = tuple(part.strip() for part in settings.get("operations", "create").split(","))
+    _check_collection(name, kind, options, path, operations)
+    return Collection(name=name, format=cast(Any, kind), fields=options, path=path, operations=operations)
+
+
+def _check_collection(name: str, kind: str, fields: dict[str, str], path: str, operations: tuple[str, ...]) -> None:
+    where = f"collection {name!r}" if name else "the default collection"
+    if kind not in ("raw", "structured", "file"):
+        raise PydanticCustomError("generator", f"{where} has no format.type", {"fix": "raw, structured or file"})
+    if kind == "file" and not path:
+        raise PydanticCustomError("generator", f"{where} has no file", {"fix": "set format.options.path"})
+    if kind != "file" and not fields:
+        raise PydanticCustomError("generator", f"{where} has no fields", {"fix": "set format.options.NAME: int"})
+    for field, kind_of in fields.items():
+        if kind != "file" and kind_of not in FIELD_TYPES:
+            raise PydanticCustomError(
+                "generator", f"field {field!r} has type {kind_of!r}", {"fix": f"one of {', '.join(FIELD_TYPES)}"}
+            )
+    for operation in operations:
+        if operation not in OPERATIONS:
+            raise PydanticCustomError(
+                "generator", f"unknown operation {operation!r}", {"fix": f"some of {', '.join(OPERATIONS)}"}
+            )
+
+
+def mix(value: int) -> int:
+    """SplitMix64: a well spread 64-bit number for each number, the same on every machine."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+class GeneratorSource(Source):
+    """Record number n depends on n, the seed and the step's clock alone. The position is n.
+
+    Without ``recordCount`` it never ends; a run that drains its sources then takes what is due by its rate, or one
+    batch.
+    """
+
+    name = "generator"
+    Settings = GeneratorSettings
+    lag_unit = "records"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(GeneratorSettings, settings)
+        self._started = time.monotonic()
+        self._base: int | None = None
+        self._drain_to: int | None = None
+
+    def initial(self) -> Position:
+        """Before the first record."""
+        return 0
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """As many as are due."""
+        if self._base is None:
+            self._base = start
+        due = start + limit.records if not self._settings.rate else self._due(horizon is not None)
+        if horizon is not None and not self._settings.record_count:
+            self._drain_to = due = max(start, due) if self._drain_to is None else self._drain_to
+        if self._settings.record_count:
+            due = min(due, self._settings.record_count)
+        return max(start, min(due, start + limit.records))
+
+    def _due(self, draining: bool) -> int:
+        """By the rate, counted from this run's start; a run that drains to a known count does not wait for it."""
+        assert self._base is not None
+        if draining and self._settings.record_count:
+            return self._settings.record_count
+        return self._base + math.floor(self._active(time.monotonic() - self._started) * self._settings.rate)
+
+    def _active(self, elapsed: float) -> float:
+        burst, sleep = self._settings.burst_generate, self._settings.burst_sleep
+        if not sleep:
+            return elapsed
+        cycles, rest = divmod(elapsed, burst + sleep)
+        return cycles * burst + min(rest, burst)
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Equal parts."""
+        size = max(1, math.ceil((end - start) / n))
+        firsts = range(start, end, size)
+        return [
+            Split(first, first - start, min(size, end - first), min(size, end - first) * 100, {"to": min(first + size, end)})
+            for first in firsts
+        ]
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """Makes the records."""
+        make = self._maker()
+        for first in range(split.start, split.detail["to"], options.block_records):
+            records = [make(n) for n in range(first + 1, min(first + options.block_records, split.detail["to"]) + 1)]
+            yield Block(records, lambda i, first=first: first + i + 1)
+
+    def _maker(self) -> Callable[[int], Record]:
+        makers = [self._record_maker(collection) for collection in self._settings.collections()]
+        seed, only = mix(self._settings.seed), makers[0] if len(makers) == 1 else None
+
+        def make(n: int) -> Record:
+            number = mix(n ^ seed)
+            return (only or makers[number % len(makers)])(n, number)
+
+        return make
+
+    def _record_maker(self, collection: Collection) -> Callable[[int, int], Record]:
+        metadata = {SOURCE_CONNECTOR_ID: self.context.full_id, READ_AT: str(self.context.clock.now_ns)}
+        if collection.name:
+            metadata[COLLECTION] = collection.name
+        data, operations = self._data_maker(collection), collection.operations
+
+        def make(n: int, number: int) -> Record:
+            operation = operations[(number >> 32) % len(operations)]
+            after = data(number) if operation != "delete" else None
+            before = data(number ^ _MASK) if operation in ("update", "delete") else None
+            return Record(n, metadata, after, _WORDS[number % len(_WORDS)].encode(), before, operation)
+
+        return make
+
+    def _data_maker(self, collection: Collection) -> Callable[[int], Data]:
+        if collection.format == "file":
+            content = self._content(collection.path)
+            return lambda number: content
+        structured = _document_maker(collection.fields, self.context.clock.now_ns)
+        if collection.format == "structured":
+            return structured
+        return lambda number: msgspec.json.encode(structured(number))
+
+    def _content(self, path: str) -> bytes:
+        try:
+            return Path(self.context.resolve(path)).read_bytes()
+        except OSError as error:
+            raise from_os_error(error, f"can't read {path}") from error
+
+    def lag(self, position: Position) -> int | None:
+        """Records to go, where there is an end."""
+        return self._settings.record_count - position if self._settings.record_count else None
+
+
+def _document_maker(fields: dict[str, str], now_ns: int) -> Callable[[int], dict[str, Any]]:
+    makers = [(name, _FIELDS[kind], i) for i, (name, kind) in enumerate(fields.items())]
+
+    def make(number: int) -> dict[str, Any]:
+        return {name: field(mix(number + i), now_ns) for name, field, i in makers}
+
+    return make
+
+
+_FIELDS: dict[str, Callable[[int, int], Any]] = {
+    "int": lambda number, now: number >> 1,
+    "string": lambda number, now: _WORDS[number % len(_WORDS)],
+    "time": lambda number, now: now,
+    "bool": lambda number, now: bool(number & 1),
+    "duration": lambda number, now: (number % 1000) * 1_000_000_000,
+}

@@ -1,0 +1,53 @@
+"""Finding connectors by the name a pipeline file gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from conduit_dagster.connectors.base import Destination, Source
+
+_SOURCES = {
+    "file": ("conduit_dagster.connectors.file.source", "FileSource"),
+    "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
+}
+_DESTINATIONS = {
+    "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
+    "log": ("conduit_dagster.connectors.log", "LogDestination"),
+}
+
+
+def plain_name(plugin: str) -> str:
+    """``file`` for ``builtin:file@v1.2`` as for ``file``; a plugin of the project keeps its own name."""
+    return plugin.removeprefix("builtin:").partition("@")[0]
+
+
+def source_names() -> list[str]:
+    """The built-in sources."""
+    return sorted(_SOURCES)
+
+
+def destination_names() -> list[str]:
+    """The built-in destinations."""
+    return sorted(_DESTINATIONS)
+
+
+def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] | None:
+    """The source behind a plugin name; ``extra`` are the project's own, and win."""
+    name = plain_name(plugin)
+    if name in extra and not plugin.startswith("builtin:"):
+        return extra[name]
+    return _load(_SOURCES[name]) if name in _SOURCES else None
+
+
+def find_destination(plugin: str, extra: Mapping[str, type[Destination]]) -> type[Destination] | None:
+    """The destination behind a plugin name; ``extra`` are the project's own, and win."""
+    name = plain_name(plugin)
+    if name in extra and not plugin.startswith("builtin:"):
+        return extra[name]
+    return _load(_DESTINATIONS[name]) if name in _DESTINATIONS else None
+
+
+def _load(place: tuple[str, str]) -> type:
+    module, name = place
+    return getattr(import_module(module), name)

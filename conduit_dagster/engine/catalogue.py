@@ -1,0 +1,46 @@
+"""The pipelines of a project: files parsed, plugins loaded, everything bound. No Spark, no Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.folder import Loaded, load
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.planner import BoundPipeline, bind_all
+from conduit_dagster.engine.plugins import Plugins, load_plugins, read_plugins
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """What a project offers to run, and everything that is wrong with it."""
+
+    project: Project
+    loaded: Loaded
+    plugins: Plugins
+    bound: list[BoundPipeline]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings: of the project's settings, of its plugins and of every pipeline file."""
+        return [*self.project.findings, *map(_plugin_finding, self.plugins.errors), *self.loaded.findings]
+
+    def get(self, pipeline: str) -> BoundPipeline | None:
+        """The runnable pipeline with this id."""
+        return next((bound for bound in self.bound if bound.id == pipeline), None)
+
+
+def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
+    """Reads files and folders, the project's own pipelines folder where none is named. Never raises for what is in them."""
+    chosen = list(paths) or [project.pipelines_path]
+    loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
+    plugins = load_plugins(read_plugins(project.root))
+    bound = bind_all(loaded.pipelines, project.root, plugins, strict)
+    return Catalogue(project, loaded, plugins, bound)
+
+
+def _plugin_finding(error: Exception) -> Finding:
+    file = getattr(error, "file", "plugins")
+    return Finding("plugin.broken", "error", file, 1, 1, "", str(error), fix="mend the file; see its traceback with --verbose")

@@ -1,0 +1,145 @@
+"""A program made ready to run: plugins found, settings parsed, conditions compiled. Kept per worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from conduit_dagster.connectors.base import ConnectorContext, Destination, Source
+from conduit_dagster.connectors.registry import find_destination, find_source
+from conduit_dagster.engine.nodes import NamespaceFilter, Node
+from conduit_dagster.engine.plugins import Plugins, load_plugins
+from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.expressions import Clock, compile_condition
+from conduit_dagster.processors import registry as processors
+from conduit_dagster.processors.base import Processor, ProcessorContext
+from conduit_dagster.recovery.errors import FatalError
+
+Step = Node | NamespaceFilter
+DEAD_LETTERS = "dead_letters"
+
+
+@dataclass(frozen=True)
+class Inlet:
+    """A source with what its records pass before the fan-in."""
+
+    id: str
+    source: Source
+    nodes: Sequence[Step]
+
+
+@dataclass(frozen=True)
+class Outlet:
+    """A destination with what its records pass after the fan-out."""
+
+    id: str
+    node: str
+    destination: Destination
+    nodes: Sequence[Step]
+
+    @property
+    def needs_own_records(self) -> bool:
+        """Whether a branch may change the records it is given (CASES C21)."""
+        return bool(self.nodes) or self.destination.changes_records
+
+
+@dataclass(frozen=True)
+class CompiledPipeline:
+    """Everything of a pipeline that handles records."""
+
+    program: Program
+    clock: Clock
+    inlets: Sequence[Inlet]
+    nodes: Sequence[Step]
+    outlets: Sequence[Outlet]
+    dead_letters: Destination
+    reads_key: bool
+    """Whether anything may look at a record's key or position."""
+
+    def inlet(self, source: str) -> Inlet:
+        """The inlet of a source."""
+        return next(inlet for inlet in self.inlets if inlet.id == source)
+
+    def consumers(self) -> dict[str, Destination]:
+        """Every destination by its id, the dead-letter queue first (DELIVERY.md, Publish)."""
+        return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}
+
+
+@lru_cache(maxsize=8)
+def compile_encoded(data: bytes) -> CompiledPipeline:
+    """The pipeline behind an encoded program; made once per worker."""
+    return compile_program(Program.decode(data))
+
+
+def compile_program(program: Program, plugins: Plugins | None = None) -> CompiledPipeline:
+    """Binds a program to its plugins. Raises ``FatalError`` or pydantic's error for what validation would have found."""
+    maker = _Maker(program, plugins or load_plugins(program.plugins))
+    return maker.pipeline()
+
+
+class _Maker:
+    def __init__(self, program: Program, plugins: Plugins) -> None:
+        self._program, self._plugins, self._clock = program, plugins, Clock()
+        self._processors: list[Processor] = []
+
+    def pipeline(self) -> CompiledPipeline:
+        program = self._program
+        inlets = [self._inlet(spec) for spec in program.sources]
+        nodes = [self._node(spec) for spec in program.processors]
+        outlets = [self._outlet(spec) for spec in program.destinations]
+        letters = self._destination(program.dead_letters)
+        # a condition may look at the key as well; where there is one, keys are filled in
+        reads = any(processor.reads_key for processor in self._processors) or self._has_condition_on_key()
+        reads = reads or any(outlet.destination.reads_key for outlet in outlets)
+        return CompiledPipeline(program, self._clock, inlets, nodes, outlets, letters, reads)
+
+    def _has_condition_on_key(self) -> bool:
+        specs = [*self._program.processors]
+        for connector in (*self._program.sources, *self._program.destinations):
+            specs.extend(connector.processors)
+        return any(_reads_key(spec.condition, self._clock) for spec in specs if spec.condition)
+
+    def _context(self, spec: ConnectorSpec) -> ConnectorContext:
+        return ConnectorContext(self._program.pipeline, spec.id, self._program.root, self._clock)
+
+    def _inlet(self, spec: ConnectorSpec) -> Inlet:
+        kind = find_source(spec.plugin, self._plugins.sources)
+        if kind is None:
+            raise _unknown("source", spec.plugin)
+        source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        return Inlet(spec.id, source, self._around(spec))
+
+    def _around(self, spec: ConnectorSpec) -> list[Step]:
+        gate = [NamespaceFilter(f"{self._program.pipeline}:{spec.id}", spec.namespace)] if spec.namespace else []
+        return [*gate, *(self._node(processor) for processor in spec.processors)]
+
+    def _outlet(self, spec: ConnectorSpec) -> Outlet:
+        return Outlet(spec.id, f"{self._program.pipeline}:{spec.id}", self._destination(spec), self._around(spec))
+
+    def _destination(self, spec: ConnectorSpec) -> Destination:
+        kind = find_destination(spec.plugin, self._plugins.destinations)
+        if kind is None:
+            raise _unknown("destination", spec.plugin)
+        return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+
+    def _node(self, spec: ProcessorSpec) -> Node:
+        kind = processors.find(spec.plugin, self._plugins.processors)
+        if kind is None:
+            raise _unknown("processor", spec.plugin)
+        context = ProcessorContext(self._program.pipeline, spec.node, self._clock)
+        processor: Processor = kind(kind.Settings.model_validate(spec.settings), context)
+        self._processors.append(processor)
+        return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
+
+
+def _reads_key(condition: str, clock: Clock) -> bool:
+    return bool({"key", "position"} & compile_condition(condition, clock).names)
+
+
+def _unknown(kind: str, plugin: str) -> FatalError:
+    return FatalError(
+        f"there is no {kind} {plugin}",
+        code="plugin.unknown",
+        fix="run conduit-dagster validate for the nearest names",
+    )

@@ -1,0 +1,78 @@
+"""What a task reports: numbers, nacks and names, never records."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
+from conduit_dagster.state.steps import Part, SourceCount
+
+
+class NackRow(msgspec.Struct):
+    """One nacked source record."""
+
+    source: str
+    ordinal: int
+    """Its place in the step's range of its source, from 0."""
+    position: str
+    node: str
+    code: str
+    message: str
+    by_destination: bool = False
+    before: Any = None
+    """The source's position right before it; only where the nack window may cut there."""
+
+
+class TaskError(msgspec.Struct):
+    """An error that ended a task; expected ones travel here, because Spark would keep only their text."""
+
+    fatal: bool
+    code: str
+    message: str
+    place: str | None = None
+    fix: str | None = None
+    node: str | None = None
+    trace: str = ""
+
+    def as_error(self) -> ConduitError:
+        """The error again, with its class."""
+        kind = FatalError if self.fatal else TransientError
+        error = kind(self.message, code=self.code, place=self.place, fix=self.fix, node=self.node)
+        if self.trace:
+            error.add_note(self.trace)
+        return error
+
+
+class Ledger(msgspec.Struct):
+    """One task's report."""
+
+    task: int
+    sources: dict[str, SourceCount] = {}
+    nacks: list[NackRow] = []
+    filtered: dict[str, int] = {}
+    parts: dict[str, Part] = {}
+    """Consumer to what was staged for it; missing where there was nothing."""
+    error: TaskError | None = None
+
+    def encode(self) -> bytes:
+        """As it travels back."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Ledger:
+        """The ledger behind :meth:`encode`."""
+        return msgspec.msgpack.decode(data, type=Ledger)
+
+
+def task_error(error: BaseException, doing: str) -> TaskError:
+    """Any exception of a task, classified. What nobody foresaw is transient and keeps its trace for ``--verbose``."""
+    if isinstance(error, OSError):
+        error = from_os_error(error, doing)
+    if isinstance(error, ConduitError):
+        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
+        return TaskError(error.fatal, error.code, error.message, error.place, error.fix, error.node, trace)
+    message = f"{doing}: {type(error).__name__}: {error}"
+    return TaskError(False, "task.failed", message, trace="".join(traceback.format_exception(error)))

@@ -1,0 +1,163 @@
+"""Processors as nodes of the stage: condition, namespace, and what becomes of each result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import re2
+
+from conduit_dagster.expressions import Clock, compile_condition
+from conduit_dagster.processors.base import DROP, Processor, Result
+from conduit_dagster.record import OPERATIONS, Nack, Record
+
+CONDITION_FAILED = "condition.failed"
+
+
+class Fate(Protocol):
+    """Where the stage hears of records that do not go on."""
+
+    def filtered(self, node: str, origin: int) -> None:
+        """The record was dropped by a node."""
+        ...
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        """The record was nacked by a node; ``record`` as transformed so far."""
+        ...
+
+
+class Node:
+    """One processor with its condition and namespace."""
+
+    def __init__(
+        self, node: str, processor: Processor, condition: str = "", namespace: str = "", clock: Clock | None = None
+    ) -> None:
+        self.node = node
+        self._processor = processor
+        self._selects = [s for s in (_namespace(namespace), _condition(condition, clock or Clock())) if s]
+
+    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
+        """Processes a block; gives what goes on, and for each the index of the source record it came from."""
+        results = self._results(records)
+        if results is records:
+            return records, origins
+        return self._sort_out(results, records, origins, fate)
+
+    def _results(self, records: list[Record]) -> Sequence[Result]:
+        if not self._selects:
+            return self._process(records)
+        results: list[Result] = list(records)
+        chosen = [i for i, record in enumerate(records) if self._is_selected(i, record, results)]
+        some = [records[i] for i in chosen]
+        processed = self._process(some) if some else some
+        if processed is not some:
+            for i, result in zip(chosen, processed, strict=True):
+                results[i] = result
+        return results
+
+    def _is_selected(self, i: int, record: Record, results: list[Result]) -> bool:
+        try:
+            return all(select(record) for select in self._selects)
+        except Exception as error:  # noqa: BLE001  # a condition that fails nacks its record, whatever it raised
+            results[i] = Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
+            return False
+
+    def _process(self, records: list[Record]) -> Sequence[Result]:
+        if self._processor.shares_records:
+            return self._processor.process_block(records)
+        for record in records:
+            record.metadata = dict(record.metadata)
+        results = self._processor.process_block(records)
+        return checked(results, records)
+
+    def _sort_out(
+        self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: Fate
+    ) -> tuple[list[Record], Sequence[int]]:
+        on: list[Record] = []
+        from_: list[int] = []
+        for result, record, origin in zip(results, records, origins, strict=True):
+            if isinstance(result, Record):
+                on.append(result)
+                from_.append(origin)
+            elif result is DROP:
+                fate.filtered(self.node, origin)
+            elif isinstance(result, Nack):
+                fate.nacked(self.node, origin, result, record)
+            else:
+                on.extend(result)
+                from_.extend([origin] * len(result))
+                if not result:
+                    fate.filtered(self.node, origin)
+        return on, from_
+
+
+def _condition(text: str, clock: Clock) -> Callable[[Record], Any] | None:
+    return compile_condition(text, clock) if text else None
+
+
+def _namespace(pattern: str) -> Callable[[Record], Any] | None:
+    if not pattern:
+        return None
+    search = re2.compile(pattern).search
+    return lambda record: search(record.collection) is not None
+
+
+class NamespaceFilter:
+    """Lets through records whose collection the regular expression is found in, unanchored (CASES C14)."""
+
+    def __init__(self, node: str, pattern: str) -> None:
+        self.node = node
+        self._selects = _namespace(pattern)
+
+    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
+        """Drops the others; they are acked."""
+        if self._selects is None:
+            return records, origins
+        on: list[Record] = []
+        from_: list[int] = []
+        for record, origin in zip(records, origins, strict=True):
+            if self._selects(record):
+                on.append(record)
+                from_.append(origin)
+            else:
+                fate.filtered(self.node, origin)
+        return on, from_
+
+
+def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
+    """What an author's processor returned, with everything that is not a record as it should be made a nack."""
+    if len(results) != len(records):
+        message = f"the processor returned {len(results)} results for {len(records)} records"
+        return [Nack("processor.result_count", message) for _ in records]
+    return [_checked(result) for result in results]
+
+
+def _checked(result: Any) -> Result:
+    if isinstance(result, list):
+        faults = [fault for record in result if (fault := _fault(record))]
+        return faults[0] if faults else result
+    if result is DROP or isinstance(result, Nack):
+        return result
+    return _fault(result) or result
+
+
+def _fault(record: Any) -> Nack | None:
+    if not isinstance(record, Record):
+        kind = type(record).__name__
+        return Nack("processor.result_type", f"the processor returned a {kind}, not a record, a list of them or DROP")
+    if record.operation not in OPERATIONS:
+        return Nack("record.operation", f"operation {record.operation!r} is none of {', '.join(OPERATIONS)}")
+    if not all(_is_json(part) for part in (record.after, record.key, record.before)):
+        return Nack("record.not_json", "the record holds a value that JSON cannot hold")
+    return None
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        return all(isinstance(k, str) and _is_json(v) for k, v in value.items())
+    if isinstance(value, list):
+        return all(_is_json(v) for v in value)
+    return value is None or isinstance(value, str | int | bytes)

@@ -1,0 +1,56 @@
+"""A pipeline as data: what travels to the tasks, and is compiled there once per worker."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+
+class ProcessorSpec(msgspec.Struct, frozen=True):
+    """One processor of a pipeline."""
+
+    node: str
+    """Its id with its parents': ``pipeline:processor`` or ``pipeline:connector:processor``."""
+    plugin: str
+    settings: dict[str, str]
+    condition: str = ""
+    namespace: str = ""
+
+
+class ConnectorSpec(msgspec.Struct, frozen=True):
+    """One connector of a pipeline."""
+
+    id: str
+    plugin: str
+    settings: dict[str, str]
+    namespace: str = ""
+    processors: list[ProcessorSpec] = []
+
+
+class Program(msgspec.Struct, frozen=True):
+    """A whole pipeline. Holds the source text of the project's plugins, so that a worker needs no path to them."""
+
+    pipeline: str
+    root: str
+    sources: list[ConnectorSpec]
+    processors: list[ProcessorSpec]
+    destinations: list[ConnectorSpec]
+    dead_letters: ConnectorSpec
+    window_size: int
+    plugins: dict[str, str] = {}
+    """Module name to source text."""
+
+    def encode(self) -> bytes:
+        """As it travels."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Program:
+        """The program behind :meth:`encode`."""
+        return msgspec.msgpack.decode(data, type=Program)
+
+
+def fingerprint(data: bytes) -> str:
+    """Names an encoded program."""
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,139 @@
+"""What a run tells others about its progress."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.state.steps import Decision, Plan, SourceCount
+
+_SAMPLE = 20
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One step that is done."""
+
+    step: int
+    seconds: float
+    sources: dict[str, SourceCount]
+    positions: dict[str, Any]
+    delivered: dict[str, int]
+    bytes: dict[str, int]
+    filtered: dict[str, int]
+    nacked: dict[str, int]
+    dead_letters: list[NackRow]
+    """The newest few."""
+
+    @staticmethod
+    def of(plan: Plan, decision: Decision, nacks: list[NackRow], seconds: float) -> StepReport:
+        """The report of a step."""
+        return StepReport(
+            plan.step,
+            seconds,
+            decision.sources,
+            {span.source: span.end for span in plan.ranges},
+            {delivery.consumer: delivery.records for delivery in decision.deliveries},
+            {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
+            decision.filtered,
+            decision.nacked,
+            nacks[-_SAMPLE:],
+        )
+
+
+@dataclass
+class Progress:
+    """The sums of a run's steps."""
+
+    started: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    read: int = 0
+    filtered: int = 0
+    nacked: int = 0
+    dead_lettered: int = 0
+    seconds: float = 0.0
+    sources: dict[str, int] = field(default_factory=dict[str, int])
+    positions: dict[str, Any] = field(default_factory=dict[str, Any])
+    delivered: dict[str, int] = field(default_factory=dict[str, int])
+    filtered_by: dict[str, int] = field(default_factory=dict[str, int])
+    nacked_by: dict[str, int] = field(default_factory=dict[str, int])
+    dead_letters: list[NackRow] = field(default_factory=list[NackRow])
+
+    @property
+    def acked(self) -> int:
+        """Handled end to end: delivered everywhere or filtered; dead letters are counted apart."""
+        return self.read - self.nacked
+
+    def add(self, step: StepReport) -> None:
+        """Takes a step in."""
+        self.steps += 1
+        self.seconds += step.seconds
+        for source, count in step.sources.items():
+            self.read += count.read
+            self.filtered += count.filtered
+            self.nacked += count.nacked
+            self.sources[source] = self.sources.get(source, 0) + count.read
+        self.positions.update(step.positions)
+        self.dead_lettered += step.delivered.get(DEAD_LETTERS, 0)
+        _add(self.delivered, {k: v for k, v in step.delivered.items() if k != DEAD_LETTERS})
+        _add(self.filtered_by, step.filtered)
+        _add(self.nacked_by, step.nacked)
+        self.dead_letters = (self.dead_letters + step.dead_letters)[-_SAMPLE:]
+
+
+def _add(total: dict[str, int], more: dict[str, int]) -> None:
+    for name, number in more.items():
+        total[name] = total.get(name, 0) + number
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """How a run ended."""
+
+    pipeline: str
+    status: str
+    reason: str
+    error: ConduitError | None
+    progress: Progress
+
+    def as_json(self) -> dict[str, Any]:
+        """The shape that ``run --json`` promises (DESIGN.md, Command line)."""
+        progress = self.progress
+        return {
+            "id": self.pipeline,
+            "status": self.status,
+            "reason": self.reason,
+            "error": None if self.error is None else error_json(self.error),
+            "records": {
+                "read": progress.read,
+                "acked": progress.acked,
+                "filtered": progress.filtered,
+                "nacked": progress.nacked,
+                "dead_lettered": progress.dead_lettered,
+            },
+            "sources": [
+                {"id": source, "position": progress.positions.get(source), "records": records}
+                for source, records in progress.sources.items()
+            ],
+            "destinations": [{"id": name, "delivered": number} for name, number in progress.delivered.items()],
+            "filtered_by": progress.filtered_by,
+            "nacked_by": progress.nacked_by,
+            "steps": progress.steps,
+            "seconds": round(progress.seconds, 3),
+        }
+
+
+def error_json(error: ConduitError) -> dict[str, Any]:
+    """An error as the envelope and the store keep it."""
+    return {
+        "code": error.code,
+        "message": error.message,
+        "node": error.node,
+        "place": error.place,
+        "fix": error.fix,
+        "fatal": error.fatal,
+    }

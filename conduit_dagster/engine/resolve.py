@@ -1,0 +1,80 @@
+"""Line 4 of the protocol: the nacks of a staged step, in order, through the nack window."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from conduit_dagster.engine.ledger import Ledger, NackRow
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.state.steps import Plan, Range, SourceCount
+
+
+class Resolution(NamedTuple):
+    """What the window says of a step."""
+
+    counts: dict[str, SourceCount]
+    nacks: list[NackRow]
+    window: str
+    refused: NackRow | None
+    """The nack that exceeds the threshold; the step must be cut before its record."""
+
+
+def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -> Resolution:
+    """Sources in file order, records in source order (DELIVERY.md, Resolve)."""
+    counts = _counts(plan, ledgers)
+    order = {span.source: i for i, span in enumerate(plan.ranges)}
+    nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
+    bases = _bases(plan, counts)
+    indexes = [bases[row.source] + row.ordinal for row in nacks]
+    verdict = window.resolve(state, sum(c.read for c in counts.values()), indexes)
+    refused = None if verdict.exceeded is None else nacks[indexes.index(verdict.exceeded)]
+    return Resolution(counts, nacks, verdict.state, refused)
+
+
+def _counts(plan: Plan, ledgers: list[Ledger]) -> dict[str, SourceCount]:
+    counts = {span.source: SourceCount() for span in plan.ranges}
+    for ledger in ledgers:
+        for source, count in ledger.sources.items():
+            total = counts[source]
+            total.read += count.read
+            total.filtered += count.filtered
+            total.nacked += count.nacked
+    return counts
+
+
+def _bases(plan: Plan, counts: dict[str, SourceCount]) -> dict[str, int]:
+    bases: dict[str, int] = {}
+    total = 0
+    for span in plan.ranges:
+        bases[span.source] = total
+        total += counts[span.source].read
+    return bases
+
+
+def cut(plan: Plan, refused: NackRow, step: int, clock_ns: int) -> Plan | None:
+    """The plan's successor: the same ranges up to right before the refused record; None when nothing is left."""
+    ranges: list[Range] = []
+    for span in plan.ranges:
+        if span.source == refused.source:
+            if refused.before != span.start:
+                ranges.append(Range(span.source, span.generation, span.start, refused.before, span.offset))
+            break
+        ranges.append(span)
+    return Plan(step, clock_ns, ranges, plan.targets) if ranges else None
+
+
+def refusal(row: NackRow, window: NackWindow) -> ConduitError:
+    """The error that a run fails with when a nack is not accepted.
+
+    Threshold exceeded is fatal. At threshold 0 it is the original error: fatal for a processor, which would fail the
+    same way again, and transient for a destination (DESIGN.md, Errors; CASES A13, A14, B6, B7).
+    """
+    place = f"{row.source}, position {row.position}"
+    if window.threshold:
+        message = f"nack threshold exceeded ({window.threshold} of {window.size} records): {row.message}"
+        fix = "look at the dead letters, mend the cause, and run again: it goes on with this record"
+        return FatalError(message, code="nacks.threshold_exceeded", place=place, node=row.node, fix=fix)
+    fix = "mend the record or the pipeline, or let nacked records go to the dead-letter queue (window-size: 0)"
+    kind = TransientError if row.by_destination else FatalError
+    return kind(row.message, code=row.code, place=place, node=row.node, fix=fix)

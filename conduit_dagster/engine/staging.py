@@ -1,0 +1,143 @@
+"""Line 3 of the protocol: one Spark job that reads, processes and stages a step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from conduit_dagster.connectors.base import Part
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
+from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import Plan, StagedDelivery
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Tasks = list[list[SplitOf]]
+_SMALL_TASK = 1_000_000
+"""Bytes that are not worth a task of their own."""
+
+
+class Staged(NamedTuple):
+    """An execution of a step: what each task reported, and where its parts lie."""
+
+    tasks: Tasks
+    ledgers: list[Ledger]
+    staging: dict[str, str]
+
+    def parts(self, consumer: str) -> list[Part]:
+        """The consumer's parts, in order."""
+        return [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts]
+
+
+class Stager:
+    """Runs the stage of one pipeline's steps on a Spark session."""
+
+    def __init__(self, spark: SparkSession, pipeline: CompiledPipeline, base: str, slots: int) -> None:
+        self._spark = spark
+        self._pipeline = pipeline
+        self._program = pipeline.program.encode()
+        self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
+        self._slots = slots
+        self.tag = f"conduit-{secrets.token_hex(6)}"
+
+    def stage(self, plan: Plan, tasks: Tasks | None = None) -> Staged:
+        """Reads and stages a plan. Given tasks (a rebuild) make the same parts again.
+
+        Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
+        """
+        reached("before-stage")
+        tasks = tasks if tasks is not None else self._tasks(plan)
+        staging = self._folders(plan.step)
+        job = StageJob(plan.clock_ns, tasks, staging)
+        ledgers = self._run(job) if tasks else []
+        for ledger in ledgers:
+            if ledger.error is not None:
+                raise ledger.error.as_error()
+        self._verify(plan)
+        reached("after-stage")
+        return Staged(tasks, ledgers, staging)
+
+    def _tasks(self, plan: Plan) -> Tasks:
+        splits: list[SplitOf] = []
+        for span in plan.ranges:
+            source = self._pipeline.inlet(span.source).source
+            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
+        return group(splits, self._slots)
+
+    def _folders(self, step: int) -> dict[str, str]:
+        execution = f"{step:012d}-{secrets.token_hex(8)}"
+        return {
+            consumer: storage.join(self._folder_of(consumer), execution, storage.safe_name(consumer))
+            for consumer in self._pipeline.consumers()
+        }
+
+    def _folder_of(self, consumer: str) -> str:
+        return self._pipeline.consumers()[consumer].staging(self._base)
+
+    def _run(self, job: StageJob) -> list[Ledger]:
+        count = len(job.tasks)
+        function = partial(run_tasks, self._program, job.encode())
+        frame = self._spark.range(0, count, 1, count).mapInArrow(function, LEDGER_SCHEMA)
+        table = run_job(self._spark, self.tag, frame.toArrow)
+        ledgers = [Ledger.decode(row) for row in table.column(0).to_pylist()]
+        return sorted(ledgers, key=lambda ledger: ledger.task)
+
+    def _verify(self, plan: Plan) -> None:
+        # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
+        for span in plan.ranges:
+            self._pipeline.inlet(span.source).source.verify(span.start, span.end)
+
+    def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
+        """Makes the staged files' names durable; their bytes are since the tasks ended."""
+        for consumer in consumers:
+            storage.sync_folder(staging[consumer])
+            storage.sync_folder(staging[consumer].rsplit("/", 1)[0])
+
+    def discard(self, staging: dict[str, str]) -> None:
+        """Removes an execution's folders."""
+        for url in {url.rsplit("/", 1)[0] for url in staging.values()}:
+            storage.remove_folder(url)
+
+    def clean(self, kept: Sequence[StagedDelivery]) -> None:
+        """Removes what runs before this one left staged and no prepared step needs."""
+        needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
+        for base in {self._folder_of(consumer) for consumer in self._pipeline.consumers()}:
+            for name in storage.folders(base):
+                if (url := storage.join(base, name)) not in needed:
+                    storage.remove_folder(url)
+
+
+def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
+    """Consecutive splits as at most ``slots`` tasks of about the same weight; little data is one task."""
+    total = sum(split.split.bytes for split in splits)
+    share = max(_SMALL_TASK, -(-total // slots))
+    tasks: Tasks = []
+    weight = share
+    for split in splits:
+        if weight + split.split.bytes / 2 >= share:
+            tasks.append([])
+            weight = 0
+        tasks[-1].append(split)
+        weight += split.split.bytes
+    return tasks
+
+
+def as_rows(tasks: Tasks) -> list[list[dict[str, object]]]:
+    """Tasks as the store keeps them."""
+    return msgspec.to_builtins(tasks)
+
+
+def from_rows(rows: object) -> Tasks:
+    """Tasks as they were."""
+    return msgspec.convert(rows, Tasks)
+
+

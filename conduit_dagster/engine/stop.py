@@ -1,0 +1,52 @@
+"""Asking a run to stop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Literal
+
+Reason = Literal["user", "system"]
+
+
+class StopFlag:
+    """Graceful: the step at hand is finished. Forced: its Spark job is cancelled and nothing unprepared survives.
+
+    Set from any thread or signal handler; nothing is raised into a running call, which would leave Spark's client out
+    of step (DAGSTER_FACTS, 2).
+    """
+
+    def __init__(self) -> None:
+        self._graceful = threading.Event()
+        self._forced = threading.Event()
+        self.reason: Reason = "user"
+        self._on_force: list[Callable[[], None]] = []
+
+    def request(self, reason: Reason = "user") -> None:
+        """A graceful stop; the first reason stays."""
+        if not self._graceful.is_set():
+            self.reason = reason
+            self._graceful.set()
+
+    def force(self) -> None:
+        """A forced stop."""
+        self._forced.set()
+        self._graceful.set()
+
+    @property
+    def requested(self) -> bool:
+        """Whether the run is to end, either way."""
+        return self._graceful.is_set()
+
+    @property
+    def forced(self) -> bool:
+        """Whether the run is to end now."""
+        return self._forced.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for a stop; True where one was asked for."""
+        return self._graceful.wait(seconds)
+
+    def wait_forced(self, seconds: float) -> bool:
+        """Waits for a forced stop; True where one was asked for."""
+        return self._forced.wait(seconds)

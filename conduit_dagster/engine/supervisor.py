@@ -1,0 +1,215 @@
+"""Runs one pipeline from its lease to its last status."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+import structlog
+
+from conduit_dagster.connectors.base import Limit
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.publish import blame
+from conduit_dagster.engine.recover import recover
+from conduit_dagster.engine.report import Progress, RunResult, StepReport, error_json
+from conduit_dagster.engine.staging import Stager
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.spark.jobs import JobCancelled, cancel_job
+from conduit_dagster.spark.session import parallelism
+from conduit_dagster.state.lease import LeaseLost, acquire
+from conduit_dagster.state.store import PipelineStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_POLL = 0.05
+log = structlog.get_logger("conduit.engine")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How to run."""
+
+    staging: str
+    """URL of the folder for staging, shared by driver and workers."""
+    drain: bool = False
+    """End when the sources are drained up to what they held at the start."""
+    lease_seconds: float = 10.0
+    parallelism: int | None = None
+    """Tasks per step; None asks Spark."""
+
+
+def run_pipeline(
+    bound: BoundPipeline,
+    spark: SparkSession,
+    database: sa.Engine,
+    options: RunOptions,
+    stop: StopFlag,
+    observe: Callable[[StepReport, Progress], None] = lambda step, progress: None,
+) -> RunResult:
+    """Runs until stopped, drained or failed; never raises what the pipeline itself did wrong.
+
+    The first error is in the result and in the state store.
+    """
+    progress = Progress()
+    try:
+        lease = acquire(database, bound.id, options.lease_seconds, lambda: stop.requested)
+    except ConduitError as error:
+        return RunResult(bound.id, "refused", "", error, progress)
+    reached("after-lease")
+    store = PipelineStore(database, lease)
+    try:
+        run = _Run(bound, spark, store, options, stop, progress, observe)
+        return run.run()
+    finally:
+        lease.release()
+
+
+class _Run:
+    def __init__(
+        self,
+        bound: BoundPipeline,
+        spark: SparkSession,
+        store: PipelineStore,
+        options: RunOptions,
+        stop: StopFlag,
+        progress: Progress,
+        observe: Callable[[StepReport, Progress], None],
+    ) -> None:
+        self._bound, self._spark, self._store, self._options = bound, spark, store, options
+        self._stop, self._progress, self._observe = stop, progress, observe
+        self._pipeline = bound.compiled
+
+    def run(self) -> RunResult:
+        try:
+            self._store.set_status("running", file=self._bound.file)
+            self._register()
+            self._move()
+        except LeaseLost as error:
+            return RunResult(self._bound.id, "refused", "", error, self._progress)
+        except JobCancelled as error:
+            return self._cancelled(error)
+        except ConduitError as error:
+            return self._end("degraded", "", error)
+        except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
+            log.exception("the engine failed", pipeline=self._bound.id)
+            return self._end("degraded", "", blame(error, self._bound.id))
+        return self._end("stopped", self._stop.reason if self._stop.requested else "system", None)
+
+    def _cancelled(self, error: ConduitError) -> RunResult:
+        if self._stop.forced:
+            cause = FatalError(
+                "the pipeline was stopped by force; what was not prepared is read again at the next start",
+                code="pipeline.forced_stop",
+                fix="run it again when you are ready",
+            )
+            return self._end("degraded", "user", cause)
+        if self._stop.requested:
+            return self._end("stopped", self._stop.reason, None)
+        return self._end("degraded", "", error)
+
+    def _end(self, status: str, reason: str, error: ConduitError | None) -> RunResult:
+        try:
+            self._store.set_status(status, reason, None if error is None else error_json(error))
+        except (LeaseLost, sa.exc.SQLAlchemyError) as lost:
+            log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(lost))
+        return RunResult(self._bound.id, status, reason, error, self._progress)
+
+    # -- before the first step ----------------------------------------------------------------------------------
+
+    def _register(self) -> None:
+        consumers = self._pipeline.consumers()
+        self._store.retire(set(consumers))
+        for inlet in self._pipeline.inlets:
+            self._store.register_source(inlet.id, inlet.source.unit, inlet.source.initial())
+        for name, destination in consumers.items():
+            self._store.register_consumer(name, "dlq" if name == DEAD_LETTERS else "data")
+            if destination.owned is not None:
+                self._claim(destination.owned, name)
+            try:
+                destination.check()
+            except Exception as error:
+                raise blame(error, f"{self._bound.id}:{name}") from error
+
+    def _claim(self, thing: str, consumer: str) -> None:
+        if other := self._store.claim(thing, consumer):
+            raise FatalError(
+                f"{thing} is written by {other[1]} of pipeline {other[0]} already",
+                code="destination.owned",
+                node=f"{self._bound.id}:{consumer}",
+                fix="give each destination and dead-letter queue a path of its own",
+            )
+
+    # -- steps --------------------------------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        loop = self._loop()
+        with self._watching(loop.stager):
+            recover(loop)
+            horizons = self._horizons() if self._options.drain else None
+            while not self._stop.requested:
+                plan = loop.plan_next(horizons)
+                if plan is not None:
+                    loop.execute(plan)
+                elif self._options.drain or self._stop.wait(_POLL):
+                    break
+
+    def _horizons(self) -> dict[str, Any]:
+        horizons: dict[str, Any] = {}
+        for inlet in self._pipeline.inlets:
+            try:
+                horizons[inlet.id] = inlet.source.horizon()
+            except Exception as error:
+                raise blame(error, f"{self._bound.id}:{inlet.id}") from error
+        return horizons
+
+    def _loop(self) -> StepLoop:
+        delivery, queue = self._bound.config.delivery, self._bound.config.dead_letter_queue
+        slots = self._options.parallelism or parallelism(self._spark)
+        return StepLoop(
+            self._pipeline,
+            self._store,
+            Stager(self._spark, self._pipeline, self._options.staging, slots),
+            NackWindow(queue.window_size, queue.window_nack_threshold),
+            Limit(delivery.batch_size, delivery.batch_bytes),
+            self._report,
+        )
+
+    def _report(self, step: StepReport) -> None:
+        self._progress.add(step)
+        self._observe(step, self._progress)
+
+    @contextmanager
+    def _watching(self, stager: Stager) -> Iterator[None]:
+        """Cancels the step's Spark job on a forced stop, or when a graceful one takes longer than it may."""
+        ended = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(stager, ended), daemon=True, name="stop-watcher")
+        watcher.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            watcher.join()
+
+    def _watch(self, stager: Stager, ended: threading.Event) -> None:
+        while not self._stop.wait(_POLL):
+            if ended.is_set():
+                return
+        left = self._bound.config.delivery.shutdown_timeout
+        while not self._stop.wait_forced(_POLL) and left > 0:
+            if ended.is_set():
+                return
+            left -= _POLL
+        while not ended.wait(_POLL):
+            cancel_job(self._spark, stager.tag)

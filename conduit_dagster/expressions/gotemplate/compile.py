@@ -1,0 +1,198 @@
+"""From the text of a Go template to a function of one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from conduit_dagster import record as opencdc
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.compiled import PARTS, Compiled, compiled
+from conduit_dagster.expressions.errors import ExpressionError
+from conduit_dagster.expressions.gotemplate.lexer import Action, split
+from conduit_dagster.expressions.gotemplate.nodes import Call, Chain, Literal, Node, Path
+from conduit_dagster.expressions.gotemplate.parser import Parser
+from conduit_dagster.expressions.gotemplate.paths import Evaluate, compile_path, data_part, walk
+from conduit_dagster.expressions.gotemplate.printf import compile_format
+from conduit_dagster.expressions.gotemplate.table import BOOLEAN, TABLE, Function, index_metadata, to_json
+from conduit_dagster.expressions.gotemplate.values import equal, format_go, parse_bool, printed
+from conduit_dagster.record import Record
+
+_METADATA = ("Metadata",)
+
+
+def template_text(text: str) -> Compiled:
+    """The template's output. One ``toJson`` of a part of the record, or no action at all, says so."""
+    compiler = _Compiler()
+    parts = compiler.parts(text)
+    if len(parts) == 1 and not isinstance(parts[0], str):
+        node = parts[0]
+        return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
+    if all(isinstance(part, str) for part in parts):
+        return _literal("".join(cast(list[str], parts)))
+    return compiled(
+        _joining([p if isinstance(p, str) else compiler.printing(p) for p in parts]), compiler.names
+    )
+
+
+def template_condition(text: str) -> Compiled:
+    """The template's output read as Go reads a boolean. What is none raises for the record."""
+    compiler = _Compiler()
+    parts = compiler.parts(text)
+    if len(parts) != 1 or isinstance(parts[0], str):
+        whole = template_text(text)
+        return compiled(lambda record: parse_bool(whole(record)), whole.names)
+    value = compiler.value(parts[0])
+    is_boolean = isinstance(parts[0], Call) and parts[0].function in BOOLEAN
+    return compiled(value if is_boolean else _truth(value, compiler.printing(parts[0])), compiler.names)
+
+
+def _truth(value: Evaluate, printing: Callable[[Record], str]) -> Evaluate:
+    def call(record: Record) -> bool:
+        result = value(record)
+        return result if result.__class__ is bool else parse_bool(printing(record))
+
+    return call
+
+
+def _literal(text: str) -> Compiled:
+    return compiled(lambda _: text, (), literal=text)
+
+
+def _json_of(node: Node) -> str | None:
+    if not isinstance(node, Call) or node.function != "toJson" or not isinstance(node.arguments[0], Path):
+        return None
+    return data_part(node.arguments[0]) if node.arguments[0].names else "record"
+
+
+def _joining(pieces: list[str | Evaluate]) -> Callable[[Record], str]:
+    def call(record: Record) -> str:
+        return "".join([piece if isinstance(piece, str) else piece(record) for piece in pieces])
+
+    return call
+
+
+class _Compiler:
+    """Compiles the actions of one template and notes which parts of the record they look at."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def parts(self, text: str) -> list[str | Node]:
+        """The template as texts and trees, without empty texts and comments."""
+        if len(text) > limits.TEMPLATE_CHARS:
+            raise ExpressionError(f"the template is longer than {limits.TEMPLATE_CHARS:,} characters")
+        found = [part for part in split(text) if part and not (isinstance(part, Action) and not part.tokens)]
+        return [part if isinstance(part, str) else Parser(part).action() for part in found]
+
+    def printing(self, node: Node) -> Callable[[Record], str]:
+        """What the action writes: a missing field ``<no value>``, a missing payload or key ``<nil>``."""
+        value = self.value(node)
+        if isinstance(node, Path) and data_part(node):
+            return lambda record: format_go(value(record))
+        if isinstance(node, Call) and node.function in ("toJson", "toString", "printf", "print"):
+            return value
+        return lambda record: printed(value(record))
+
+    def value(self, node: Node) -> Evaluate:
+        """The node's function."""
+        if isinstance(node, Literal):
+            constant = node.value
+            return lambda _: constant
+        if isinstance(node, Path):
+            evaluate, part = compile_path(node)
+            self.names.add(part)
+            return evaluate
+        return self._chain(node) if isinstance(node, Chain) else self._call(node)
+
+    def _chain(self, node: Chain) -> Evaluate:
+        base, names = self.value(node.base), node.names
+        return lambda record: walk(base(record), names, "the parenthesis")
+
+    def _call(self, node: Call) -> Evaluate:
+        function = TABLE[node.function]
+        _check_count(node, function)
+        special = getattr(self, f"_{node.function}", None)
+        made = special(node) if special else None
+        return made or _applied(
+            cast(Callable[..., Any], function.call), [self.value(a) for a in node.arguments]
+        )
+
+    def _and(self, node: Call) -> Evaluate:
+        return _choosing([self.value(argument) for argument in node.arguments], until=False)
+
+    def _or(self, node: Call) -> Evaluate:
+        return _choosing([self.value(argument) for argument in node.arguments], until=True)
+
+    def _printf(self, node: Call) -> Evaluate:
+        form, *values = node.arguments
+        if not isinstance(form, Literal) or not isinstance(form.value, str):
+            raise ExpressionError("printf's format is a literal text", node.column, '{{ printf "%s" .Key }}')
+        call = compile_format(form.value, len(values), form.column)
+        return _applied(call, [self.value(value) for value in values])
+
+    def _index(self, node: Call) -> Evaluate | None:
+        first = node.arguments[0]
+        if len(node.arguments) == 1 or not isinstance(first, Path) or first.names != _METADATA:
+            return None
+        return _applied(index_metadata, [self.value(argument) for argument in node.arguments])
+
+    def _toJson(self, node: Call) -> Evaluate | None:  # noqa: N802  # named after the function
+        path = node.arguments[0]
+        if not isinstance(path, Path) or path.names not in ((), ("Payload",)):
+            return None
+        self.names |= {"after", "before"} if path.names else PARTS
+        if path.names:
+            return lambda record: to_json(opencdc.Payload(record.before, record.after))
+        return lambda record: opencdc.encode(record).decode()
+
+    def _eq(self, node: Call) -> Evaluate | None:
+        if len(node.arguments) != 2:
+            return None
+        left, right = node.arguments
+        if isinstance(right, Literal) and isinstance(right.value, str):
+            return _eq_text(self.value(left), right.value)
+        return _applied(equal, [self.value(left), self.value(right)])
+
+
+def _check_count(node: Call, function: Function) -> None:
+    count = len(node.arguments)
+    if function.least <= count <= function.most:
+        return
+    wanted = (
+        f"{function.least}"
+        if function.most in (function.least, 255)
+        else f"{function.least} to {function.most}"
+    )
+    least = "at least " if function.most == 255 else ""
+    raise ExpressionError(f"`{node.function}` takes {least}{wanted} arguments, not {count}", node.column)
+
+
+def _eq_text(value: Evaluate, wanted: str) -> Evaluate:
+    def call(record: Record) -> bool:
+        found = value(record)
+        return found == wanted if found.__class__ is str else equal(found, wanted)
+
+    return call
+
+
+def _choosing(values: list[Evaluate], *, until: bool) -> Evaluate:
+    def call(record: Record) -> Any:
+        result: Any = None
+        for value in values:
+            result = value(record)
+            if bool(result) is until:
+                return result
+        return result
+
+    return call
+
+
+def _applied(function: Callable[..., Any], values: list[Evaluate]) -> Evaluate:
+    if len(values) == 1:
+        (only,) = values
+        return lambda record: function(only(record))
+    if len(values) == 2:
+        first, second = values
+        return lambda record: function(first(record), second(record))
+    return lambda record: function(*[value(record) for value in values])

@@ -1,0 +1,1 @@
+"""Python expressions over a record."""

@@ -1,0 +1,248 @@
+"""The allow-list of Python expressions: syntax, names, functions and methods."""
+
+from __future__ import annotations
+
+import ast
+import math
+from typing import NoReturn
+
+import re2
+
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.compiled import PARTS
+from conduit_dagster.expressions.errors import ExpressionError, nearest
+from conduit_dagster.expressions.python.functions import FUNCTIONS, TYPES, Function, search
+from conduit_dagster.expressions.python.methods import METHODS, Method
+from conduit_dagster.expressions.python.source import Source
+
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
+_SIGNS = (ast.Not, ast.USub, ast.UAdd)
+_PLAIN = (ast.BoolOp, ast.Compare, ast.IfExp, ast.List, ast.Tuple, ast.Subscript, ast.Slice)
+_WORDS: dict[type[ast.AST], str] = {
+    ast.Lambda: "lambda",
+    ast.NamedExpr: "the assignment `:=`",
+    ast.Starred: "`*`",
+    ast.Await: "await",
+    ast.Yield: "yield",
+    ast.YieldFrom: "yield",
+    ast.Set: "a set",
+    ast.SetComp: "a set comprehension",
+    ast.DictComp: "a dict comprehension",
+    ast.Pow: "`**`",
+    ast.LShift: "`<<`",
+    ast.RShift: "`>>`",
+    ast.MatMult: "`@`",
+    ast.BitOr: "`|`",
+    ast.BitAnd: "`&`",
+    ast.BitXor: "`^`",
+    ast.Invert: "`~`",
+}
+_OTHER_LANGUAGES = {"true": "True", "false": "False", "null": "None", "nil": "None", "undefined": "None"}
+
+
+class Checker:
+    """Walks a tree of bounded depth and refuses, with its column, whatever the allow-list does not name."""
+
+    def __init__(self, source: Source) -> None:
+        self.names: set[str] = set()
+        self._source = source
+        self._loop: str | None = None
+        self._text: ast.JoinedStr | None = None
+        self._comprehensions = 0
+
+    def check(self, node: ast.AST) -> None:
+        """Raise :class:`ExpressionError` at the first thing that is not allowed."""
+        own = getattr(self, f"_{type(node).__name__}", None)
+        if own is not None:
+            own(node)
+        elif isinstance(node, _PLAIN):
+            self._children(node)
+        else:
+            self._refuse(node, f"{_word(node)} is not allowed in an expression")
+
+    def _children(self, node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, (ast.expr_context, ast.cmpop, ast.boolop)):
+                self.check(child)
+
+    def _refuse(self, node: ast.AST, message: str, fix: str | None = None) -> NoReturn:
+        # Python 3.11 does not know where inside an f-string a node stands
+        place = self._text or node
+        column = None
+        if isinstance(place, (ast.expr, ast.keyword)):
+            column = self._source.column(place.lineno, place.col_offset)
+        raise ExpressionError(message, column, fix)
+
+    def _Name(self, node: ast.Name) -> None:  # noqa: N802  # named after the syntax
+        if node.id == self._loop:
+            return
+        if node.id in PARTS:
+            self.names.add(node.id)
+        elif node.id in FUNCTIONS:
+            self._refuse(node, f"`{node.id}` is a function: call it", f"{node.id}(…)")
+        else:
+            self._unknown(node, node.id)
+
+    def _unknown(self, node: ast.AST, name: str) -> NoReturn:
+        close = _OTHER_LANGUAGES.get(name)
+        fix = (
+            f"did you mean `{close}`?"
+            if close
+            else nearest(name, [*PARTS, *FUNCTIONS, "True", "False", "None"])
+        )
+        self._refuse(node, f"unknown name `{name}`", fix or f"fields are written `after.{name}`")
+
+    def _Constant(self, node: ast.Constant) -> None:  # noqa: N802
+        value = node.value
+        if not isinstance(value, (str, int, float, bool, type(None))):
+            self._refuse(node, f"a literal of type {type(value).__name__} is not allowed in an expression")
+        if isinstance(value, float) and not math.isfinite(value):
+            self._refuse(node, "the number is too large for a float")
+        if isinstance(value, int) and value.bit_length() > limits.LITERAL_BITS:
+            self._refuse(node, f"the number has more than {limits.LITERAL_BITS} bits")
+
+    def _Attribute(self, node: ast.Attribute) -> None:  # noqa: N802
+        self.check(node.value)
+        if node.attr.startswith("_"):
+            fix = f"a field of that name is written as an item: {self._written(node.value)}['{node.attr}']"
+            self._refuse(node, f"`.{node.attr}`: a name that begins with an underscore is not allowed", fix)
+
+    def _written(self, node: ast.expr) -> str:
+        start = self._source.column(node.lineno, node.col_offset)
+        return self._source.text[start : self._source.column(node.end_lineno or 1, node.end_col_offset or 0)]
+
+    def _BinOp(self, node: ast.BinOp) -> None:  # noqa: N802
+        self.check(node.left)
+        if not isinstance(node.op, _OPERATORS):
+            self._refuse(node, f"{_word(node.op)} is not allowed in an expression")
+        self.check(node.right)
+
+    def _UnaryOp(self, node: ast.UnaryOp) -> None:  # noqa: N802
+        if not isinstance(node.op, _SIGNS):
+            self._refuse(node, f"{_word(node.op)} is not allowed in an expression")
+        self.check(node.operand)
+
+    def _Dict(self, node: ast.Dict) -> None:  # noqa: N802
+        for key, value in zip(node.keys, node.values, strict=True):
+            if not isinstance(key, ast.Constant) or not isinstance(key.value, str):
+                self._refuse(key or value, "a key of an object is a literal text")
+            self.check(value)
+
+    def _JoinedStr(self, node: ast.JoinedStr) -> None:  # noqa: N802
+        outer, self._text = self._text, self._text or node
+        for part in node.values:
+            self.check(part)
+        self._text = outer
+
+    def _FormattedValue(self, node: ast.FormattedValue) -> None:  # noqa: N802
+        if node.format_spec is not None or node.conversion != -1:
+            self._refuse(
+                node, "an f-string takes no format or conversion", "write round(x, 2) or str(x) in it"
+            )
+        self.check(node.value)
+
+    def _ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> None:  # noqa: N802
+        (loop, *more) = node.generators
+        self._comprehensions += 1
+        if self._loop is not None or more or loop.is_async:
+            self._refuse(node, "a comprehension has one `for` and holds no other comprehension")
+        if self._comprehensions > limits.COMPREHENSIONS:
+            self._refuse(node, f"an expression holds at most {limits.COMPREHENSIONS} comprehensions")
+        self._scope(node.elt, loop)
+
+    def _scope(self, element: ast.expr, loop: ast.comprehension) -> None:
+        target = loop.target
+        if not isinstance(target, ast.Name):
+            self._refuse(target, "a comprehension has one loop variable")
+        if target.id in PARTS or target.id in FUNCTIONS or target.id.startswith("_"):
+            self._refuse(target, f"`{target.id}` cannot be a loop variable", "take another name")
+        self._loop = ""  # no name, but no other comprehension either
+        self.check(loop.iter)
+        self._loop = target.id
+        for part in (*loop.ifs, element):
+            self.check(part)
+        self._loop = None
+
+    def _GeneratorExp(self, node: ast.GeneratorExp) -> None:  # noqa: N802
+        loops = [name for name, function in FUNCTIONS.items() if function.loops]
+        self._refuse(node, "a generator stands alone in a call", f"only in {', '.join(loops)} and join")
+
+    def _Call(self, node: ast.Call) -> None:  # noqa: N802
+        if isinstance(node.func, ast.Attribute):
+            self._method(node, node.func)
+        elif not isinstance(node.func, ast.Name):
+            self._refuse(node.func, "only functions and methods can be called")
+        elif node.func.id not in FUNCTIONS:
+            self._unknown_call(node.func)
+        else:
+            self._function(node, node.func.id)
+
+    def _unknown_call(self, name: ast.Name) -> NoReturn:
+        known = ", ".join(FUNCTIONS)
+        self._refuse(
+            name, f"unknown function `{name.id}`", nearest(name.id, FUNCTIONS) or f"the functions are {known}"
+        )
+
+    def _method(self, node: ast.Call, called: ast.Attribute) -> None:
+        self.check(called.value)
+        method = METHODS.get(called.attr)
+        if method is None:
+            known = ", ".join(sorted(METHODS))
+            fix = nearest(called.attr, METHODS) or f"the methods are {known}"
+            self._refuse(called, f"unknown method `{called.attr}`", fix)
+        self._arguments(node, called.attr, method, frozenset())
+
+    def _function(self, node: ast.Call, name: str) -> None:
+        self._arguments(node, name, FUNCTIONS[name], FUNCTIONS[name].keywords)
+        if name == "regex":
+            self._pattern(node.args[0])
+
+    def _arguments(
+        self, node: ast.Call, name: str, wanted: Function | Method, keywords: frozenset[str]
+    ) -> None:
+        if not wanted.least <= len(node.args) <= wanted.most:
+            self._refuse(node, f"{name}() takes {_count(wanted)}, not {len(node.args)}")
+        for keyword in node.keywords:
+            if keyword.arg not in keywords:
+                self._refuse(keyword, f"{name}() takes no `{keyword.arg or '**'}=`")
+            self.check(keyword.value)
+        for index, argument in enumerate(node.args):
+            self._argument(argument, name, index, wanted.loops and len(node.args) == 1)
+
+    def _argument(self, node: ast.expr, name: str, index: int, loops: bool) -> None:
+        if isinstance(node, ast.GeneratorExp) and loops:
+            self._ListComp(node)
+        elif name == "isinstance" and index == 1:
+            self._types(node)
+        else:
+            self.check(node)
+
+    def _types(self, node: ast.expr) -> None:
+        for kind in node.elts if isinstance(node, ast.Tuple) else [node]:
+            if not isinstance(kind, ast.Name) or kind.id not in TYPES:
+                self._refuse(
+                    kind, "isinstance() takes a type or several in parentheses", f"one of {', '.join(TYPES)}"
+                )
+
+    def _pattern(self, node: ast.expr) -> None:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            self._refuse(node, "the pattern of regex() is a literal text", "regex('^a', after.name)")
+        try:
+            search(node.value)
+        except re2.error as error:
+            self._refuse(node, f"not a regular expression (RE2): {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    reason = error.args[0] if error.args else error
+    return reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _word(node: ast.AST) -> str:
+    return _WORDS.get(type(node), f"`{type(node).__name__}`")
+
+
+def _count(wanted: Function | Method) -> str:
+    if wanted.least == wanted.most:
+        return f"{wanted.least} argument{'' if wanted.least == 1 else 's'}"
+    return f"{wanted.least} to {wanted.most} arguments"

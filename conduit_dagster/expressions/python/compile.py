@@ -1,0 +1,71 @@
+"""From the text of a Python expression to a function of one record."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from RestrictedPython.transformer import RestrictingNodeTransformer
+
+from conduit_dagster.expressions.clock import Clock
+from conduit_dagster.expressions.compiled import Compiled, compiled
+from conduit_dagster.expressions.errors import ExpressionError
+from conduit_dagster.expressions.python.check import Checker
+from conduit_dagster.expressions.python.functions import json_value
+from conduit_dagster.expressions.python.source import Source
+from conduit_dagster.expressions.python.translate import Bind, Guard
+
+Wrap = Callable[[ast.expr], ast.expr]
+
+
+def python_condition(text: str, clock: Clock) -> Compiled:
+    """A condition: true where the expression's value is what Python calls true."""
+    return _compile(text, clock, _truth)
+
+
+def python_value(text: str, clock: Clock) -> Compiled:
+    """A value that JSON can hold; raw data stays ``bytes``. It may be a part of the record, not a copy."""
+    return _compile(text, clock, _json)
+
+
+def _truth(body: ast.expr) -> ast.expr:
+    if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(
+        getattr(body, "op", None), (ast.USub, ast.UAdd)
+    ):
+        return body
+    return ast.IfExp(body, ast.Constant(True), ast.Constant(False))
+
+
+def _json(body: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name("json_value", ast.Load()), [body], [])
+
+
+def _compile(text: str, clock: Clock, wrap: Wrap) -> Compiled:
+    source = Source(text)
+    body = source.parse().body
+    checker = Checker(source)
+    checker.check(body)
+    guard = Guard()
+    body = Bind().visit(_restricted(guard.guarded(body)))
+    scope = guard.globals | {"function_now": clock.text, "function_now_ns": clock.nanoseconds}
+    return compiled(_function(wrap(body), scope), checker.names)
+
+
+def _restricted(body: ast.expr) -> ast.expr:
+    """RestrictedPython's own rules: a second fence, should our allow-list have a hole."""
+    errors: list[str] = []
+    tree = ast.fix_missing_locations(ast.Expression(body))
+    RestrictingNodeTransformer(errors, [], {}).visit(tree)
+    if errors:
+        raise ExpressionError(
+            f"not allowed in an expression: {errors[0]}", fix="write a field as an item: after['x']"
+        )
+    return tree.body
+
+
+def _function(body: ast.expr, scope: dict[str, Any]) -> Callable[..., Any]:
+    arguments = ast.arguments([], [ast.arg("record")], None, [], [], None, [])
+    tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
+    scope |= {"__builtins__": {}, "json_value": json_value}
+    return eval(compile(tree, "<expression>", "eval"), scope)

@@ -1,0 +1,146 @@
+"""The functions of a Python expression."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+import re2
+
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.errors import EvaluationError, kind
+from conduit_dagster.expressions.python import guards
+
+_json = msgspec.json.Encoder(order="sorted").encode
+
+
+def text(value: Any) -> str:
+    """``str(value)``: raw data is its UTF-8 text, a list or an object its JSON text."""
+    if value.__class__ is bytes:
+        return value.decode()
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else str(value)
+
+
+def integer(value: Any) -> int:
+    """``int(value)`` of a number or a text. Python itself refuses text of more than 4,300 digits."""
+    if value.__class__ not in (int, float, bool, str):
+        raise EvaluationError(f"int() needs a number or text, got {kind(value)}")
+    return int(value)
+
+
+def floating(value: Any) -> float:
+    """``float(value)``, never NaN or infinite: JSON has neither."""
+    if value.__class__ not in (int, float, bool, str):
+        raise EvaluationError(f"float() needs a number or text, got {kind(value)}")
+    return _finite(float(value))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise EvaluationError(f"{value} is not a JSON number")
+    return value
+
+
+def rounded(value: Any, digits: Any = None) -> Any:
+    """``round(value, digits)``, with digits that cannot make a huge power of ten."""
+    if digits is not None and not (digits.__class__ is int and -400 <= digits <= 400):
+        raise EvaluationError("round() takes -400 to 400 digits")
+    return round(value, digits) if digits is not None else round(value)
+
+
+def total(values: Iterable[Any]) -> Any:
+    """``sum(values)`` of numbers only: lists would add up quadratically."""
+    result: Any = 0
+    for value in values:
+        if value.__class__ not in (int, float, bool):
+            raise EvaluationError(f"sum() needs numbers, got {kind(value)}")
+        result += value
+    return result
+
+
+def in_order(values: Iterable[Any], *, reverse: bool = False) -> list[Any]:
+    """``sorted(values)`` of a bounded list."""
+    return sorted(guards.items(values), reverse=reverse)
+
+
+def canonical(value: Any) -> bytes:
+    """The bytes that ``hash`` digests: a text itself, anything else its JSON with sorted keys."""
+    return value.encode() if value.__class__ is str else _json(value)
+
+
+def digest(value: bytes) -> str:
+    """The first 16 hexadecimal digits of SHA-256: stable between machines and releases, not secret."""
+    return hashlib.sha256(value).hexdigest()[:16]
+
+
+def joined(*parts: Any) -> str:
+    """An f-string: each part as :func:`text` gives it."""
+    texts = [text(part) for part in parts]
+    limits.within(sum(map(len, texts)), limits.TEXT_CHARS, "the f-string")
+    return "".join(texts)
+
+
+def search(pattern: str) -> Callable[[Any], bool]:
+    """Whether a text holds a match, in time linear in the text (RE2). Nothing holds no match.
+
+    Raises ``re2.error`` for a pattern that RE2 does not know: it has no look-around and no back references.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    find = re2.compile(pattern, options).search
+
+    def matches(value: Any) -> bool:
+        if value.__class__ is str:
+            return find(value) is not None
+        if value is None:
+            return False
+        raise EvaluationError(f"regex() needs text, got {kind(value)}")
+
+    return matches
+
+
+def json_value(value: Any) -> Any:
+    """An expression's result as JSON can hold it."""
+    if value.__class__ is float:
+        return _finite(value)
+    return list(value) if value.__class__ is tuple else value
+
+
+class Function(NamedTuple):
+    """What a call may look like."""
+
+    call: Callable[..., Any] | None
+    """``None`` where the translation makes the call itself."""
+    least: int
+    most: int
+    loops: bool = False
+    """Whether its one argument may be a generator."""
+    keywords: frozenset[str] = frozenset()
+
+
+_MANY = 255
+FUNCTIONS: dict[str, Function] = {
+    "len": Function(len, 1, 1),
+    "str": Function(text, 1, 1),
+    "int": Function(integer, 1, 1),
+    "float": Function(floating, 1, 1),
+    "bool": Function(bool, 1, 1),
+    "isinstance": Function(isinstance, 2, 2),
+    "min": Function(min, 1, _MANY, loops=True, keywords=frozenset({"default"})),
+    "max": Function(max, 1, _MANY, loops=True, keywords=frozenset({"default"})),
+    "abs": Function(abs, 1, 1),
+    "round": Function(rounded, 1, 2),
+    "any": Function(any, 1, 1, loops=True),
+    "all": Function(all, 1, 1, loops=True),
+    "sum": Function(total, 1, 1, loops=True),
+    "sorted": Function(in_order, 1, 1, loops=True, keywords=frozenset({"reverse"})),
+    "hash": Function(None, 1, 1),
+    "regex": Function(None, 2, 2),
+    "now": Function(None, 0, 0),
+    "now_ns": Function(None, 0, 0),
+}
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}

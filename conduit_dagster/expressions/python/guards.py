@@ -1,0 +1,157 @@
+"""What `.`, `[]`, operators and loops mean in a Python expression.
+
+Generated code calls these instead of Python's own operations, so nothing outside the record can be reached
+and nothing grows without bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.compiled import PARTS
+from conduit_dagster.expressions.errors import EvaluationError, kind
+
+_NUMBERS = frozenset({int, float, bool})
+_SIZED = frozenset({str, list, tuple, dict, bytes})
+_CONTAINERS = frozenset({list, tuple, dict})
+
+
+def field(value: Any, name: str) -> Any:
+    """``value.name``: a missing field is ``None``, and so is a field of ``None``."""
+    if value.__class__ is dict:
+        return value.get(name)
+    return None if value is None else _no_field("the value", value, name)
+
+
+def item(value: Any, key: Any) -> Any:
+    """``value[key]``: a field, an index or a slice; what is missing is ``None``."""
+    if value.__class__ is dict:
+        return value.get(key)
+    if value is None:
+        return None
+    return (
+        _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field("the value", value, key)
+    )
+
+
+def _indexed(value: Any, key: Any) -> Any:
+    try:
+        return value[key]
+    except IndexError:
+        return None
+    except TypeError:
+        raise EvaluationError(f"{kind(value)} has no item {key!r}: its items are numbered") from None
+
+
+def _no_field(name: str, value: Any, key: Any) -> NoReturn:
+    if isinstance(value, bytes):
+        raise EvaluationError(f"{name} is raw, not a document: put json.decode before")
+    raise EvaluationError(f"{name} is {kind(value)} and has no field {str(key)!r}")
+
+
+def field_of(part: str) -> Callable[[Any, str], Any]:
+    """:func:`field` for a part of the record, which a complaint then names."""
+
+    def get(value: Any, name: str) -> Any:
+        if value.__class__ is dict:
+            return value.get(name)
+        return None if value is None else _no_field(part, value, name)
+
+    return get
+
+
+def item_of(part: str) -> Callable[[Any, Any], Any]:
+    """:func:`item` for a part of the record, which a complaint then names."""
+
+    def get(value: Any, key: Any) -> Any:
+        if value.__class__ is dict:
+            return value.get(key)
+        return item(value, key) if value.__class__ is not bytes else _no_field(part, value, key)
+
+    return get
+
+
+def add(left: Any, right: Any) -> Any:
+    """``left + right``, with a bound on the text or list it makes."""
+    if left.__class__ in _SIZED and right.__class__ in _SIZED:
+        limit = limits.TEXT_CHARS if left.__class__ is str else limits.ITEMS
+        limits.within(len(left) + len(right), limit, "the sum")
+    return left + right
+
+
+def multiply(left: Any, right: Any) -> Any:
+    """``left * right`` of numbers only: text and lists are never repeated."""
+    _numbers("*", left, right)
+    if left.__class__ is not float and right.__class__ is not float:
+        limits.within(left.bit_length() + right.bit_length(), limits.NUMBER_BITS, "the product's bits")
+    return left * right
+
+
+def remainder(left: Any, right: Any) -> Any:
+    """``left % right`` of numbers only: text is never formatted."""
+    _numbers("%", left, right)
+    return left % right
+
+
+def _numbers(operator: str, left: Any, right: Any) -> None:
+    if left.__class__ not in _NUMBERS or right.__class__ not in _NUMBERS:
+        raise EvaluationError(f"{operator} needs two numbers, got {kind(left)} and {kind(right)}")
+
+
+def scalar(value: Any) -> Any:
+    """A value compared inside a comprehension: whole lists and objects would make the loop quadratic."""
+    if value.__class__ in _CONTAINERS:
+        raise EvaluationError(f"inside a comprehension {kind(value)} cannot be compared: compare its parts")
+    return value
+
+
+class Meter:
+    """What one comprehension has spent; a new loop starts again.
+
+    Not safe between threads: two threads in one expression share one budget.
+    """
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = limits.WORK
+
+    def iterate(self, value: Any) -> Iterator[Any]:
+        """What a comprehension goes through."""
+        if value.__class__ not in _SIZED or value.__class__ is bytes:
+            raise EvaluationError(
+                f"a comprehension goes through a list, an object or text, not {kind(value)}"
+            )
+        limits.within(len(value), limits.ITEMS, "the loop")
+        self.left = limits.WORK
+        return iter(value)
+
+    def charge(self, value: Any) -> Any:
+        """``value``, paid for by its size."""
+        self.left -= len(value) if value.__class__ in _SIZED else 1
+        if self.left < 0:
+            raise EvaluationError(f"the comprehension touches more than {limits.WORK:,} characters and items")
+        return value
+
+
+def items(values: Iterable[Any]) -> list[Any]:
+    """The values as a list of bounded length."""
+    if values.__class__ in _SIZED:
+        limits.within(len(values), limits.ITEMS, "the list")  # pyright: ignore[reportArgumentType]
+    return list(values)
+
+
+GUARDS: dict[str, Any] = {
+    "_getattr_": field,
+    "_getitem_": item,
+    "slice": slice,
+    "add": add,
+    "multiply": multiply,
+    "remainder": remainder,
+    "scalar": scalar,
+    **{f"field_of_{part}": field_of(part) for part in PARTS},
+    **{f"item_of_{part}": item_of(part) for part in PARTS},
+}
+"""What generated code may name, besides functions and methods."""

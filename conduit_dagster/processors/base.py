@@ -1,0 +1,92 @@
+"""What a processor is: the interface for built-ins and for users alike."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from pydantic import BaseModel, ConfigDict
+
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Nack, Record
+
+
+class Drop(enum.Enum):
+    """The type of :data:`DROP`."""
+
+    DROP = "drop"
+
+
+DROP: Final = Drop.DROP
+"""What a processor returns for a record that goes no further. The record is acked."""
+
+Result = Record | list[Record] | Drop | Nack
+
+
+class ProcessorSettings(BaseModel):
+    """Base of a processor's settings: one model drives parsing, validation, ``describe`` and the reference page."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+@dataclass(frozen=True)
+class ProcessorContext:
+    """What the engine tells a processor about where it stands."""
+
+    pipeline: str
+    node_id: str
+    clock: Clock
+    """The step's recorded time, so that a repeat of the step gives the same bytes (DELIVERY.md, Plan)."""
+
+
+class ProcessError(Exception):
+    """Raise it to nack a record with a code of your own; any other exception nacks with code ``processor.error``."""
+
+    def __init__(self, message: str, *, code: str = "processor.error") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Processor:
+    """Turns a record into one record or several, drops it, or raises to nack it.
+
+    One instance lives in a Spark worker and sees many blocks, one after another; it may be made again at any time and
+    a step may be repeated, so what ``process`` returns must depend on the record alone.
+    """
+
+    name: ClassVar[str]
+    """The plugin's name in a pipeline file, such as ``field.set``."""
+    Settings: ClassVar[type[ProcessorSettings]] = ProcessorSettings
+    shares_records: ClassVar[bool] = False
+    """True only where ``process`` replaces ``record.metadata`` instead of changing it, and makes nothing that JSON
+    cannot hold. Otherwise the engine hands over records of their own and checks what comes back."""
+
+    def __init__(self, settings: ProcessorSettings, context: ProcessorContext) -> None:
+        self.settings = settings
+        self.context = context
+
+    @property
+    def reads_key(self) -> bool:
+        """Whether ``record.key`` or ``record.position`` may be looked at; a source may leave an unread key out."""
+        return True
+
+    def process(self, record: Record) -> Record | list[Record] | Drop:
+        """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record."""
+        raise TypeError(f"{type(self).__name__} defines neither process nor process_block")
+
+    def process_block(self, records: list[Record]) -> list[Result]:
+        """A result for each record, in order.
+
+        Returning the very list that was given says that every record was changed in place and goes on.
+        """
+        return [self._one(record) for record in records]
+
+    def _one(self, record: Record) -> Result:
+        try:
+            return self.process(record)
+        except ProcessError as error:
+            return Nack(error.code, error.message)
+        except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
+            return Nack("processor.error", f"{type(error).__name__}: {error}")

@@ -1,0 +1,69 @@
+"""``error``: refuse records with a message."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.expressions import compile_template
+from conduit_dagster.processors.base import (
+    Nack,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+    Result,
+)
+from conduit_dagster.processors.settings import Template, failure
+
+_CODE: Final = "processor.error"
+
+
+class ErrorSettings(ProcessorSettings):
+    """Settings of ``error``."""
+
+    message: Template = Describe(
+        default="error processor triggered",
+        description="What the nack says: a literal, or a Go template over the record.",
+    )
+
+
+class Error(Processor):
+    """Nack every record that reaches it.
+
+    Without a ``condition`` on the processor, every record is refused. A message that fails on a record is a
+    nack too, which then says why it failed.
+    """
+
+    name: ClassVar[str] = "error"
+    Settings: ClassVar[type[ProcessorSettings]] = ErrorSettings
+    shares_records: ClassVar[bool] = True
+    settings: ErrorSettings
+
+    def __init__(self, settings: ErrorSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._message = compile_template(settings.message)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return not self._message.names.isdisjoint(("key", "position"))
+
+    @override
+    def process(self, record: Record) -> Record:
+        raise ProcessError(self._text(record), code=_CODE)
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        if self._message.literal is not None:
+            return [Nack(_CODE, self._message.literal)] * len(records)
+        return super().process_block(records)
+
+    def _text(self, record: Record) -> str:
+        try:
+            return str(self._message(record))
+        except Exception as error:  # noqa: BLE001  # the record is refused in any case
+            return f"{self.settings.message!r} failed: {failure(error)}"

@@ -1,0 +1,201 @@
+"""``field.convert``: give a field's value another type."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import math
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.expressions import format_go
+from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.settings import DataField
+from conduit_dagster.reference import Reference, kind_of
+
+_INTEGER: Final = re.compile(r"[+-]?[0-9]+")
+_HEX_FLOAT: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+")
+_TIME: Final = re.compile(
+    r"(?P<day>(?P<y>\d{4})-(?P<m>\d\d)-(?P<d>\d\d))T(?P<clock>(?P<H>\d\d):(?P<M>\d\d):(?P<S>\d\d))"
+    r"(?:[.,](?P<fraction>\d+))?(?P<zone>Z|[+-](?P<zh>\d\d):(?P<zm>\d\d))",
+    re.ASCII,
+)
+_BOOLEANS: Final[dict[str, bool]] = {
+    **dict.fromkeys(("1", "t", "T", "true", "TRUE", "True"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "FALSE", "False"), False),
+}
+_LEAST: Final = -(2**63)
+_MOST: Final = 2**63 - 1
+
+
+class FieldConvertSettings(ProcessorSettings):
+    """Settings of ``field.convert``."""
+
+    field: DataField = Describe(description="The field to convert, such as `.Payload.After.age`.")
+    type: Literal["string", "int", "float", "bool", "time"] = Describe(
+        description="The type it gets. `int` is a 64-bit integer; `time` is a time as RFC 3339 text, read "
+        "from such text or from nanoseconds since 1970.",
+    )
+
+
+class FieldConvert(InPlaceProcessor):
+    """Convert a field to another type by Conduit's rules: the value as text, read as the type.
+
+    Text is read strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are no integers. What cannot be converted is a
+    nack, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
+    """
+
+    name: ClassVar[str] = "field.convert"
+    Settings: ClassVar[type[ProcessorSettings]] = FieldConvertSettings
+    settings: FieldConvertSettings
+
+    def __init__(self, settings: FieldConvertSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+        self._convert = _CONVERSIONS[settings.type]
+        if self._field.root == "after" and len(self._field.path) == 1:
+            self.loop = _loop(self._field.path[0], self._convert)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self._field.root == "key"
+
+    @override
+    def change(self, record: Record) -> None:
+        self._field.create_way(record)
+        value = self._field.get(record)
+        try:
+            converted = self._convert(value.decode() if isinstance(value, bytes) else value)
+        except (ValueError, OverflowError):
+            raise ProcessError(self._refusal(value), code="field.convert.invalid") from None
+        self._field.set(record, converted)
+
+    def _refusal(self, value: Any) -> str:
+        got = repr(value)
+        shown = got if len(got) <= 60 else got[:60] + "…"
+        return f"{self.settings.field} is no {self.settings.type}: {kind_of(value)} {shown}"
+
+
+def _loop(name: str, convert: Callable[[Any], Any]) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            after = record.after
+            after[name] = convert(after.get(name))
+
+    return loop
+
+
+def to_string(value: Any) -> str:
+    """As Go prints it: a float in positional notation, a document as ``map[a:1]``, null as ``<nil>``."""
+    kind = type(value)
+    if kind is str:
+        return value
+    if kind is int:
+        return str(value)
+    return _positional(value) if kind is float else format_go(value)
+
+
+def to_int(value: Any) -> int:
+    """A 64-bit integer. Raises ``ValueError``."""
+    kind = type(value)
+    if kind is str:
+        value = _integer(value)
+    elif kind is float:
+        value = int(value) if value.is_integer() else _refuse()
+    elif kind is not int:
+        return int(value) if kind is bool else _refuse()
+    return value if _LEAST <= value <= _MOST else _refuse()
+
+
+def to_float(value: Any) -> float:
+    """A finite 64-bit float. Raises ``ValueError`` or ``OverflowError``."""
+    kind = type(value)
+    if kind is str:
+        value = _float(value)
+    elif kind is int or kind is bool:
+        value = float(value)
+    elif kind is not float:
+        return _refuse()
+    return value if math.isfinite(value) else _refuse()
+
+
+def to_bool(value: Any) -> bool:
+    """The words that Go's ``ParseBool`` knows, and the numbers 1 and 0. Raises ``ValueError``."""
+    if value is True or value is False:
+        return value
+    word = to_string(value)
+    return _BOOLEANS[word] if word in _BOOLEANS else _refuse()
+
+
+def to_time(value: Any) -> str:
+    """RFC 3339 text without trailing zeros in its fraction. Raises ``ValueError``."""
+    text = to_string(value)
+    if _INTEGER.fullmatch(text):
+        return _from_nanoseconds(to_int(text))
+    parts = _TIME.fullmatch(text)
+    if parts is None or not _is_time(parts):
+        return _refuse()
+    # Go reads nine digits of a fraction and drops the rest
+    return _rfc3339(f"{parts['day']}T{parts['clock']}", (parts["fraction"] or "")[:9], parts["zone"])
+
+
+_CONVERSIONS: Final[dict[str, Callable[[Any], Any]]] = {
+    "string": to_string,
+    "int": to_int,
+    "float": to_float,
+    "bool": to_bool,
+    "time": to_time,
+}
+
+
+def _refuse() -> Any:
+    raise ValueError
+
+
+def _integer(text: str) -> int:
+    # int() alone would also read blanks, underscores and the digits of other scripts
+    if len(text) < 19 and text.isascii() and text.isdigit():
+        return int(text)
+    return int(text) if _INTEGER.fullmatch(text) else _refuse()
+
+
+def _float(text: str) -> float:
+    if not text.isascii() or text.strip() != text:
+        return _refuse()
+    try:
+        return float(text)
+    except ValueError:
+        return float.fromhex(text) if _HEX_FLOAT.fullmatch(text) else _refuse()
+
+
+def _positional(value: float) -> str:
+    text = repr(value)
+    if "e" in text:
+        text = format(Decimal(text), "f")
+    return text.removesuffix(".0")
+
+
+def _is_time(parts: re.Match[str]) -> bool:
+    month, day = int(parts["m"]), int(parts["d"])
+    if not 1 <= month <= 12 or not 1 <= day <= calendar.monthrange(int(parts["y"]), month)[1]:
+        return False
+    in_day = int(parts["H"]) < 24 and int(parts["M"]) < 60 and int(parts["S"]) < 60
+    return in_day and int(parts["zh"] or 0) <= 24 and int(parts["zm"] or 0) < 60
+
+
+def _from_nanoseconds(nanoseconds: int) -> str:
+    seconds, rest = divmod(nanoseconds, 10**9)
+    moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=seconds)
+    return _rfc3339(moment.isoformat(timespec="seconds"), f"{rest:09}", "Z")
+
+
+def _rfc3339(moment: str, fraction: str, zone: str) -> str:
+    digits = fraction.rstrip("0")
+    return moment + (f".{digits}" if digits else "") + ("Z" if zone[1:] == "00:00" else zone)

@@ -1,0 +1,94 @@
+"""``field.exclude``: remove fields."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar
+
+from pydantic import AfterValidator
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.settings import list_items, reference, refused
+from conduit_dagster.reference import Reference
+
+_BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
+
+
+def _fields(text: str) -> str:
+    if not list(_references(text)):
+        raise refused("value", "the list of fields is empty", "write .Payload.After.name", 0)
+    return text
+
+
+class FieldExcludeSettings(ProcessorSettings):
+    """Settings of ``field.exclude``."""
+
+    fields: Annotated[str, AfterValidator(_fields)] = Describe(
+        description="The fields to remove, separated by commas: `.Payload.After.tags,.Metadata.team`. "
+        "`.Payload.After` empties the payload. `.Operation` and `.Position` cannot be removed.",
+    )
+
+
+class FieldExclude(InPlaceProcessor):
+    """Remove fields with all they hold.
+
+    A missing field is no error, but missing documents on the way to it are created, as in Conduit.
+    """
+
+    name: ClassVar[str] = "field.exclude"
+    Settings: ClassVar[type[ProcessorSettings]] = FieldExcludeSettings
+    settings: FieldExcludeSettings
+
+    def __init__(self, settings: FieldExcludeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._fields = list(_references(settings.fields))
+        self.loop = _loop(self._fields)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return any(field.root == "key" for field in self._fields)
+
+    @override
+    def change(self, record: Record) -> None:
+        for field in self._fields:
+            field.delete(record)
+
+
+def _loop(fields: list[Reference]) -> Loop | None:
+    if any(field.root != "after" or len(field.path) != 1 for field in fields):
+        return None
+    names = [field.path[0] for field in fields]
+    return _one_loop(names[0]) if len(names) == 1 else _several_loop(names)
+
+
+def _one_loop(name: str) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            record.after.pop(name, None)
+
+    return loop
+
+
+def _several_loop(names: list[str]) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            pop = record.after.pop
+            for name in names:
+                pop(name, None)
+
+    return loop
+
+
+def _references(fields: str) -> Iterator[Reference]:
+    for start, item in list_items(fields):
+        if item == ".Payload":
+            yield from (Reference.parse(payload) for payload in _BOTH_PAYLOADS)
+            continue
+        field = reference(item, start)
+        if field.root in ("operation", "position"):
+            raise refused("reference", f"{field.text} cannot be removed", "leave it out of the list", start)
+        yield field

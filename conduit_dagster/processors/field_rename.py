@@ -1,0 +1,107 @@
+"""``field.rename``: give fields other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, NamedTuple
+
+from pydantic import AfterValidator
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.settings import list_items, reference, refused
+from conduit_dagster.reference import Reference, unquote
+
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_PAIR = re.compile(
+    rf"""(?P<field>(?:\[{_QUOTED}\]|\['(?:[^'\\]|\\.)*'\]|[^:])*):\s*(?P<name>{_QUOTED}|[^:"\s][^:]*)"""
+)
+
+
+class Renaming(NamedTuple):
+    """A field and the name it gets."""
+
+    field: Reference
+    name: str
+
+
+def _mapping(text: str) -> str:
+    if not list(_renamings(text)):
+        raise refused("value", "the mapping is empty", "write .Payload.After.old:new", 0)
+    return text
+
+
+class FieldRenameSettings(ProcessorSettings):
+    """Settings of ``field.rename``."""
+
+    mapping: Annotated[str, AfterValidator(_mapping)] = Describe(
+        description="Fields and their new names, such as `.Payload.After.name:fullname,.Metadata.key:id`. A "
+        "new name that holds a comma or a colon stands in double quotes. Whole parts of a record cannot be "
+        "renamed.",
+    )
+
+
+class FieldRename(InPlaceProcessor):
+    """Rename fields within the documents that hold them, one after the other.
+
+    A missing field becomes a null under the new name, as in Conduit; a field that had the new name is lost.
+    """
+
+    name: ClassVar[str] = "field.rename"
+    Settings: ClassVar[type[ProcessorSettings]] = FieldRenameSettings
+    settings: FieldRenameSettings
+
+    def __init__(self, settings: FieldRenameSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._renamings = list(_renamings(settings.mapping))
+        self.loop = _loop(self._renamings)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return any(renaming.field.root == "key" for renaming in self._renamings)
+
+    @override
+    def change(self, record: Record) -> None:
+        for field, name in self._renamings:
+            field.rename(record, name)
+
+
+def _loop(renamings: list[Renaming]) -> Loop | None:
+    if any(field.root != "after" or len(field.path) != 1 for field, _ in renamings):
+        return None
+    names = [(field.path[0], name) for field, name in renamings]
+    return _one_loop(*names[0]) if len(names) == 1 else _several_loop(names)
+
+
+def _one_loop(old: str, new: str) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            after = record.after
+            after[new] = after.pop(old, None)
+
+    return loop
+
+
+def _several_loop(names: list[tuple[str, str]]) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            after = record.after
+            for old, new in names:
+                after[new] = after.pop(old, None)
+
+    return loop
+
+
+def _renamings(mapping: str) -> Iterator[Renaming]:
+    for start, item in list_items(mapping):
+        pair = _PAIR.fullmatch(item)
+        if pair is None:
+            raise refused("value", f"{item!r} is no renaming", "write .Payload.After.old:new", start)
+        field = reference(pair["field"].rstrip(), start)
+        if field.root in ("operation", "position") or not field.path:
+            raise refused("reference", f"{field.text} cannot be renamed", "rename a field inside it", start)
+        yield Renaming(field, unquote(pair["name"]) if pair["name"].startswith('"') else pair["name"])

@@ -1,0 +1,173 @@
+"""``field.set``: give a field a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, Final, Self
+
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.expressions import compile_expression, compile_template
+from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.settings import Expression, Field, Template, failure, refused
+from conduit_dagster.reference import Reference, kind_of
+
+_PLAIN: Final = frozenset({int, bool, type(None)})
+"""Types whose every value is fine: no document or expression brings an integer too long to write."""
+
+
+class FieldSetSettings(ProcessorSettings):
+    """Settings of ``field.set``: ``field`` and one of ``value`` and ``expression``."""
+
+    field: Field = Describe(
+        description="The field to set, such as `.Payload.After.kind`. It is created where it is missing, "
+        "with the documents on the way to it. `.Position` cannot be set.",
+    )
+    value: Template | None = Describe(
+        default=None,
+        description="The new value: a literal, or a Go template over the record. What is set is always text.",
+    )
+    expression: Expression | None = Describe(
+        default=None,
+        description="The new value as a Python expression over `after`, `before`, `key`, `metadata`, "
+        "`operation` and `position`, such as `after.amount * 100`. It keeps its type.",
+    )
+
+    @model_validator(mode="after")
+    def _one_value(self) -> Self:
+        if (self.value is None) == (self.expression is None):
+            raise refused("value", "exactly one of value and expression is needed", "give one of the two")
+        if Reference.parse(self.field).root == "position":
+            raise refused(
+                "reference", ".Position cannot be set", "a position belongs to its source: set a field", 0
+            )
+        return self
+
+
+class FieldSet(InPlaceProcessor):
+    """Set a field to a literal, to a Go template's output or to a Python expression's value.
+
+    A document or list taken from elsewhere in the record is copied, so that later changes touch one of the
+    two. A value that JSON cannot hold, such as NaN, is a nack.
+    """
+
+    name: ClassVar[str] = "field.set"
+    Settings: ClassVar[type[ProcessorSettings]] = FieldSetSettings
+    settings: FieldSetSettings
+
+    def __init__(self, settings: FieldSetSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+        if settings.expression is not None:
+            compiled = compile_expression(settings.expression, context.clock)
+        else:
+            compiled = compile_template(settings.value or "")
+        self._value: Callable[[Record], Any] = compiled
+        self._names = compiled.names | {self._field.root}
+        self.loop = self._loop(compiled.literal if settings.expression is None else None)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return not self._names.isdisjoint(("key", "position"))
+
+    @override
+    def change(self, record: Record) -> None:
+        value = self._evaluated(record)
+        as_it_is = type(value) is bytes and not self._field.path
+        self._field.set(record, value if as_it_is else own(value))
+
+    def _evaluated(self, record: Record) -> Any:
+        try:
+            return self._value(record)
+        except Exception as error:  # an expression may raise whatever Python raises for such operands
+            raise ProcessError(failure(error), code="expression.failed") from error
+
+    def _loop(self, literal: str | None) -> Loop | None:
+        if len(self._field.path) != 1 or self._field.root not in ("after", "metadata"):
+            return None
+        name = self._field.path[0]
+        if self._field.root == "metadata":
+            return None if literal is None else _metadata_loop(name, literal)
+        return _computed_loop(name, self._value) if literal is None else _literal_loop(name, literal)
+
+
+def _literal_loop(name: str, literal: str) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            record.after[name] = literal
+
+    return loop
+
+
+def _computed_loop(name: str, value: Callable[[Record], Any]) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            made = value(record)
+            record.after[name] = made if type(made) in _PLAIN else own(made)
+
+    return loop
+
+
+def _metadata_loop(name: str, literal: str) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        before: Any = None
+        after: Any = None
+        for record in rest:
+            # what shared one dict goes on sharing one, which a destination then encodes once
+            if record.metadata is not before:
+                before = record.metadata
+                after = {**before, name: literal}
+            record.metadata = after
+
+    return loop
+
+
+def own(value: Any) -> Any:
+    """An expression's value as a field may hold it: deeply what JSON can hold, and no part of another field.
+
+    Raises ``ProcessError``. Raw data becomes text.
+    """
+    kind = type(value)
+    if kind is str:
+        return value if value.isascii() else _well_formed(value)
+    if kind is bytes:
+        return _text(value)
+    if kind is float:
+        return value if math.isfinite(value) else _refuse(str(value))
+    return value if kind in _PLAIN else _container(value)
+
+
+def _container(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_name(name): own(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [own(item) for item in value]
+    return _refuse(kind_of(value))
+
+
+def _name(name: Any) -> str:
+    return _well_formed(name) if isinstance(name, str) else _refuse(f"the field name {name!r}")
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return _refuse("raw data that is no UTF-8")
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _refuse("text with a lone surrogate")
+    return text
+
+
+def _refuse(what: str) -> Any:
+    raise ProcessError(f"JSON cannot hold {what}", code="field.set.invalid")

@@ -1,0 +1,32 @@
+"""``filter``: let records go no further."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from typing_extensions import override
+
+from conduit_dagster.processors.base import DROP, Drop, Processor, Record, Result
+
+
+class Filter(Processor):
+    """Drop every record that reaches it; the record counts as acked.
+
+    Without a ``condition`` on the processor, nothing passes.
+    """
+
+    name: ClassVar[str] = "filter"
+    shares_records: ClassVar[bool] = True
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def process(self, record: Record) -> Drop:
+        return DROP
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        return [DROP] * len(records)

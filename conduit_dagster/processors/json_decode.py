@@ -1,0 +1,116 @@
+"""``json.decode``: turn JSON text into what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
+
+import msgspec
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.settings import DataField
+from conduit_dagster.reference import Reference, kind_of
+
+_decode = msgspec.json.Decoder().decode
+_MARK: Final = b"\xef\xbb\xbf"
+_EXCERPT: Final = 60
+
+
+class JsonDecodeSettings(ProcessorSettings):
+    """Settings of ``json.decode``."""
+
+    field: DataField = Describe(
+        description="The field that holds JSON, such as `.Payload.After`: raw data, or text in a document.",
+    )
+
+
+class JsonDecode(InPlaceProcessor):
+    """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
+
+    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data become
+    null, a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
+    missing, null or already a document stays as it is. Of two equal keys the last one counts.
+    """
+
+    name: ClassVar[str] = "json.decode"
+    Settings: ClassVar[type[ProcessorSettings]] = JsonDecodeSettings
+    settings: JsonDecodeSettings
+
+    def __init__(self, settings: JsonDecodeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+        self.loop = _loop(self._field)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self._field.root == "key"
+
+    @override
+    def change(self, record: Record) -> None:
+        self._field.create_way(record)
+        value = self._field.get(record)
+        if isinstance(value, bytes | str):
+            self._field.set(record, self._decoded(value))
+        elif value is not None and not isinstance(value, dict):
+            raise self._invalid(f"is {kind_of(value)}, not JSON text")
+
+    def _decoded(self, text: bytes | str) -> Any:
+        try:
+            value = _decode(text) if text else None
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+            raise self._invalid(
+                f"is no JSON: {_reason(error, text)}; it begins with {_excerpt(text)}"
+            ) from None
+        if not self._field.path and isinstance(value, list | int | float):
+            raise self._invalid(f"is JSON but no document: {kind_of(value)}, {_excerpt(text)}")
+        return value
+
+    def _invalid(self, what: str) -> ProcessError:
+        return ProcessError(f"{self.settings.field} {what}", code="json.decode.invalid")
+
+
+def _loop(field: Reference) -> Loop | None:
+    if field.root != "after" or len(field.path) > 1:
+        return None
+    return _nested_loop(field.path[0]) if field.path else _payload_loop()
+
+
+def _payload_loop() -> Loop:
+    # the type makes everything but a document raise, for change to look at
+    decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            record.after = decode(record.after)
+
+    return loop
+
+
+def _nested_loop(name: str) -> Loop:
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            after = record.after
+            text = after.get(name)
+            if text is not None:
+                after[name] = _decode(text)
+
+    return loop
+
+
+def _reason(error: Exception, text: bytes | str) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    if isinstance(error, UnicodeError):
+        return f"it is no UTF-8 ({error})"
+    if isinstance(text, bytes) and text.startswith(_MARK):
+        return "a byte-order mark stands before it"
+    return str(error).removeprefix("JSON is malformed: ")
+
+
+def _excerpt(text: bytes | str) -> str:
+    start = text[:_EXCERPT] if isinstance(text, str) else text[:_EXCERPT].decode(errors="replace")
+    return repr(start) + ("…" if len(text) > _EXCERPT else "")

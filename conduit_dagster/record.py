@@ -1,0 +1,146 @@
+"""The OpenCDC record, and its layout as JSON.
+
+Inside a Spark task a record is one :class:`Record`. A payload is *raw* (``bytes``), a *document* (``dict``) or ``None``.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any, Literal
+
+import msgspec
+
+Document = dict[str, Any]
+Data = Document | bytes | None
+Operation = Literal["create", "update", "delete", "snapshot"]
+OPERATIONS: tuple[Operation, ...] = ("create", "update", "delete", "snapshot")
+
+COLLECTION = "opencdc.collection"
+CREATED_AT = "opencdc.createdAt"
+READ_AT = "opencdc.readAt"
+SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
+DLQ_NACK_ERROR = "conduit.dlq.nack.error"
+DLQ_NACK_NODE_ID = "conduit.dlq.nack.node.id"
+
+
+class Record(msgspec.Struct, gc=False):
+    """One OpenCDC record.
+
+    ``position`` is what the connector chose; an ``int`` stands for its decimal text and becomes text only where it is
+    written. ``metadata`` is shared between the records of a split: replace it, never change it in place.
+    """
+
+    position: int | str
+    metadata: dict[str, str]
+    after: Data = None
+    key: Data = None
+    before: Data = None
+    operation: str = "create"
+
+    @property
+    def collection(self) -> str:
+        """The record's namespace: its ``opencdc.collection``, or an empty string."""
+        return self.metadata.get(COLLECTION, "")
+
+
+class Nack(msgspec.Struct, frozen=True):
+    """Why a record was refused: a stable error code and a message for people."""
+
+    code: str
+    message: str
+
+
+class Payload(msgspec.Struct, gc=False):
+    """The ``payload`` object of a record's JSON."""
+
+    before: Any
+    after: Any
+
+
+class Envelope(msgspec.Struct, gc=False):
+    """A record as Conduit writes it: raw data is base64 text, a document is an object."""
+
+    position: bytes
+    operation: str
+    metadata: Any
+    key: Any
+    payload: Payload
+
+
+class _Read(msgspec.Struct):
+    before: Document | str | None = None
+    after: Document | str | None = None
+
+
+class _ReadEnvelope(msgspec.Struct):
+    position: str
+    operation: str
+    metadata: dict[str, str]
+    key: Document | str | None
+    payload: _Read
+
+
+def envelope(record: Record) -> Envelope:
+    """The record in Conduit's JSON layout, sharing its parts with the record."""
+    return Envelope(
+        str(record.position).encode(),
+        record.operation,
+        record.metadata,
+        record.key,
+        Payload(record.before, record.after),
+    )
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(_ReadEnvelope).decode
+
+
+def encode(record: Record) -> bytes:
+    """One line of OpenCDC JSON, without its end. Raises what msgspec raises for a value that JSON cannot hold."""
+    return _encode(envelope(record))
+
+
+def decode(line: bytes) -> Record:
+    """The record of one line that :func:`encode` wrote. Raises ``msgspec.DecodeError`` for anything else."""
+    read = _decode(line)
+    return Record(
+        base64.b64decode(read.position).decode(),
+        read.metadata,
+        _data(read.payload.after),
+        _data(read.key),
+        _data(read.payload.before),
+        read.operation,
+    )
+
+
+def _data(value: Document | str | None) -> Data:
+    return base64.b64decode(value) if isinstance(value, str) else value
+
+
+def copy_document(document: Document) -> Document:
+    """A copy that shares no dict or list with ``document``."""
+    return {k: v if type(v) not in _COPIERS else _COPIERS[type(v)](v) for k, v in document.items()}
+
+
+def _copy_list(values: list[Any]) -> list[Any]:
+    return [v if type(v) not in _COPIERS else _COPIERS[type(v)](v) for v in values]
+
+
+_COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_list}
+
+
+def copy(record: Record) -> Record:
+    """An independent copy: what one branch does to it, no other sees (CASES C21). Metadata stays shared until written."""
+    return Record(
+        record.position,
+        record.metadata,
+        _copy_data(record.after),
+        _copy_data(record.key),
+        _copy_data(record.before),
+        record.operation,
+    )
+
+
+def _copy_data(value: Data) -> Data:
+    return copy_document(value) if isinstance(value, dict) else value

@@ -1,0 +1,319 @@
+"""References to the fields of a record, in Conduit's syntax, such as ``.Payload.After.address.city``.
+
+A name that holds a dot stands in brackets: ``.Payload.After["a.b"]``. After ``.Metadata.`` all is one name.
+What resolving creates and refuses is what Conduit's own output shows (``golden/exclude``, ``rename-nested``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from conduit_dagster.record import OPERATIONS, Data, Document, Record
+
+Root = Literal["after", "before", "key", "metadata", "operation", "position"]
+
+_ROOTS: Final[dict[str, Root]] = {
+    ".Payload.After": "after",
+    ".Payload.Before": "before",
+    ".Key": "key",
+    ".Metadata": "metadata",
+    ".Operation": "operation",
+    ".Position": "position",
+}
+_QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
+_SEGMENT = re.compile(rf"\.(?P<plain>[^.\[]+)|\[(?P<quoted>{_QUOTED})\]", re.DOTALL)
+_METADATA_ENTRY = re.compile(r"\$?\.Metadata\.")
+_ESCAPED = re.compile(r"""\\(["'\\])""")
+_KINDS: Final[dict[type, str]] = {
+    bytes: "raw data",
+    str: "text",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "a document",
+}
+
+
+class ReferenceSyntaxError(ValueError):
+    """A text that is no reference. ``column`` counts characters from 0; ``fix`` is what to write instead."""
+
+    def __init__(self, message: str, column: int, fix: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.column = column
+        self.fix = fix
+
+
+class FieldError(Exception):
+    """What keeps a field of one record from being reached or changed: that record's nack."""
+
+    code = "field.error"
+
+
+class UnresolvedReferenceError(FieldError):
+    """The way to the field leads through what is no document."""
+
+    code = "field.unresolved"
+
+
+class UnsuitableValueError(FieldError):
+    """The field cannot take the value, or cannot be changed at all."""
+
+    code = "field.unsuitable"
+
+
+class _Segment(NamedTuple):
+    name: str
+    column: int
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A field of a record.
+
+    Reading never changes the record. Changing a field creates the documents on the way to it.
+    """
+
+    text: str
+    root: Root
+    path: tuple[str, ...]
+
+    @staticmethod
+    def parse(text: str) -> Reference:
+        """The reference that ``text`` spells. Raises :class:`ReferenceSyntaxError`."""
+        if match := _METADATA_ENTRY.match(text):
+            return _MetadataReference(text, "metadata", (_metadata_name(text, match.end()),))
+        segments = list(_segments(text))
+        root, taken = _root(text, segments)
+        path = tuple(segment.name for segment in segments[taken:])
+        if root in ("operation", "position") or (root == "metadata" and len(path) > 1):
+            _refuse_path(text, segments[taken + (root == "metadata") :])
+        return _CLASSES[root](text, root, path)
+
+    def get(self, record: Record) -> Any:
+        """The field's value, ``None`` where it is missing. Raises :class:`UnresolvedReferenceError`."""
+        raise NotImplementedError
+
+    def set(self, record: Record, value: Any) -> None:
+        """Make the field hold ``value``, which is the record's from then on. Raises :class:`FieldError`."""
+        raise self._fixed("set")
+
+    def delete(self, record: Record) -> None:
+        """Remove the field; one that is missing is no error. Raises :class:`FieldError`."""
+        raise self._fixed("removed")
+
+    def rename(self, record: Record, name: str) -> None:
+        """Give the field another name; a missing one becomes a null. Raises :class:`FieldError`."""
+        raise self._fixed("renamed")
+
+    def create_way(self, record: Record) -> None:
+        """Create the missing documents on the way to the field, as Conduit does in all that names a field."""
+
+    def _fixed(self, change: str) -> UnsuitableValueError:
+        return UnsuitableValueError(f"{self.text} cannot be {change}")
+
+
+class _DataReference(Reference):
+    """A field of the key or of a payload, or one of these as a whole."""
+
+    def get(self, record: Record) -> Any:
+        value = getattr(record, self.root)
+        for name in self.path:
+            if value is None:
+                return None
+            if not isinstance(value, dict):
+                raise self._blocked(record)
+            value = value.get(name)
+        return value
+
+    def set(self, record: Record, value: Any) -> None:
+        if self.path:
+            self.parent(record)[self.path[-1]] = value
+        else:
+            setattr(record, self.root, self._data(value))
+
+    def delete(self, record: Record) -> None:
+        if self.path:
+            self.parent(record).pop(self.path[-1], None)
+        else:
+            setattr(record, self.root, None)
+
+    def rename(self, record: Record, name: str) -> None:
+        if not self.path:
+            raise self._fixed("renamed")
+        parent = self.parent(record)
+        parent[name] = parent.pop(self.path[-1], None)
+
+    def create_way(self, record: Record) -> None:
+        if self.path:
+            self.parent(record)
+
+    def parent(self, record: Record) -> Document:
+        """The document that holds the field. What is missing or null on the way becomes a document."""
+        document = getattr(record, self.root)
+        if document is None:
+            setattr(record, self.root, document := Document())
+        for name in self.path[:-1]:
+            if not isinstance(document, dict):
+                break
+            inner = document.get(name)
+            if inner is None:
+                inner = document[name] = Document()
+            document = inner
+        if not isinstance(document, dict):
+            raise self._blocked(record)
+        return document
+
+    def _blocked(self, record: Record) -> UnresolvedReferenceError:
+        depth, value = 0, getattr(record, self.root)
+        while isinstance(value, dict):
+            value = value[self.path[depth]]
+            depth += 1
+        place = _spell(self.root, self.path[:depth])
+        advice = "put json.decode before" if isinstance(value, bytes | str) else "refer to the field itself"
+        return UnresolvedReferenceError(
+            f"{place} does not contain structured data but {kind_of(value)}: {advice}"
+        )
+
+    def _data(self, value: Any) -> Data:
+        if value is None or isinstance(value, dict | bytes):
+            return value
+        if isinstance(value, str):
+            return value.encode()
+        raise UnsuitableValueError(f"{self.text} takes a document, text or null, not {kind_of(value)}")
+
+
+class _MetadataReference(Reference):
+    """One entry of the metadata, or all of it. The dict is replaced: other records share it."""
+
+    def get(self, record: Record) -> Any:
+        return record.metadata.get(self.path[0]) if self.path else record.metadata
+
+    def set(self, record: Record, value: Any) -> None:
+        if value is None:
+            self.delete(record)
+        elif self.path:
+            record.metadata = {**record.metadata, self.path[0]: self._text(value)}
+        elif isinstance(value, dict):
+            record.metadata = {str(k): self._text(v) for k, v in value.items()}
+        else:
+            raise UnsuitableValueError(f"{self.text} takes a document of texts, not {kind_of(value)}")
+
+    def delete(self, record: Record) -> None:
+        gone = self.path or record.metadata
+        record.metadata = {k: v for k, v in record.metadata.items() if k not in gone}
+
+    def rename(self, record: Record, name: str) -> None:
+        if not self.path:
+            raise self._fixed("renamed")
+        value = record.metadata.get(self.path[0], "")
+        self.delete(record)
+        record.metadata[name] = value
+
+    def _text(self, value: Any) -> str:
+        if isinstance(value, str):
+            return value
+        raise UnsuitableValueError(f"{self.text} takes text, not {kind_of(value)}: write str(...) around it")
+
+
+class _OperationReference(Reference):
+    def get(self, record: Record) -> Any:
+        return record.operation
+
+    def set(self, record: Record, value: Any) -> None:
+        if value not in OPERATIONS:
+            raise UnsuitableValueError(f"operation {value!r} is unknown: one of {', '.join(OPERATIONS)}")
+        record.operation = value
+
+
+class _PositionReference(Reference):
+    def get(self, record: Record) -> Any:
+        return str(record.position)
+
+
+_CLASSES: Final[dict[Root, type[Reference]]] = {
+    "after": _DataReference,
+    "before": _DataReference,
+    "key": _DataReference,
+    "metadata": _MetadataReference,
+    "operation": _OperationReference,
+    "position": _PositionReference,
+}
+
+
+def kind_of(value: Any) -> str:
+    """What a value is, in words for people."""
+    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
+
+
+def unquote(text: str) -> str:
+    """What a quoted name says: a backslash escapes a quote or a backslash and nothing else."""
+    return _ESCAPED.sub(r"\1", text[1:-1])
+
+
+def _metadata_name(text: str, at: int) -> str:
+    name = text[at:]
+    if not name or "[" in name:
+        fix = 'write .Metadata.name, or .Metadata["name"]'
+        raise ReferenceSyntaxError(f"{text!r} names no metadata entry", at, fix)
+    return name
+
+
+def _segments(text: str) -> Iterator[_Segment]:
+    at = 1 if text.startswith("$.") else 0
+    while at < len(text) or at == 0:
+        match = _SEGMENT.match(text, at)
+        if match is None:
+            raise _malformed(text, at)
+        name = match["plain"] or unquote(match["quoted"])
+        yield _Segment(name, at)
+        at = match.end()
+
+
+def _malformed(text: str, at: int) -> ReferenceSyntaxError:
+    if at == 0:
+        return ReferenceSyntaxError(f"{text!r} is no reference", 0, f"begin with {_either(_ROOTS)}")
+    if text[at] == "[":
+        fix = 'write a name in quotes, such as ["first name"]; items of a list have no reference'
+        return ReferenceSyntaxError(f"{text!r}: a bracket holds no quoted name", at, fix)
+    return ReferenceSyntaxError(f"{text!r}: a name is missing", at, 'write a name after the dot, or ["…"]')
+
+
+def _root(text: str, segments: list[_Segment]) -> tuple[Root, int]:
+    for length in (1, 2):
+        spelling = "." + ".".join(segment.name for segment in segments[:length])
+        if length <= len(segments) and spelling in _ROOTS:
+            return _ROOTS[spelling], length
+    written = "." + ".".join(segment.name for segment in segments[:2])
+    wrong = segments[1] if segments[0].name == "Payload" and len(segments) > 1 else segments[0]
+    raise ReferenceSyntaxError(f"{text!r} begins with no part of a record", wrong.column, _nearest(written))
+
+
+def _nearest(written: str) -> str:
+    spellings = {root.lower(): root for root in _ROOTS}
+    candidates = [written.lower(), "." + written.lower().split(".")[1]]
+    for candidate in candidates:
+        if found := difflib.get_close_matches(candidate, spellings, n=1, cutoff=0.7):
+            return f"did you mean {spellings[found[0]]}?"
+    return f"begin with {_either(_ROOTS)}"
+
+
+def _refuse_path(text: str, rest: list[_Segment]) -> None:
+    if rest:
+        fix = f"end it here: {text[: rest[0].column]}"
+        raise ReferenceSyntaxError(f"{text!r} goes on after a part that has no fields", rest[0].column, fix)
+
+
+def _spell(root: Root, path: tuple[str, ...]) -> str:
+    start = next(text for text, name in _ROOTS.items() if name == root)
+    return start + "".join(f".{name}" if re.fullmatch(r"[^.\[]+", name) else f'["{name}"]' for name in path)
+
+
+def _either(words: dict[str, Root]) -> str:
+    *most, last = words
+    return f"{', '.join(most)} or {last}"

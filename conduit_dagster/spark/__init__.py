@@ -1,0 +1,1 @@
+"""Spark: which Java, which session, and jobs that can be cancelled."""

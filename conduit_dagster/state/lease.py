@@ -1,0 +1,169 @@
+"""One owner per pipeline: an epoch and a heartbeat (DELIVERY.md, Leases)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.schema import pipelines
+
+
+class LeaseLost(TransientError):
+    """Somebody else owns the pipeline now; this process must not decide anything any more."""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str:
+    """When the process was started, in the kernel's own count; empty when there is none."""
+    stat = _read(f"/proc/{pid}/stat")
+    fields = stat.rpartition(")")[2].split()
+    return "" if not fields or fields[0] in "ZX" else fields[19]
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def myself() -> dict[str, Any]:
+    """This process, such that another one on the same machine can tell whether it still lives."""
+    return {
+        "host": socket.gethostname(),
+        "boot": _read("/proc/sys/kernel/random/boot_id"),
+        "namespace": _namespace(),
+        "pid": os.getpid(),
+        "started": _started(os.getpid()),
+    }
+
+
+def is_dead(owner: dict[str, Any]) -> bool:
+    """Whether the owner certainly does not run any more: it ran on this machine, since this boot, and is gone."""
+    here = myself()
+    same = all(here[name] and here[name] == owner.get(name) for name in ("boot", "namespace"))
+    return same and _started(int(owner["pid"])) != owner["started"]
+
+
+class Lease:
+    """The right to run one pipeline, kept by a heartbeat until it is released."""
+
+    def __init__(self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float) -> None:
+        self.pipeline = pipeline
+        self.epoch = epoch
+        self._engine = engine
+        self._seconds = seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name=f"lease-{pipeline}", daemon=True)
+        self._thread.start()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(self._seconds / 4):
+            try:
+                with self._engine.begin() as connection:
+                    connection.execute(self._mine().values(heartbeat=pipelines.c.heartbeat + 1))
+            except SQLAlchemyError:
+                continue  # the next transaction of the protocol says it, with the epoch checked
+
+    def _mine(self) -> sa.Update:
+        return sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline, pipelines.c.epoch == self.epoch)
+
+    def guard(self, connection: sa.Connection, **values: Any) -> None:
+        """Part of every transaction of the protocol: it commits only under our epoch."""
+        changed = connection.execute(self._mine().values(updated_ns=time.time_ns(), **values))
+        if changed.rowcount != 1:
+            raise LeaseLost(
+                f"another process has taken over pipeline {self.pipeline}",
+                code="lease.lost",
+                fix="nothing to do if the other run is wanted; see pipelines describe for its owner",
+            )
+
+    def release(self) -> None:
+        """Ends the heartbeat and frees the pipeline for the next run at once."""
+        self._ended.set()
+        self._thread.join()
+        try:
+            with self._engine.begin() as connection:
+                connection.execute(self._mine().values(owner=""))
+        except SQLAlchemyError:
+            return  # whoever comes next waits for the lease's time
+
+
+def acquire(
+    engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False
+) -> Lease:
+    """Takes the pipeline over, when it is free or its owner is dead or silent for ``seconds``.
+
+    Raises ``TransientError`` (``lease.held``) when the owner shows a heartbeat.
+    """
+    _ensure(engine, pipeline)
+    seen = _look(engine, pipeline)
+    until = time.monotonic() + seconds
+    while not _is_free(seen) and time.monotonic() < until and not cancelled():
+        time.sleep(min(0.05, seconds / 10))
+        now = _look(engine, pipeline)
+        if now["heartbeat"] != seen["heartbeat"] and not _is_free(now):
+            raise _held(pipeline, now["owner"])
+        seen = now
+    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds)
+
+
+def _is_free(row: dict[str, Any]) -> bool:
+    return not row["owner"] or is_dead(json.loads(row["owner"]))
+
+
+def _held(pipeline: str, owner: str) -> TransientError:
+    who = json.loads(owner)
+    return TransientError(
+        f"pipeline {pipeline} is already running, in process {who['pid']} on {who['host']}",
+        code="lease.held",
+        fix="stop that run first, or leave it to its work",
+    )
+
+
+def _ensure(engine: sa.Engine, pipeline: str) -> None:
+    fresh: dict[str, Any] = {
+        "pipeline": pipeline, "epoch": 0, "heartbeat": 0, "owner": "", "status": "stopped", "reason": "user",
+        "error": "", "next_step": 1, "window": "", "file": "", "updated_ns": time.time_ns(),
+    }  # fmt: skip
+    with engine.begin() as connection:
+        known = connection.execute(sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == pipeline)).first()
+        if known is None:
+            connection.execute(pipelines.insert().values(**fresh))
+
+
+def _look(engine: sa.Engine, pipeline: str) -> dict[str, Any]:
+    with engine.connect() as connection:
+        row = connection.execute(sa.select(pipelines).where(pipelines.c.pipeline == pipeline)).mappings().one()
+        return dict(row)
+
+
+def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
+    """Compare and set of the epoch: of two contenders one wins."""
+    epoch = int(seen["epoch"]) + 1
+    with engine.begin() as connection:
+        changed = connection.execute(
+            sa.update(pipelines)
+            .where(pipelines.c.pipeline == pipeline, pipelines.c.epoch == seen["epoch"])
+            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(myself()))
+        )
+        if changed.rowcount != 1:
+            now = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar_one()
+            raise _held(pipeline, now)
+    return epoch

@@ -1,0 +1,113 @@
+"""The tables of the state store. Records never go there."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, Text
+
+VERSION = 1
+"""Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
+
+metadata = MetaData()
+
+meta = Table(
+    "conduit_meta", metadata, Column("name", String(64), primary_key=True), Column("value", Text, nullable=False)
+)
+
+pipelines = Table(
+    "conduit_pipelines",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("epoch", BigInteger, nullable=False),
+    Column("heartbeat", BigInteger, nullable=False),
+    Column("owner", Text, nullable=False),  # JSON; empty when nobody holds the lease
+    Column("status", String(16), nullable=False),
+    Column("reason", String(16), nullable=False),  # user | system | empty
+    Column("error", Text, nullable=False),  # JSON of the first error; empty when there is none
+    Column("next_step", BigInteger, nullable=False),
+    Column("window", Text, nullable=False),  # '1' a nack, '0' an ack, the newest last
+    Column("file", Text, nullable=False),
+    Column("updated_ns", BigInteger, nullable=False),
+)
+
+sources = Table(
+    "conduit_sources",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("generation", BigInteger, nullable=False),
+    Column("unit", Text, nullable=False),  # JSON: which data this is
+    Column("position", Text, nullable=False),  # JSON
+    Column("records", BigInteger, nullable=False),  # handled end to end in all generations: the next record's offset
+    Column("acked", BigInteger, nullable=False),
+    Column("filtered", BigInteger, nullable=False),
+    Column("nacked", BigInteger, nullable=False),
+)
+
+consumers = Table(
+    "conduit_consumers",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("consumer", String(256), primary_key=True),
+    Column("kind", String(8), nullable=False),  # data | dlq
+    Column("delivered", BigInteger, nullable=False),  # records
+    Column("step", BigInteger, nullable=False),  # the last step it has handled
+    Column("target", Text, nullable=False),  # JSON that the destination gave after its last delivery
+)
+
+steps = Table(
+    "conduit_steps",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("state", String(8), nullable=False),  # planned | prepared | done | void
+    Column("plan", Text, nullable=False),  # JSON
+    Column("decision", Text, nullable=False),  # JSON, from prepared on
+    Column("planned_ns", BigInteger, nullable=False),
+    Column("done_ns", BigInteger, nullable=False),
+)
+
+deliveries = Table(
+    "conduit_deliveries",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("consumer", String(256), primary_key=True),
+    Column("hash", String(64), nullable=False),
+    Column("state", String(8), nullable=False),  # open | done | void
+)
+
+dead_letters = Table(
+    "conduit_dead_letters",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("source", String(256), nullable=False),
+    Column("generation", BigInteger, nullable=False),
+    Column("position", Text, nullable=False),
+    Column("offset", BigInteger, nullable=False),
+    Column("node", String(512), nullable=False),
+    Column("code", String(128), nullable=False),
+    Column("message", Text, nullable=False),
+    Column("at_ns", BigInteger, nullable=False),
+)
+
+owners = Table(
+    "conduit_owners",
+    metadata,
+    Column("thing", String(768), primary_key=True),  # an absolute path, for example
+    Column("pipeline", String(128), nullable=False),
+    Column("consumer", String(256), nullable=False),
+    Column("held", Boolean, nullable=False),
+)
+
+history = Table(
+    "conduit_history",
+    metadata,
+    Column("id", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    Column("pipeline", String(128), nullable=False),
+    Column("at_ns", BigInteger, nullable=False),
+    Column("event", String(64), nullable=False),
+    Column("detail", Text, nullable=False),  # JSON
+    Index("conduit_history_by_pipeline", "pipeline", "id"),
+)

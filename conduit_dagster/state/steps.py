@@ -1,0 +1,93 @@
+"""What a step is at rest: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True):
+    """What one task staged for one delivery."""
+
+    name: str
+    records: int
+    bytes: int
+    sha256: str
+
+
+class Range(msgspec.Struct, frozen=True):
+    """The positions ``(start, end]`` of one source in one step."""
+
+    source: str
+    generation: int
+    start: Any
+    end: Any
+    offset: int
+    """How many records of the source lie before it: the offset of its first record."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """Written before anything is read."""
+
+    step: int
+    clock_ns: int
+    """The step's time: ``now()`` and ``readAt``, so that a repeat gives the same bytes."""
+    ranges: list[Range]
+    targets: dict[str, str | None] = {}
+    """What each destination resolved to when the step was planned."""
+
+
+class SourceCount(msgspec.Struct):
+    """What became of the records of one source: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""
+
+    read: int = 0
+    filtered: int = 0
+    nacked: int = 0
+
+
+class StagedDelivery(msgspec.Struct, frozen=True):
+    """One consumer's share of a step, under its hash."""
+
+    consumer: str
+    kind: str
+    hash: str
+    staging: str
+    parts: list[Part]
+    target: dict[str, Any]
+
+    @property
+    def records(self) -> int:
+        """How many records it holds."""
+        return sum(part.records for part in self.parts)
+
+
+class DeadLetter(msgspec.Struct, frozen=True):
+    """One row of the dead-letter index: where the record came from and why it was nacked. Not the record."""
+
+    source: str
+    generation: int
+    position: str
+    offset: int
+    node: str
+    code: str
+    message: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Fixed in one transaction; from there on it never changes, whatever happens to code, file or process."""
+
+    splits: list[list[dict[str, Any]]]
+    """The splits of each task, so that staging that is lost can be rebuilt to the same parts."""
+    sources: dict[str, SourceCount]
+    deliveries: list[StagedDelivery]
+    window: str
+    filtered: dict[str, int] = {}
+    """Records that each node dropped, destination by destination for those behind the fan-out."""
+    nacked: dict[str, int] = {}
+    """Nacks by ``node code``."""
+
+
+def encode(value: msgspec.Struct) -> str:
+    """As the store keeps it."""
+    return msgspec.json.encode(value).decode()

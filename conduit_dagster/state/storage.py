@@ -1,0 +1,158 @@
+"""Files under a URL that both fsspec and Spark open: staging, and later the commit log's segments.
+
+A plain path or a ``file://`` URL is the local disk, where durability means fsync of the file and of its folder; other
+URLs go through fsspec, where closing an object makes it durable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import fsspec
+
+_CHUNK = 1 << 20
+
+
+def local_path(url: str) -> Path | None:
+    """The local path behind ``url``, or None where it is somewhere else."""
+    if url.startswith("file://"):
+        return Path(url.removeprefix("file://"))
+    return None if "://" in url else Path(url)
+
+
+def join(url: str, *names: str) -> str:
+    """``url`` with names appended."""
+    return "/".join([url.rstrip("/"), *names])
+
+
+def safe_name(name: str) -> str:
+    """``name`` as one path component: a pipeline may be called ``..``."""
+    return quote(name, safe="-_") if name.strip(".") else name.replace(".", "%2E")
+
+
+def _remote(url: str) -> tuple[Any, str]:
+    return fsspec.core.url_to_fs(url)
+
+
+def make_folder(url: str) -> None:
+    """Creates a folder and its parents; nothing happens where it is there."""
+    path = local_path(url)
+    if path is not None:
+        path.mkdir(parents=True, exist_ok=True)
+    else:
+        fs, name = _remote(url)
+        fs.makedirs(name, exist_ok=True)
+
+
+def create(url: str) -> IO[bytes]:
+    """Opens a new file for writing; an existing one is an error, never overwritten."""
+    path = local_path(url)
+    if path is not None:
+        return path.open("xb", buffering=0)
+    fs, name = _remote(url)
+    return fs.open(name, "xb")
+
+
+def open_read(url: str) -> IO[bytes]:
+    """Opens a file for reading."""
+    path = local_path(url)
+    if path is not None:
+        return path.open("rb")
+    fs, name = _remote(url)
+    return fs.open(name, "rb")
+
+
+def size(url: str) -> int | None:
+    """The file's length in bytes, or None where there is none."""
+    path = local_path(url)
+    if path is not None:
+        return path.stat().st_size if path.is_file() else None
+    fs, name = _remote(url)
+    return int(fs.size(name)) if fs.exists(name) else None
+
+
+def sync_folder(url: str) -> None:
+    """Makes the folder's entries durable: without it a crash may lose a file whose bytes are safe."""
+    path = local_path(url)
+    if path is None:
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_folder(url: str) -> None:
+    """Removes a folder and all in it; nothing happens where there is none."""
+    path = local_path(url)
+    if path is not None:
+        shutil.rmtree(path, ignore_errors=True)
+        return
+    fs, name = _remote(url)
+    if fs.exists(name):
+        fs.rm(name, recursive=True)
+
+
+def folders(url: str) -> list[str]:
+    """The names of the folders directly below."""
+    path = local_path(url)
+    if path is not None:
+        return sorted(p.name for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
+    fs, name = _remote(url)
+    entries = fs.ls(name, detail=True) if fs.exists(name) else []
+    return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
+
+
+def chunks(url: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
+    """The bytes from ``start``, at most ``length`` of them, a piece at a time."""
+    left = length if length is not None else 1 << 62
+    with open_read(url) as file:
+        file.seek(start)
+        while left and (data := file.read(min(_CHUNK, left))):
+            left -= len(data)
+            yield data
+
+
+def digest(url: str, start: int = 0, length: int | None = None) -> tuple[int, str]:
+    """Length and SHA-256 of a range of a file."""
+    total, sha = 0, hashlib.sha256()
+    for data in chunks(url, start, length):
+        total += len(data)
+        sha.update(data)
+    return total, sha.hexdigest()
+
+
+class NewFile:
+    """A file being written: counted and digested on the way, durable once :meth:`finish` has returned."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.bytes = 0
+        self._sha = hashlib.sha256()
+        self._file = create(url)
+
+    def write(self, data: bytes) -> None:
+        """Appends. A full disk raises ``OSError``, and nothing of the file counts."""
+        view = memoryview(data)
+        while view:
+            view = view[self._file.write(view) :]
+        self._sha.update(data)
+        self.bytes += len(data)
+
+    def finish(self) -> str:
+        """Syncs and closes; gives the SHA-256 of all that was written."""
+        if local_path(self.url) is not None:
+            os.fsync(self._file.fileno())
+        self._file.close()
+        return self._sha.hexdigest()
+
+    def abort(self) -> None:
+        """Closes without a promise."""
+        self._file.close()

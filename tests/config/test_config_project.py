@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.config import Project
+
+
+def project(folder: Path, text: str | None = None, **env: str) -> Project:
+    if text is not None:
+        (folder / "conduit.yaml").write_text(text)
+    return Project.find(folder, env)
+
+
+def places(found: Project) -> list[tuple[str, str, int, int, str]]:
+    return [(f.code, Path(f.file).name, f.line, f.column, f.path) for f in found.findings]
+
+
+def test_the_nearest_parent_with_settings_is_the_root(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "conduit.yaml").write_text("")
+    (tmp_path / "a" / "conduit.yaml").write_text("")
+    assert Project.find(tmp_path / "a" / "b", {}).root == tmp_path / "a"
+
+
+def test_without_settings_the_start_is_the_root(tmp_path: Path) -> None:
+    found = project(tmp_path)
+    assert (found.root, found.findings) == (tmp_path, ())
+    assert found.pipelines_path == tmp_path / "pipelines"
+    assert found.state_url == f"sqlite:///{tmp_path}/.conduit/state.db"
+    assert found.staging_url == str(tmp_path / ".conduit" / "staging")
+    assert (found.settings.spark.url, found.settings.state.lease) == ("local[*]", 10.0)
+    assert found.settings.recovery.max_delay == 600.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "pipelines.path: p\npipelines.error-recovery.max-retries: 3\n"
+        "spark.conf.spark.a.b: 1\nlog.level: debug\n",
+        "pipelines: {path: p, error-recovery: {max-retries: 3}}\n"
+        "spark: {conf: {spark.a.b: 1}}\nlog: {level: debug}\n",
+        "pipelines: {path: p}\npipelines.error-recovery: {max-retries: 3}\n"
+        "spark.conf: {spark: {a.b: 1}}\nlog.level: debug\n",
+        "pipelines.path: p\nrecovery: {max-retries: 3}\nspark: {conf.spark.a.b: 1}\nlog.level: debug\n",
+    ],
+)
+def test_dotted_and_nested_keys(tmp_path: Path, text: str) -> None:
+    found = project(tmp_path, text)
+    assert found.findings == ()
+    settings = found.settings
+    assert (settings.pipelines.path, settings.recovery.max_retries) == ("p", 3)
+    assert (settings.spark.conf, settings.log.level) == ({"spark.a.b": "1"}, "debug")
+
+
+def test_the_environment_wins(tmp_path: Path) -> None:
+    found = project(
+        tmp_path,
+        "pipelines.path: p\nstate.lease: 1s\nspark.url: x\n",
+        CONDUIT_PIPELINES_PATH="q",
+        CONDUIT_PIPELINES="r",
+        CONDUIT_STATE_LEASE="7s",
+        CONDUIT_STATE_URL="postgresql://x",
+        CONDUIT_SPARK_URL="sc://y",
+        CONDUIT_PIPELINES_ERROR_RECOVERY_MAX_RETRIES="4",
+        CONDUIT_PIPELINES_EXIT_ON_DEGRADED="true",
+        CONDUIT_HOME="home",
+    )
+    settings = found.settings
+    assert found.findings == ()
+    assert (settings.pipelines.path, settings.state.lease, found.state_url) == ("q", 7.0, "postgresql://x")
+    assert (settings.spark.url, settings.recovery.max_retries, settings.pipelines.exit_on_degraded) == (
+        "sc://y",
+        4,
+        True,
+    )
+    assert found.home == tmp_path / "home"
+
+
+def test_the_short_name_of_the_pipelines_folder(tmp_path: Path) -> None:
+    assert project(tmp_path, CONDUIT_PIPELINES="r").pipelines_path == tmp_path / "r"
+
+
+def test_variables_in_the_file(tmp_path: Path) -> None:
+    found = project(tmp_path, "state.url: $DB\nspark.url: $NOPE\n", DB="postgresql://x")
+    assert found.state_url == "postgresql://x"
+    assert places(found) == [("config.env_unset", "conduit.yaml", 2, 12, "/spark.url")]
+
+
+def test_findings(tmp_path: Path) -> None:
+    text = (
+        "log: {level: debugg}\nfoo: 1\nspark:\n  paralellism: 2\n  parallelism: 0\n"
+        "state.lease: 5\ndb.type: x\n"
+    )
+    found = project(tmp_path, text)
+    assert places(found) == [
+        ("config.field_invalid", "conduit.yaml", 1, 14, "/log/level"),
+        ("config.field_unknown", "conduit.yaml", 2, 1, "/foo"),
+        ("config.field_unknown", "conduit.yaml", 4, 3, "/spark/paralellism"),
+        ("config.field_invalid", "conduit.yaml", 5, 16, "/spark/parallelism"),
+        ("config.field_invalid", "conduit.yaml", 6, 14, "/state/lease"),
+        ("config.field_ignored", "conduit.yaml", 7, 1, "/db.type"),
+    ]
+    assert (found.settings.log.level, found.settings.state.lease) == ("info", 10.0)
+
+
+def test_a_bad_variable_is_named_and_left_out(tmp_path: Path) -> None:
+    found = project(tmp_path, "state.lease: 3s\n", CONDUIT_STATE_LEASE="7")
+    assert places(found) == [("config.field_invalid", "$CONDUIT_STATE_LEASE", 1, 1, "/state/lease")]
+    assert found.settings.state.lease == 3.0
+
+
+def test_delays(tmp_path: Path) -> None:
+    found = project(tmp_path, "recovery.min-delay: 2h\n")
+    expected = ("config.field_invalid", "conduit.yaml", 1, 21, "/pipelines/error-recovery/min-delay")
+    assert places(found) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: [1\n", "config.parse_error"),
+        ("- x\n", "config.parse_error"),
+        ("a: 1\na: 2\n", "config.key_duplicate"),
+    ],
+)
+def test_a_file_that_is_no_yaml_still_gives_a_project(tmp_path: Path, text: str, code: str) -> None:
+    found = project(tmp_path, text)
+    assert code in [finding.code for finding in found.findings]
+    assert found.settings.pipelines.path == "./pipelines"
+
+
+def test_two_documents(tmp_path: Path) -> None:
+    assert places(project(tmp_path, "log.level: info\n---\nlog.level: warn\n")) == [
+        ("config.parse_error", "conduit.yaml", 3, 1, "")
+    ]
+
+
+@pytest.mark.parametrize("path", ["/abs/x", "s3://bucket/x", "file:///x", "sc://host:1"])
+def test_absolute_paths_and_urls_stay(tmp_path: Path, path: str) -> None:
+    assert project(tmp_path).resolve(path) == path
+
+
+def test_relative_paths_start_at_the_root(tmp_path: Path) -> None:
+    found = project(tmp_path, "state: {url: 'sqlite:///s.db', staging: stage}\n")
+    assert found.resolve("./in.jsonl") == str(tmp_path / "in.jsonl")
+    assert (found.state_url, found.staging_url) == (f"sqlite:///{tmp_path}/s.db", str(tmp_path / "stage"))
+
+
+def test_sqlite_in_memory_stays(tmp_path: Path) -> None:
+    assert project(tmp_path, "state.url: 'sqlite:///:memory:'\n").state_url == "sqlite:///:memory:"

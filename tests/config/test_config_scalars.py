@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from conduit_dagster.config.cron import cron_problem
+from conduit_dagster.config.scalars import ByteSize, Duration, PositiveDuration, Regex, SettingText
+
+# pyright: reportUnknownParameterType=false
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1h30m", 5400),
+        ("30s", 30),
+        ("500ms", 0.5),
+        ("1.5h", 5400),
+        ("0", 0),
+        ("2us", 2e-6),
+        ("1µs", 1e-6),
+        (3, 3),
+    ],
+)
+def test_duration(text: Any, seconds: float) -> None:
+    assert TypeAdapter(Duration).validate_python(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["30", "", "1d", "5x", "1h 30m", "1h!30m", "-1s", "s", "9" * 400 + "h", "²s", None, True]
+)
+def test_no_duration(text: Any) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(Duration).validate_python(text)
+
+
+def test_zero_is_not_positive() -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(PositiveDuration).validate_python("0s")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("128MB", 128_000_000),
+        ("64MiB", 67_108_864),
+        ("1GB", 10**9),
+        ("1000", 1000),
+        (1000, 1000),
+        ("1.5kb", 1500),
+        ("2 KiB", 2048),
+        ("10B", 10),
+        ("1TiB", 2**40),
+    ],
+)
+def test_size(text: Any, size: int) -> None:
+    assert TypeAdapter(ByteSize).validate_python(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "0", "1XB", "1e9", "9" * 5000, "\u0661"])
+def test_no_size(text: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(ByteSize).validate_python(text)
+
+
+def test_regex_is_re2() -> None:
+    """What Python's engine takes and RE2 does not would hang or fail on records."""
+    assert TypeAdapter(Regex).validate_python("^a.*(b|c)$") == "^a.*(b|c)$"
+    for pattern in ("(", "a(?=b)", r"(a)\1", "\ud800"):
+        with pytest.raises(ValidationError):
+            TypeAdapter(Regex).validate_python(pattern)
+
+
+def test_settings_keep_the_spelling_of_python_values_as_yaml_has_it() -> None:
+    adapter = TypeAdapter(SettingText)
+    assert [adapter.validate_python(value) for value in (5, True, None, "x")] == ["5", "true", "", "x"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "* * * * *",
+        "*/5 0-6 1,15 jan-mar MON-FRI",
+        "@daily",
+        "0 0 L * *",
+        "0 0 29 2 *",
+        "0 0 31 2 mon",
+        "5/10 * * 1/3 *",
+    ],
+)
+def test_cron(text: str) -> None:
+    assert cron_problem(text) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "it has 0 fields, not 5"),
+        ("* * * *", "it has 4 fields, not 5"),
+        ("60 * * * *", "minute: '60' is not within 0-59"),
+        ("* 24 * * *", "hour: '24' is not within 0-23"),
+        ("* * 0 * *", "day of the month: '0' is not within 1-31"),
+        ("* * * 13 *", "month: '13' is not within 1-12"),
+        ("* * * * 8", "day of the week: '8' is not within 0-7"),
+        ("*/0 * * * *", "minute: a step of 0"),
+        ("5-1 * * * *", "minute: '5-1' is not within 0-59"),
+        ("a * * * *", "minute: 'a' is no value, range or step"),
+        ("1,,2 * * * *", "minute: '' is no value, range or step"),
+        ("0 0 31 2,4 *", "no month has that day"),
+    ],
+)
+def test_no_cron(text: str, problem: str) -> None:
+    assert cron_problem(text) == problem

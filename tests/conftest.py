@@ -1,0 +1,99 @@
+"""Fixtures that more than one folder of tests needs: a Spark session, a Spark Connect server."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conduit_dagster.spark.java import java_environment
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One local session with two tasks at a time for the whole test run."""
+    session = open_session(SparkSettings(url="local[2]"), "tests")
+    yield session
+    close_session(session)
+
+
+@dataclass(frozen=True)
+class ConnectServer:
+    """A running Spark Connect server: its URL, and the environment that a client process needs."""
+
+    url: str
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """A Spark Connect server on loopback with a token. Mark tests that ask for it ``slow``."""
+    folder = tmp_path_factory.mktemp("connect")
+    port, token = _free_port(), secrets.token_urlsafe(16)
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            _command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output
+        )
+    try:
+        _wait_until_listening(server, port, log)
+        env = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
+        # with 127.0.0.1 in it a token makes the client insist on TLS
+        yield ConnectServer(f"sc://localhost:{port}", env)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def _command(port: int, token: str) -> list[str]:
+    import pyspark
+
+    conf = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.connect.authenticate.token": token,
+        "spark.driver.host": "127.0.0.1",
+        "spark.pyspark.python": sys.executable,
+        "spark.ui.enabled": "false",
+    }
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    pairs = [part for key, value in conf.items() for part in ("--conf", f"{key}={value}")]
+    server = ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
+    return [str(submit), "--master", "local[2]", *pairs, *server]
+
+
+def _server_env() -> dict[str, str]:
+    # the server runs in a folder of its own, where a package that is not installed would be out of sight
+    root = str(Path(__file__).parent.parent)
+    own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": root}
+    return {**os.environ, **java_environment(), **own}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_listening(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and server.poll() is None:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    pytest.fail(f"the Spark Connect server did not come up:\n{log.read_text()[-3000:]}")

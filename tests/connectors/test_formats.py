@@ -1,0 +1,151 @@
+"""How destinations write records as lines."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_dagster.connectors.formats import Format, PayloadAsJson, Template, make_format, names
+from conduit_dagster.expressions import compile_template
+from conduit_dagster.record import Record, decode, encode
+
+TO_JSON = "{{ toJson .Payload.After }}"
+SHARED = {"opencdc.collection": "orders"}
+
+
+def records(*payloads: Any) -> list[Record]:
+    return [Record(i, SHARED, payload, str(i).encode()) for i, payload in enumerate(payloads)]
+
+
+def all_formats() -> list[Format]:
+    return [
+        make_format("opencdc/json"),
+        make_format("payload/json"),
+        make_format("template", TO_JSON),
+        make_format("template", "{{ .Payload.After }}"),
+    ]
+
+
+def test_opencdc_json_is_conduits_layout() -> None:
+    """Position and raw data as base64, a document as an object, the fields in Conduit's order."""
+    record = Record(124, {"file.path": "./in.jsonl"}, {"b": 1, "a": None}, b"1")
+    lines, refused = make_format("opencdc/json").encode_block([record])
+    assert refused == []
+    assert lines == (
+        b'{"position":"MTI0","operation":"create","metadata":{"file.path":"./in.jsonl"},"key":"MQ==",'
+        b'"payload":{"before":null,"after":{"b":1,"a":null}}}\n'
+    )
+
+
+PAYLOAD = (
+    st.none() | st.binary() | st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.none()))
+)
+RECORD = st.builds(
+    Record,
+    st.integers() | st.text(),
+    st.just(SHARED) | st.dictionaries(st.text(), st.text()),
+    PAYLOAD,
+    PAYLOAD,
+    PAYLOAD,
+    st.sampled_from(["create", "update", "delete", "snapshot"]),
+)
+
+
+@given(st.lists(RECORD))
+def test_opencdc_json_equals_the_records_own_layout(block: list[Record]) -> None:
+    """One line for each record as ``record.encode`` writes it, metadata shared or not; it reads back."""
+    lines, refused = make_format("opencdc/json").encode_block(block)
+    assert refused == []
+    split = lines.split(b"\n")[:-1]
+    assert split == [encode(record) for record in block]
+    assert [decode(line).after for line in split] == [record.after for record in block]
+
+
+@given(st.lists(RECORD))
+def test_the_fast_template_equals_the_slow_one(block: list[Record]) -> None:
+    """``{{ toJson … }}`` of the payload or the record means the same compiled and by its fast way."""
+    for text in (TO_JSON, "{{ toJson . }}", "{{- toJson .Payload.After -}}"):
+        compiled = compile_template(text)
+        fast = make_format("template", text)
+        assert not isinstance(fast, Template)
+        values = [json.loads(line) for line in fast.encode_block(block)[0].split(b"\n")[:-1]]
+        assert values == [json.loads(compiled(record)) for record in block]
+
+
+def test_payload_json() -> None:
+    """A document is one line, raw data is itself, no payload is null; several raw lines are refused."""
+    lines, refused = make_format("payload/json").encode_block(
+        records({"a": 12345678901234567890}, b"raw", None, b"two\nlines", b"", b"cr\r")
+    )
+    assert lines == b'{"a":12345678901234567890}\nraw\nnull\n\ncr\r\n'
+    assert [(index, nack.code) for index, nack in refused] == [(3, "format.refused")]
+
+
+def test_template_writes_what_it_gives() -> None:
+    """Go prints a missing field as ``<no value>``; a line feed in the output is written as it is."""
+    made = make_format("template", "{{ .Payload.After.a }}|x")
+    lines, refused = made.encode_block(records({"a": "one\ntwo"}, {"a": 2}, {}))
+    assert (lines, refused) == (b"one\ntwo|x\n2|x\n<no value>|x\n", [])
+
+
+def test_a_template_that_fails_refuses_its_record() -> None:
+    """The others are written, in order."""
+    lines, refused = make_format("template", "{{ len .Payload.After.a }}").encode_block(
+        records({"a": "xy"}, {"a": 1}, {"a": [1]})
+    )
+    assert lines == b"2\n1\n"
+    assert [index for index, _ in refused] == [1]
+
+
+@pytest.mark.parametrize("made", all_formats(), ids=lambda made: type(made).__name__)
+def test_a_record_that_cannot_be_encoded_is_refused_alone(made: Format) -> None:
+    """Lone surrogates, integers too long to write, nesting too deep: no exception of the block."""
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"d": deep}
+    block = records({"a": 1}, {"a": "\ud800"}, {"a": 2}, {"a": 10**5000}, {"a": deep}, {"a": 3})
+    lines, refused = made.encode_block(block)
+    assert lines.count(b"\n") == 3
+    assert [index for index, _ in refused] == [1, 3, 4]
+    assert all(nack.code.startswith("format.") and nack.message for _, nack in refused)
+
+
+def test_an_empty_block_is_no_bytes() -> None:
+    """Not a line end either."""
+    assert [made.encode_block([]) for made in all_formats()] == [(b"", [])] * 4
+
+
+def test_reads_key() -> None:
+    """Only a format that writes the key or the position needs them."""
+    assert make_format("opencdc/json").reads_key is True
+    assert make_format("payload/json").reads_key is False
+    assert make_format("template", TO_JSON).reads_key is False
+    assert make_format("template", "{{ .Payload.After.a }}").reads_key is False
+    assert make_format("template", '{{ printf "%s" .Key }}').reads_key is True
+    assert make_format("template", "{{ toJson . }}").reads_key is True
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("opencdc-json", "", "did you mean opencdc/json"),
+        ("xml", "", "known are opencdc/json, payload/json, template"),
+        ("debezium/json", "", "not here yet"),
+        ("template", "", "sdk.record.format.options"),
+        ("template", "{{ nope . }}", "nope"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(name: str, options: str, message: str) -> None:
+    """A format of Conduit's that is missing is told from one that nobody knows."""
+    with pytest.raises(ValueError, match=message.replace("/", ".")):
+        make_format(name, options)
+    assert name == "template" or name not in names()
+
+
+def test_the_common_template_takes_the_fast_way() -> None:
+    """Whatever blanks are in it."""
+    assert isinstance(make_format("template", "{{toJson   .Payload.After}}"), PayloadAsJson)

@@ -1,0 +1,35 @@
+"""``filter``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conduit_dagster.processors.base import DROP
+from conduit_dagster.record import Record
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "filter-all",
+        "filter-eq",
+        "filter-cond-error",
+        "filter-cond-not-bool",
+        "cond-and-or-not",
+        "cond-hasprefix",
+    ],
+)
+def test_golden(golden: Callable[[str], None], case: str) -> None:
+    """What Conduit wrote is what comes out."""
+    golden(case)
+
+
+def test_drops_everything_without_looking(processor: Callable[..., Any]) -> None:
+    """Whatever the records hold; the key is not needed."""
+    subject = processor("filter")
+    assert subject.process_block([Record(1, {}, b"raw"), Record(2, {}, {})]) == [DROP, DROP]
+    assert subject.process(Record(1, {})) is DROP
+    assert subject.reads_key is False

@@ -1,0 +1,208 @@
+"""Jobs that another thread cancels, and what is left of Spark's errors."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.jobs import JobCancelled, cancel_job, explain, run_job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    Task = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+def _failing(error: Exception) -> Task:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        for _ in batches:
+            try:
+                raise KeyError("the cause of it")
+            except KeyError as cause:
+                raise error from cause
+        yield from ()
+
+    return task
+
+
+def _run(spark: SparkSession, task: Task) -> list[Any]:
+    return run_job(spark, "job", lambda: spark.range(2).mapInArrow(task, "id long").collect())
+
+
+def _failure(spark: SparkSession, task: Task) -> ConduitError:
+    with pytest.raises(ConduitError) as caught:
+        _run(spark, task)
+    return caught.value
+
+
+def test_a_job_returns_what_its_action_returns(spark: SparkSession) -> None:
+    rows = _run(spark, lambda batches: batches)
+    assert sorted(row.id for row in rows) == [0, 1]
+    assert not spark.sparkContext.getJobTags()
+
+
+def test_an_error_of_a_worker_becomes_its_class_and_message(spark: SparkSession) -> None:
+    error = _failure(spark, _failing(ValueError("no such thing\nsecond line")))
+    assert type(error) is TransientError
+    assert (error.code, error.message) == ("spark.job_failed", "ValueError: no such thing")
+    assert error.fix
+    assert "PythonException" in type(error.__cause__).__name__
+
+
+def test_a_fatal_error_of_a_worker_stays_fatal(spark: SparkSession) -> None:
+    error = _failure(spark, _failing(FatalError("the key is wrong")))
+    assert type(error) is FatalError
+    assert error.message == "the key is wrong"
+
+
+def test_a_worker_that_dies_is_said_so(spark: SparkSession) -> None:
+    def die(batches: Iterator[Any]) -> Iterator[Any]:
+        os._exit(9)
+        yield from batches
+
+    error = _failure(spark, die)
+    assert type(error) is TransientError
+    assert error.message.startswith("Python worker exited unexpectedly (crashed)")
+    assert "\n" not in error.message
+
+
+def test_an_error_of_spark_itself_is_one_line(spark: SparkSession) -> None:
+    with pytest.raises(TransientError) as caught:
+        run_job(spark, "read", lambda: spark.read.json("/nowhere/at/all").collect())
+    assert caught.value.message == "[PATH_NOT_FOUND] Path does not exist: file:/nowhere/at/all."
+
+
+def test_an_error_that_is_not_sparks_passes_unchanged(spark: SparkSession) -> None:
+    def action() -> None:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run_job(spark, "own", action)
+
+
+class _Thread(threading.Thread):
+    """Runs a job whose task says that it has started and then sleeps for a minute."""
+
+    def __init__(self, spark: SparkSession, tag: str, mark: Path) -> None:
+        super().__init__()
+        self.spark, self.tag, self.mark = spark, tag, mark
+        self.outcome: object = None
+
+    def run(self) -> None:
+        try:
+            self.outcome = run_job(self.spark, self.tag, self._action)
+        except ConduitError as error:
+            self.outcome = error
+
+    def _action(self) -> int:
+        return self.spark.range(2).mapInArrow(_sleeping(str(self.mark)), "id long").count()
+
+
+def _sleeping(mark: str) -> Task:
+    def task(batches: Iterator[Any]) -> Iterator[Any]:
+        Path(mark).touch()
+        time.sleep(60)
+        yield from batches
+
+    return task
+
+
+def _wait_for(mark: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not mark.exists():
+        assert time.monotonic() < deadline, "the task never started"
+        time.sleep(0.02)
+
+
+def test_a_long_job_is_cancelled_from_another_thread(spark: SparkSession, tmp_path: Path) -> None:
+    thread = _Thread(spark, "long", tmp_path / "started")
+    thread.start()
+    _wait_for(tmp_path / "started")
+    start = time.monotonic()
+    assert cancel_job(spark, "long")
+    thread.join(10)
+    assert time.monotonic() - start < 5
+    assert isinstance(thread.outcome, JobCancelled)
+    assert thread.outcome.code == "spark.job_cancelled"
+
+
+def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: Path) -> None:
+    thread = _Thread(spark, "one", tmp_path / "started")
+    thread.start()
+    _wait_for(tmp_path / "started")
+    cancel_job(spark, "other")
+    assert thread.is_alive()
+    assert cancel_job(spark, "one")
+    thread.join(10)
+    assert isinstance(thread.outcome, JobCancelled)
+
+
+def test_a_run_between_two_of_its_jobs_is_cancelled_too(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark itself forgets a cancel that comes while no job of the tag runs."""
+    asked = threading.Event()
+
+    def action() -> int:
+        assert asked.wait(10)
+        time.sleep(0.5)
+        return spark.range(2).mapInArrow(_sleeping(str(tmp_path / "x")), "id long").count()
+
+    def cancel() -> None:
+        asked.set()
+        cancel_job(spark, "gap")
+
+    canceller = threading.Timer(0.2, cancel)
+    canceller.start()
+    with pytest.raises(JobCancelled):
+        run_job(spark, "gap", action)
+    canceller.join()
+
+
+def test_two_runs_of_one_tag_are_refused(spark: SparkSession) -> None:
+    with pytest.raises(FatalError, match="already running"):
+        run_job(spark, "twice", lambda: run_job(spark, "twice", lambda: 1))
+
+
+_PY4J = """An error occurred while calling o121.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 2.0 failed 1 times, \
+most recent failure: Lost task 0.0 in stage 2.0 (TID 4) (localhost executor driver): {lost}
+\tat org.apache.spark.api.Some.where(Some.scala:1136)
+
+Driver stacktrace:
+\tat org.apache.spark.Other.where(Other.scala:1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        (
+            _PY4J.format(lost="java.lang.OutOfMemoryError: Java heap space"),
+            "OutOfMemoryError: Java heap space",
+        ),
+        (
+            _PY4J.format(
+                lost="org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030"
+            )
+            + "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n",
+            "IOException: No space left on device",
+        ),
+        (
+            _PY4J.format(lost="org.apache.spark.SparkException: gone") + "Caused by: java.io.EOFException\n",
+            "gone",
+        ),
+        (
+            "\n[PARSE_SYNTAX_ERROR] Syntax error at 'x'. SQLSTATE: 42601 (line 1, pos 0)\n\n== SQL ==",
+            "[PARSE_SYNTAX_ERROR] Syntax error at 'x'.",
+        ),
+        ("", "RuntimeError"),
+    ],
+)
+def test_java_text_is_reduced_to_its_cause(text: str, short: str) -> None:
+    assert explain(RuntimeError(text)) == short

@@ -1,0 +1,171 @@
+"""What an opened session is like: quiet, with our Python in its workers, and the caller's Ctrl-C intact."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from conduit_dagster.spark.session import SparkSettings, is_connect, open_session, parallelism
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.conftest import ConnectServer
+
+
+def test_workers_run_this_python(spark: SparkSession) -> None:
+    def python_of_worker(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable]})
+
+    rows = spark.range(1).mapInArrow(python_of_worker, "python string").collect()
+    assert {row.python for row in rows} == {sys.executable}
+
+
+def test_a_local_session_counts_its_slots(spark: SparkSession) -> None:
+    assert not is_connect(spark)
+    assert parallelism(spark) == 2
+
+
+def test_our_settings_reach_spark(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == str(os.cpu_count())
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert conf.get("spark.ui.enabled") == "false"
+    assert conf.get("spark.python.unix.domain.socket.enabled") == "true"
+
+
+def test_the_environment_is_left_as_it_was(spark: SparkSession) -> None:
+    assert "SPARK_SUBMIT_OPTS" not in os.environ
+    assert "PYSPARK_PYTHON" not in os.environ
+
+
+def test_the_session_of_a_process_is_handed_out_again(spark: SparkSession) -> None:
+    assert open_session(SparkSettings(url="local[2]"), "again") is spark
+
+
+def test_the_callers_interrupt_handler_stays(spark: SparkSession) -> None:
+    def mine(number: int, frame: FrameType | None) -> None: ...
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        open_session(SparkSettings(url="local[2]"), "again")
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_NEW_SESSION = """
+import signal, sys
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
+signal.signal(signal.SIGINT, handler := lambda *_: None)
+settings = SparkSettings("local[1]", {"spark.sql.adaptive.enabled": "true"}, 3, verbose="verbose" in sys.argv)
+spark = open_session(settings, "child")
+assert signal.getsignal(signal.SIGINT) is handler
+assert parallelism(spark) == spark.range(9).rdd.getNumPartitions() == 3
+assert spark.conf.get("spark.sql.adaptive.enabled") == "true"
+def fail(batches):
+    raise ValueError("no such thing")
+try:
+    spark.range(1).mapInArrow(fail, "id long").collect()
+except Exception as error:
+    print(type(error).__name__)
+close_session(spark)
+close_session(spark)
+"""
+
+
+def _run(script: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.slow
+def test_a_new_session_is_silent_even_when_a_task_fails() -> None:
+    """Nothing on stderr: no log4j remark, no WARN, no Java stack trace, no incubator module."""
+    done = _run(_NEW_SESSION)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "PythonException\n", "")
+
+
+@pytest.mark.slow
+def test_verbose_shows_sparks_own_log() -> None:
+    done = _run(_NEW_SESSION, "verbose")
+    assert done.returncode == 0, done.stderr
+    assert "ERROR" in done.stderr
+    assert "\tat org.apache.spark" in done.stderr
+
+
+_CONNECT = """
+import sys, threading, time
+import pyarrow as pa
+from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
+from conduit_dagster.spark.session import SparkSettings, close_session, is_connect, open_session, parallelism
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+spark = open_session(SparkSettings(sys.argv[1], parallelism=int(sys.argv[2]) or None), "child")
+print("connect", is_connect(spark))
+print("parallelism", parallelism(spark))
+print("adaptive", spark.conf.get("spark.sql.adaptive.enabled"))
+
+def double(batches):
+    for batch in batches:
+        yield pa.RecordBatch.from_pydict({"id": [2 * n for n in batch["id"].to_pylist()]})
+table = run_job(spark, "sum", lambda: spark.range(1000).mapInArrow(double, "id long").toArrow())
+print("sum", sum(table["id"].to_pylist()))
+
+def fail(batches):
+    raise ValueError("no such thing")
+def degrade(batches):
+    raise FatalError("the key is wrong")
+for task in fail, degrade:
+    try:
+        run_job(spark, "fail", lambda: spark.range(1).mapInArrow(task, "id long").toArrow())
+    except (FatalError, TransientError) as error:
+        print(type(error).__name__, error.code, error)
+
+def sleep(batches):
+    time.sleep(60)
+    yield from batches
+threading.Timer(2, cancel_job, (spark, "nap")).start()
+start = time.monotonic()
+try:
+    run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").toArrow())
+except JobCancelled:
+    print("cancelled", time.monotonic() - start < 10)
+close_session(spark)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "got"), [(0, 2), (3, 3)])
+def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, got: int) -> None:
+    """In a process of its own: one that has a classic session cannot also be a client."""
+    done = _run(_CONNECT, connect_server.url, str(asked), env=connect_server.env)
+    assert done.stdout.splitlines() == [
+        "connect True",
+        f"parallelism {got}",
+        "adaptive false",
+        "sum 999000",
+        "TransientError spark.job_failed ValueError: no such thing",
+        "FatalError spark.job_failed the key is wrong",
+        "cancelled True",
+    ], done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_a_connect_server_refuses_a_client_without_its_token(connect_server: ConnectServer) -> None:
+    env = {key: value for key, value in connect_server.env.items() if "TOKEN" not in key}
+    done = _run(_CONNECT, connect_server.url, "0", env=env)
+    assert done.returncode == 1
+    assert "UNAUTHENTICATED" in done.stderr
