@@ -143,4 +143,23 @@ def copy(record: Record) -> Record:
 
 
 def _copy_data(value: Data) -> Data:
-    return copy_document(value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    try:
+        return copy_document(value)
+    except RecursionError:
+        return _copy_deep(value)
+
+
+def _copy_deep(root: Document) -> Document:
+    """As :func:`copy_document`, for documents nested deeper than Python may call: slower, and without a limit."""
+    made: Document = {}
+    waiting: list[tuple[Any, Any]] = [(root, made)]
+    while waiting:
+        old, new = waiting.pop()
+        for key, value in old.items() if isinstance(old, dict) else enumerate(old):
+            inner = {} if isinstance(value, dict) else [None] * len(value) if isinstance(value, list) else value
+            new[key] = inner
+            if inner is not value:
+                waiting.append((value, inner))
+    return made

@@ -1,33 +1,25 @@
 """References to the fields of a record, in Conduit's syntax, such as ``.Payload.After.address.city``.
 
-A name that holds a dot stands in brackets: ``.Payload.After["a.b"]``. After ``.Metadata.`` all is one name.
 What resolving creates and refuses is what Conduit's own output shows (``golden/exclude``, ``rename-nested``).
 """
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final
 
 from conduit_dagster.record import OPERATIONS, Data, Document, Record
+from conduit_dagster.reference_syntax import ReferenceSyntaxError, Root, read_reference, spell
 
-Root = Literal["after", "before", "key", "metadata", "operation", "position"]
+__all__ = [
+    "FieldError",
+    "Reference",
+    "ReferenceSyntaxError",
+    "UnresolvedReferenceError",
+    "UnsuitableValueError",
+    "kind_of",
+]
 
-_ROOTS: Final[dict[str, Root]] = {
-    ".Payload.After": "after",
-    ".Payload.Before": "before",
-    ".Key": "key",
-    ".Metadata": "metadata",
-    ".Operation": "operation",
-    ".Position": "position",
-}
-_QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
-_SEGMENT = re.compile(rf"\.(?P<plain>[^.\[]+)|\[(?P<quoted>{_QUOTED})\]", re.DOTALL)
-_METADATA_ENTRY = re.compile(r"\$?\.Metadata\.")
-_ESCAPED = re.compile(r"""\\(["'\\])""")
 _KINDS: Final[dict[type, str]] = {
     bytes: "raw data",
     str: "text",
@@ -37,16 +29,6 @@ _KINDS: Final[dict[type, str]] = {
     list: "a list",
     dict: "a document",
 }
-
-
-class ReferenceSyntaxError(ValueError):
-    """A text that is no reference. ``column`` counts characters from 0; ``fix`` is what to write instead."""
-
-    def __init__(self, message: str, column: int, fix: str) -> None:
-        super().__init__(message)
-        self.message = message
-        self.column = column
-        self.fix = fix
 
 
 class FieldError(Exception):
@@ -67,11 +49,6 @@ class UnsuitableValueError(FieldError):
     code = "field.unsuitable"
 
 
-class _Segment(NamedTuple):
-    name: str
-    column: int
-
-
 @dataclass(frozen=True)
 class Reference:
     """A field of a record.
@@ -86,13 +63,7 @@ class Reference:
     @staticmethod
     def parse(text: str) -> Reference:
         """The reference that ``text`` spells. Raises :class:`ReferenceSyntaxError`."""
-        if match := _METADATA_ENTRY.match(text):
-            return _MetadataReference(text, "metadata", (_metadata_name(text, match.end()),))
-        segments = list(_segments(text))
-        root, taken = _root(text, segments)
-        path = tuple(segment.name for segment in segments[taken:])
-        if root in ("operation", "position") or (root == "metadata" and len(path) > 1):
-            _refuse_path(text, segments[taken + (root == "metadata") :])
+        root, path = read_reference(text)
         return _CLASSES[root](text, root, path)
 
     def get(self, record: Record) -> Any:
@@ -174,7 +145,7 @@ class _DataReference(Reference):
         while isinstance(value, dict):
             value = value[self.path[depth]]
             depth += 1
-        place = _spell(self.root, self.path[:depth])
+        place = spell(self.root, self.path[:depth])
         advice = "put json.decode before" if isinstance(value, bytes | str) else "refer to the field itself"
         return UnresolvedReferenceError(
             f"{place} does not contain structured data but {kind_of(value)}: {advice}"
@@ -249,71 +220,3 @@ _CLASSES: Final[dict[Root, type[Reference]]] = {
 def kind_of(value: Any) -> str:
     """What a value is, in words for people."""
     return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
-
-
-def unquote(text: str) -> str:
-    """What a quoted name says: a backslash escapes a quote or a backslash and nothing else."""
-    return _ESCAPED.sub(r"\1", text[1:-1])
-
-
-def _metadata_name(text: str, at: int) -> str:
-    name = text[at:]
-    if not name or "[" in name:
-        fix = 'write .Metadata.name, or .Metadata["name"]'
-        raise ReferenceSyntaxError(f"{text!r} names no metadata entry", at, fix)
-    return name
-
-
-def _segments(text: str) -> Iterator[_Segment]:
-    at = 1 if text.startswith("$.") else 0
-    while at < len(text) or at == 0:
-        match = _SEGMENT.match(text, at)
-        if match is None:
-            raise _malformed(text, at)
-        name = match["plain"] or unquote(match["quoted"])
-        yield _Segment(name, at)
-        at = match.end()
-
-
-def _malformed(text: str, at: int) -> ReferenceSyntaxError:
-    if at == 0:
-        return ReferenceSyntaxError(f"{text!r} is no reference", 0, f"begin with {_either(_ROOTS)}")
-    if text[at] == "[":
-        fix = 'write a name in quotes, such as ["first name"]; items of a list have no reference'
-        return ReferenceSyntaxError(f"{text!r}: a bracket holds no quoted name", at, fix)
-    return ReferenceSyntaxError(f"{text!r}: a name is missing", at, 'write a name after the dot, or ["…"]')
-
-
-def _root(text: str, segments: list[_Segment]) -> tuple[Root, int]:
-    for length in (1, 2):
-        spelling = "." + ".".join(segment.name for segment in segments[:length])
-        if length <= len(segments) and spelling in _ROOTS:
-            return _ROOTS[spelling], length
-    written = "." + ".".join(segment.name for segment in segments[:2])
-    wrong = segments[1] if segments[0].name == "Payload" and len(segments) > 1 else segments[0]
-    raise ReferenceSyntaxError(f"{text!r} begins with no part of a record", wrong.column, _nearest(written))
-
-
-def _nearest(written: str) -> str:
-    spellings = {root.lower(): root for root in _ROOTS}
-    candidates = [written.lower(), "." + written.lower().split(".")[1]]
-    for candidate in candidates:
-        if found := difflib.get_close_matches(candidate, spellings, n=1, cutoff=0.7):
-            return f"did you mean {spellings[found[0]]}?"
-    return f"begin with {_either(_ROOTS)}"
-
-
-def _refuse_path(text: str, rest: list[_Segment]) -> None:
-    if rest:
-        fix = f"end it here: {text[: rest[0].column]}"
-        raise ReferenceSyntaxError(f"{text!r} goes on after a part that has no fields", rest[0].column, fix)
-
-
-def _spell(root: Root, path: tuple[str, ...]) -> str:
-    start = next(text for text, name in _ROOTS.items() if name == root)
-    return start + "".join(f".{name}" if re.fullmatch(r"[^.\[]+", name) else f'["{name}"]' for name in path)
-
-
-def _either(words: dict[str, Root]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} or {last}"

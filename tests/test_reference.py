@@ -62,6 +62,7 @@ def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
         ("Payload.After.a", 0, "begin with"),
         ("(.Key)", 0, "begin with"),
         (".foo", 0, "begin with"),
+        ('["Payload.After"]', 0, "begin with"),
         (".payload.after.a", 0, "did you mean .Payload.After?"),
         (".Payload", 0, "did you mean .Payload.After?"),
         (".Payload.Aftr.x", 8, "did you mean .Payload.After?"),

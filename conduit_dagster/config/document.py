@@ -53,7 +53,10 @@ class Document:
         written = self._written_at(pointer)
         while written not in self._nodes and written:
             written, on_key, offset = pointers.parent(written), False, 0
-        node = self._keys.get(written, self._nodes[written]) if on_key else self._nodes[written]
+        node = self._nodes[written]
+        if on_key or node.start_mark.index == node.end_mark.index:
+            # YAML puts an empty value where the next thing starts
+            node, on_key = self._keys.get(written, node), True
         return self._source_position(node, 0 if on_key else offset)
 
     def text(self, pointer: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import re2
 
@@ -74,22 +74,32 @@ class Node:
     def _sort_out(
         self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: Fate
     ) -> tuple[list[Record], Sequence[int]]:
+        special = [i for i, result in enumerate(results) if type(result) is not Record]
         on: list[Record] = []
         from_: list[int] = []
-        for result, record, origin in zip(results, records, origins, strict=True):
-            if isinstance(result, Record):
-                on.append(result)
-                from_.append(origin)
-            elif result is DROP:
-                fate.filtered(self.node, origin)
-            elif isinstance(result, Nack):
-                fate.nacked(self.node, origin, result, record)
-            else:
-                on.extend(result)
-                from_.extend([origin] * len(result))
-                if not result:
-                    fate.filtered(self.node, origin)
+        begin = 0
+        for i in special:
+            on.extend(cast("list[Record]", results[begin:i]))
+            from_.extend(origins[begin:i])
+            begin = i + 1
+            more = self._special(results[i], records[i], origins[i], fate)
+            on.extend(more)
+            from_.extend([origins[i]] * len(more))
+        on.extend(cast("list[Record]", results[begin:]))
+        from_.extend(origins[begin:])
         return on, from_
+
+    def _special(self, result: Result, record: Record, origin: int, fate: Fate) -> list[Record]:
+        """What goes on of a result that is not just one record."""
+        if isinstance(result, Nack):
+            fate.nacked(self.node, origin, result, record)
+            return []
+        if isinstance(result, Record):
+            return [result]
+        if result is DROP or not result:
+            fate.filtered(self.node, origin)
+            return []
+        return cast("list[Record]", result)
 
 
 def _condition(text: str, clock: Clock) -> Callable[[Record], Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -103,8 +104,9 @@ class _Run:
         except ConduitError as error:
             return self._end("degraded", "", error)
         except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
-            log.exception("the engine failed", pipeline=self._bound.id)
-            return self._end("degraded", "", blame(error, self._bound.id))
+            unforeseen = blame(error, self._bound.id)
+            unforeseen.add_note("".join(traceback.format_exception(error)))
+            return self._end("degraded", "", unforeseen)
         return self._end("stopped", self._stop.reason if self._stop.requested else "system", None)
 
     def _cancelled(self, error: ConduitError) -> RunResult:

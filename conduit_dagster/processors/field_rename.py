@@ -13,11 +13,12 @@ from typing_extensions import override
 from conduit_dagster.processors.base import ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import list_items, reference, refused
-from conduit_dagster.reference import Reference, unquote
+from conduit_dagster.reference import Reference
+from conduit_dagster.reference_syntax import unquote
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _PAIR = re.compile(
-    rf"""(?P<field>(?:\[{_QUOTED}\]|\['(?:[^'\\]|\\.)*'\]|[^:])*):\s*(?P<name>{_QUOTED}|[^:"\s][^:]*)"""
+    rf"""(?P<field>(?:\[{_QUOTED}\]|\['(?:[^'\\]|\\.)*'\]|[^:])*+):\s*(?P<name>{_QUOTED}|[^:"\s][^:]*)"""
 )
 
 

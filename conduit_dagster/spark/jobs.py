@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.session import is_connect
 
 if TYPE_CHECKING:
@@ -42,11 +43,17 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T]) -> T:
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
-    with _registered(spark, tag) as run, _tagged(spark, tag):
+    with _registered(spark, tag) as run:
         try:
-            return action()
+            with _tagged(spark, tag):
+                return action()
         except (PySparkException, Py4JError) as error:
-            raise _translated(error, tag, run.cancelled.is_set()) from error
+            raise _translated(spark, error, tag, run.cancelled.is_set()) from error
+        except ConnectionError as error:
+            # py4j says so when the JVM is gone; an action's own error is not ours to translate
+            if _lost(spark, within=1.0):
+                raise _session_lost() from error
+            raise
 
 
 def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
@@ -108,7 +115,9 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
         remove(tag)
 
 
-def _translated(error: Exception, tag: str, cancelled: bool) -> ConduitError:
+def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
+    if _lost(spark):
+        return _session_lost()
     text = str(error)
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return JobCancelled(f"the job {tag} was cancelled", code="spark.job_cancelled")
@@ -117,6 +126,18 @@ def _translated(error: Exception, tag: str, cancelled: bool) -> ConduitError:
         explain(error),
         code="spark.job_failed",
         fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",
+    )
+
+
+def _lost(spark: SparkSession, within: float = 0.0) -> bool:
+    return not is_connect(spark) and jvm_ended(within)
+
+
+def _session_lost() -> TransientError:
+    return TransientError(
+        "the Java process of Spark has ended: it was killed, or ran out of memory",
+        code="spark.session_lost",
+        fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
     )
 
 

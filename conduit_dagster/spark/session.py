@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
 from conduit_dagster.spark.java import java_environment
 
 if TYPE_CHECKING:
@@ -54,18 +55,22 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     """Return a session, the one this process already has where there is one.
 
     A process with a classic session cannot also be a Connect client, and its JVM outlives the session: the
-    first call decides about ``verbose`` and Java. The caller's SIGINT handler stays.
+    first call decides about ``verbose`` and Java. A session whose JVM was killed is replaced. The caller's
+    SIGINT handler stays.
     """
     if settings.connect:
         return _open_connect(settings, app_name)
+    if jvm_ended():
+        forget_jvm()
     with _own_interrupt_handler(), _environment(_launch_environment(settings)):
         return _open_classic(settings, app_name)
 
 
 def close_session(spark: SparkSession) -> None:
-    """End the session; a Connect server goes on. Safe to call twice."""
+    """End the session; a Connect server goes on. Safe to call twice, and when the JVM was killed."""
     _slots.pop(spark, None)
-    spark.stop()
+    if is_connect(spark) or not jvm_ended():
+        spark.stop()
 
 
 def is_connect(spark: SparkSession) -> bool:

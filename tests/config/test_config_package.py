@@ -45,7 +45,7 @@ def test_conduits_own_pipelines_have_no_errors() -> None:
         assert all(pipeline.runnable for pipeline in parsed.pipelines)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(), st.booleans())
 def test_no_text_raises(text: str, strict: bool) -> None:
     for finding in parse_text(text, "f", {}, strict).findings:
@@ -83,7 +83,7 @@ _PIECE = st.sampled_from(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, len(SEED)), st.integers(0, 12), _PIECE), min_size=1, max_size=4))
 def test_no_spoilt_pipeline_file_raises(edits: list[tuple[int, int, str]]) -> None:
     text = SEED
@@ -102,7 +102,7 @@ _VALUE = st.recursive(
 _FIELD = st.sampled_from([name.replace("_", "-") for name in Pipeline.model_fields])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(_FIELD, _VALUE, max_size=5), _VALUE)
 def test_no_value_raises(fields: dict[str, object], other: object) -> None:
     """JSON is YAML, so any value can be put anywhere."""

@@ -197,7 +197,7 @@ class TestIds:
     @pytest.mark.parametrize("text", ["", "    id: ''\n", "    id:\n"])
     def test_a_pipeline_needs_one(self, text: str) -> None:
         finding = only(parse(f'version: "2.2"\npipelines:\n  - status: running\n{text}{ENDS}'))
-        line, column = (3, 5) if not text else (4, 9 if "'" in text else 8)
+        line, column = (3, 5) if not text else (4, 9 if "'" in text else 5)
         assert place(finding) == ("config.field_required", line, column, f"{P}/id")
 
     @pytest.mark.parametrize("text", ["a b", "ä", "a/b", "x\u0663"])
@@ -298,10 +298,10 @@ class TestConnectors:
     @pytest.mark.parametrize("value", ["[1]", "{b: 1}"])
     def test_a_setting_is_no_structure(self, value: str) -> None:
         finding = only(pipeline("", ENDS.replace('"builtin:file"', f"file, settings: {{a: {value}}}")))
-        assert place(finding) == ("config.field_invalid", 5, 61, f"{P}/connectors/0/settings/a")
+        assert place(finding) == ("config.field_invalid", 5, 60, f"{P}/connectors/0/settings/a")
 
     def test_namespace(self) -> None:
-        finding = only(pipeline("", ENDS.replace("plugin: ", 'namespace: "(", plugin: ')))
+        finding = only(pipeline("", ENDS.replace("plugin: ", 'namespace: "(", plugin: ', 1)))
         assert place(finding) == ("config.field_invalid", 5, 43, f"{P}/connectors/0/namespace")
 
 

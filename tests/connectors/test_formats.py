@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from conduit_dagster.expressions import compile_template
 from conduit_dagster.record import Record, decode, encode
 
 TO_JSON = "{{ toJson .Payload.After }}"
+GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 SHARED = {"opencdc.collection": "orders"}
 
 
@@ -39,6 +42,37 @@ def test_opencdc_json_is_conduits_layout() -> None:
         b'{"position":"MTI0","operation":"create","metadata":{"file.path":"./in.jsonl"},"key":"MQ==",'
         b'"payload":{"before":null,"after":{"b":1,"a":null}}}\n'
     )
+
+
+@pytest.mark.parametrize("case", ["passthrough-raw", "passthrough-raw-odd-lines", "format-template-sprig"])
+def test_golden(case: str) -> None:
+    """What Conduit wrote is what comes out."""
+    if not (GOLDEN / case).is_dir():
+        pytest.skip(f"no golden cases at {GOLDEN}")
+    pipeline = json.loads((GOLDEN / case / "pipeline.yaml").read_text())["pipelines"][0]
+    settings = pipeline["connectors"][1]["settings"]
+    name = settings.get("sdk.record.format", "opencdc/json")
+    made = make_format(name, settings.get("sdk.record.format.options", ""))
+    lines, refused = made.encode_block(list(_read(GOLDEN / case / "in.jsonl", decoded=name == "template")))
+    expected = (GOLDEN / case / "expected-out.jsonl").read_bytes()
+    assert refused == []
+    assert _values(lines, name) == _values(expected, name)
+
+
+def _values(lines: bytes, name: str) -> list[Any]:
+    return [line if name == "template" else json.loads(line) for line in lines.split(b"\n")[:-1]]
+
+
+def _read(path: Path, *, decoded: bool) -> Iterator[Record]:
+    metadata = {
+        "conduit.source.connector.id": "golden:in",
+        "file.path": "./in.jsonl",
+        "opencdc.readAt": "TIME",
+    }
+    position = 0
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        position += len(line)
+        yield Record(position, metadata, json.loads(line) if decoded else line[:-1], str(number).encode())
 
 
 PAYLOAD = (

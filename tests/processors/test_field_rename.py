@@ -67,6 +67,7 @@ def test_metadata(processor: Callable[..., Any]) -> None:
         (".Payload.After.a:b, .Payload.After..c:d", "reference", 34),
         (".Payload.After.a:b,.Position:d", "reference", 19),
         (".Payload.After:x", "reference", 0),
+        ('.Payload.After["a"]' + '["a"]' * 60, "value", 0),
         (".Metadata:x", "reference", 0),
     ],
 )

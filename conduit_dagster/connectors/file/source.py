@@ -307,9 +307,8 @@ class _Reader:
                 at = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
 
     def _block(self, lines: list[bytes], at: Mark) -> Block:
-        offset, metadata = at.offset, self._metadata
-        records = [Record(offset := offset + len(line) + 1, metadata, line) for line in lines]
-        labels = _Labels(self, lines, at)
+        metadata, labels = self._metadata, _Labels(self, lines, at)
+        records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
         if not self._options.keys:
             return Block(records, labels.boundary, labels.complete)
         for i, record in enumerate(records):
@@ -338,13 +337,15 @@ class _Labels:
         self._reader, self._lines, self._at = reader, lines, at
 
     @cached_property
-    def _offsets(self) -> list[int]:
-        ends = accumulate((len(line) + 1 for line in self._lines), initial=self._at.offset)
-        return [self._reader.offset(end) for end in ends][1:]
+    def _lengths(self) -> list[int]:
+        return list(accumulate(map(len, self._lines)))
+
+    def _offset(self, i: int) -> int:
+        return self._reader.offset(self._at.offset + self._lengths[i] + i + 1)
 
     def boundary(self, i: int) -> Position:
-        return self._reader.boundary(Mark(self._offsets[i], self._at.line + i + 1))
+        return self._reader.boundary(Mark(self._offset(i), self._at.line + i + 1))
 
     def complete(self, i: int, record: Record) -> None:
         record.key = b"%d" % (self._at.line + i + 1)
-        record.position = self._reader.position(self._offsets[i])
+        record.position = self._reader.position(self._offset(i))

@@ -83,9 +83,13 @@ def add(left: Any, right: Any) -> Any:
 
 def multiply(left: Any, right: Any) -> Any:
     """``left * right`` of numbers only: text and lists are never repeated."""
-    _numbers("*", left, right)
-    if left.__class__ is not float and right.__class__ is not float:
-        limits.within(left.bit_length() + right.bit_length(), limits.NUMBER_BITS, "the product's bits")
+    # a float repeats nothing, and its product has a fixed size
+    if left.__class__ is float or right.__class__ is float:
+        return left * right
+    if left.__class__ is not int or right.__class__ is not int:
+        _numbers("*", left, right)
+    if left.bit_length() + right.bit_length() > limits.NUMBER_BITS:
+        raise EvaluationError(f"the product would have more than {limits.NUMBER_BITS:,} bits")
     return left * right
 
 

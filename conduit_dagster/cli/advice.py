@@ -1,0 +1,78 @@
+"""What ``lint`` says beyond errors: things that run, and are seldom meant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.parse import ParsedPipeline
+from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Processor
+from conduit_dagster.connectors.registry import plain_name
+
+_WINDOW = {"window_size", "window_nack_threshold"}
+
+
+def advice(pipelines: Iterable[ParsedPipeline]) -> list[Finding]:
+    """All advice, pipeline by pipeline."""
+    return [finding for parsed in pipelines for finding in _about(parsed)]
+
+
+def _about(parsed: ParsedPipeline) -> Iterator[Finding]:
+    yield from _queue(parsed)
+    for connector in parsed.config.connectors:
+        yield from _path(parsed, connector, connector.where)
+        yield from _version(parsed, connector)
+    for processor in _processors(parsed):
+        yield from _version(parsed, processor)
+        yield from _workers(parsed, processor)
+
+
+def _processors(parsed: ParsedPipeline) -> list[Processor]:
+    config = parsed.config
+    inner = [processor for connector in config.connectors for processor in connector.processors]
+    return [*config.processors, *inner]
+
+
+def _queue(parsed: ParsedPipeline) -> Iterator[Finding]:
+    queue, where = parsed.config.dead_letter_queue, "/dead-letter-queue"
+    if not queue.model_fields_set & _WINDOW:
+        message = "the first nack stops the pipeline and is written nowhere: that is the default"
+        fix = "set window-size and window-nack-threshold, or window-size: 0 to keep every dead letter"
+        yield _advise(parsed, where, "lint.first_nack_stops", message, fix)
+    elif plain_name(queue.plugin) == "log" and _keeps(queue):
+        message, fix = "dead letters are only logged: they can't be found again", "plugin: builtin:file"
+        yield _advise(parsed, f"{where}/plugin", "lint.dead_letters_logged", message, fix)
+    yield from _path(parsed, queue, where)
+
+
+def _keeps(queue: DeadLetterQueue) -> bool:
+    return queue.window_size == 0 or queue.window_nack_threshold > 0
+
+
+def _path(parsed: ParsedPipeline, section: Connector | DeadLetterQueue, where: str) -> Iterator[Finding]:
+    pointer = f"{where}/settings/path"
+    written = parsed.written(pointer)
+    if plain_name(section.plugin) == "file" and written is not None and written.startswith("/"):
+        message = "an absolute path holds on this machine only"
+        fix = "write it from the project's root, or take it from the environment: ${DATA}/…"
+        yield _advise(parsed, pointer, "lint.path_absolute", message, fix)
+
+
+def _version(parsed: ParsedPipeline, section: Connector | Processor) -> Iterator[Finding]:
+    name, at, _ = section.plugin.partition("@")
+    if at:
+        pointer = pointers.child(section.where, "plugin")
+        message = "the version of a plugin is not looked at"
+        yield _advise(parsed, pointer, "lint.version_ignored", message, f"write {name}")
+
+
+def _workers(parsed: ParsedPipeline, processor: Processor) -> Iterator[Finding]:
+    if processor.workers > 1:
+        pointer = pointers.child(processor.where, "workers")
+        message = "the number of workers is not looked at: Spark's tasks work side by side"
+        yield _advise(parsed, pointer, "lint.workers_ignored", message, "remove it")
+
+
+def _advise(parsed: ParsedPipeline, pointer: str, code: str, message: str, fix: str) -> Finding:
+    return parsed.finding(pointer, code, message, severity="warning", got=parsed.written(pointer), fix=fix)

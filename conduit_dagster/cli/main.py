@@ -1,0 +1,95 @@
+"""``conduit-dagster``: the command line.
+
+Starting it imports neither Spark nor Dagster nor what a verb needs: that is imported when the verb runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from conduit_dagster.cli import doctor, init, pipelines, plugins, run, validate
+from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
+from conduit_dagster.cli.verb import INTERRUPTED, broken_pipe
+
+NAME = "conduit-dagster"
+
+app = typer.Typer(
+    name=NAME,
+    no_args_is_help=True,
+    add_completion=False,
+    # plain text, the same in a terminal and in a pipe
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("validate")(validate.validate)
+app.command("lint")(validate.lint)
+app.command("doctor")(doctor.doctor)
+app.command("init")(init.init)
+app.add_typer(pipelines.app, name="pipelines")
+app.add_typer(plugins.connectors, name="connectors")
+app.add_typer(plugins.processors, name="processors")
+
+
+@app.callback()
+def options(
+    folder: Annotated[
+        Path | None,
+        typer.Option("--project", "-C", metavar="DIR", help="Work as if started in DIR."),
+    ] = None,
+    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Data pipelines with delivery guarantees: Conduit's semantics as Dagster assets on Spark."""
+    if show_version:
+        print(f"{NAME} {version(NAME)}")
+        raise typer.Exit
+    if folder is not None:
+        _enter(folder)
+
+
+def _enter(folder: Path) -> None:
+    try:
+        os.chdir(folder)
+    except OSError as error:
+        raise typer.BadParameter(f"{folder}: {error.strerror}", param_hint="--project") from error
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command; the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = app(words, prog_name=NAME, standalone_mode=False)
+        sys.stdout.flush()
+    except typer.TyperException as error:
+        return _misused(error, words)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except BrokenPipeError:
+        return broken_pipe()
+    return int(code or 0)
+
+
+def _misused(error: typer.TyperException, words: list[str]) -> int:
+    """A command that can't be read; the page of help where there was none."""
+    message = error.format_message()
+    if message.startswith("Usage:"):
+        print(message, file=sys.stderr)
+        return INVALID
+    verb = [word for word in words if not word.startswith("-")][:1]
+    flaw = usage_error(message, "command", f"{' '.join([NAME, *verb])} --help")
+    if "--json" in words:
+        print(Outcome(message, None, INVALID, error_fields(flaw)).envelope(" ".join(verb)))
+    else:
+        print(f"error {flaw.code}: {message}\n  fix:    {flaw.fix}", file=sys.stderr)
+    return INVALID
+
+
+if __name__ == "__main__":
+    sys.exit(main())

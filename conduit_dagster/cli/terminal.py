@@ -1,0 +1,74 @@
+"""Consoles: colour and live display only where a person looks."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+# a table in a pipe is for the next program: nothing is cut off or wrapped
+_UNBOUNDED = 10_000
+_STYLES = {
+    "running": "green",
+    "ok": "green",
+    "recovering": "yellow",
+    "warning": "yellow",
+    "warn": "yellow",
+    "degraded": "red",
+    "refused": "red",
+    "error": "red",
+    "fail": "red",
+}
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A console on stdout, or on ``stream``."""
+    stream = stream or sys.stdout
+    terminal = stream.isatty()
+    return Console(
+        file=stream,
+        # pinned, because FORCE_COLOR would otherwise put escapes into pipes
+        force_terminal=terminal,
+        color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,
+        width=None if terminal else _UNBOUNDED,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        soft_wrap=not terminal,
+    )
+
+
+def styled(word: str, text: str | None = None) -> Text:
+    """``text``, in the colour of a status or severity."""
+    return Text(word if text is None else text, style=_STYLES.get(word, ""))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """A table without lines."""
+    made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold", show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    return made
+
+
+def print_error(to: Console, error: dict[str, Any], indent: str = "") -> None:
+    """An error in one line, with what more is known below it."""
+    line = Text.assemble(indent, ("error", _STYLES["error"]), f" {error['code']}: {error['message']}")
+    to.print(line)
+    for name in ("node", "place", "fix"):
+        if error.get(name):
+            to.print(f"{indent}  {name + ':':<8}{error[name]}")
+
+
+def count(number: int, noun: str) -> str:
+    """``1 file``, ``2,000 files``; the noun's plural is regular."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,95 @@
+"""``validate`` and ``lint``: what is wrong with pipeline files, and what could be better."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conduit_dagster.cli.outcome import INVALID, OK, Outcome, error_fields
+from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.recovery.errors import FatalError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conduit_dagster.config.findings import Finding
+    from conduit_dagster.engine.catalogue import Catalogue
+
+Strict = Annotated[bool, typer.Option("--strict", help="Unknown keys and settings are errors.")]
+StrictLint = Annotated[bool, typer.Option("--strict", help="Fail on warnings and advice too.")]
+
+
+def validate(paths: Paths = None, strict: Strict = False, as_json: AsJson = False) -> None:
+    """Find everything that running would refuse, offline. Without PATH: the project's pipelines."""
+    perform("validate", as_json, lambda: _validated(paths or [], strict))
+
+
+def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = False) -> None:
+    """Validate, and give advice. Without PATH: the project's pipelines."""
+    perform("lint", as_json, lambda: _linted(paths or [], strict))
+
+
+def _validated(paths: list[str], strict: bool) -> Outcome:
+    catalogue = _open(paths, strict)
+    return judged(catalogue, catalogue.findings)
+
+
+def _linted(paths: list[str], strict: bool) -> Outcome:
+    from conduit_dagster.cli.advice import advice
+    from conduit_dagster.config.findings import by_place
+
+    catalogue = _open(paths, strict)
+    findings = by_place([*catalogue.findings, *advice(catalogue.loaded.pipelines)])
+    return judged(catalogue, findings, tolerant=not strict)
+
+
+def _open(paths: list[str], strict: bool) -> Catalogue:
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import open_catalogue
+
+    return open_catalogue(Project.find(Path.cwd()), paths, strict)
+
+
+def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True) -> Outcome:
+    """The outcome of looking at files; ``tolerant`` lets warnings pass."""
+    bad = [finding for finding in findings if finding.is_error or not tolerant]
+    summary = _summary(catalogue, findings)
+    error = FatalError(summary, code="validation.failed", fix="mend what is listed") if bad else None
+    return Outcome(
+        summary,
+        {"pipelines": _pipelines(catalogue), "findings": [finding.as_json() for finding in findings]},
+        INVALID if bad else OK,
+        None if error is None else error_fields(error),
+        lambda console: show_findings(console, findings),
+    )
+
+
+def show_findings(console: Console, findings: list[Finding]) -> None:
+    """Every finding with its place and the way out."""
+    from conduit_dagster.cli.terminal import styled
+
+    for finding in findings:
+        first, *more = finding.render().split("\n")
+        place, _, text = first.partition(f" {finding.severity} ")
+        console.print(place, styled(finding.severity), text)
+        for line in more:
+            console.print(line)
+
+
+def _pipelines(catalogue: Catalogue) -> list[dict[str, object]]:
+    runnable = {bound.id for bound in catalogue.bound}
+    return [
+        {"id": parsed.config.id, "file": parsed.file, "valid": parsed.config.id in runnable}
+        for parsed in catalogue.loaded.pipelines
+    ]
+
+
+def _summary(catalogue: Catalogue, findings: list[Finding]) -> str:
+    from conduit_dagster.cli.terminal import count
+
+    files, pipelines = len(catalogue.loaded.files), len(catalogue.loaded.pipelines)
+    errors = sum(finding.is_error for finding in findings)
+    looked_at = f"{count(pipelines, 'pipeline')} in {count(files, 'file')}"
+    return f"{looked_at}: {count(errors, 'error')}, {count(len(findings) - errors, 'warning')}"

@@ -1,0 +1,124 @@
+"""A project in a temporary folder, and what a test asks of it."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+from ruamel.yaml import YAML
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.state.database import open_database
+
+SHARED = Path(__file__).parents[1].parent / "shared"
+
+
+def ignore(step: StepReport, progress: Progress) -> None:
+    """No observer."""
+
+
+class Lab:
+    """Files in, pipelines run, files out."""
+
+    def __init__(self, root: Path, spark: SparkSession | None = None) -> None:
+        self.root = root
+        self._spark = spark
+
+    def write(self, name: str, lines: Iterable[Any], mode: str = "w") -> Path:
+        """A file of lines; what is no text is written as JSON."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.writelines((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+        return path
+
+    def pipeline(self, **config: Any) -> None:
+        """``pipelines/NAME.yaml`` with one pipeline, available-now unless it says otherwise."""
+        config = {"id": "p", "trigger": "available-now", **config}
+        folder = self.root / "pipelines"
+        folder.mkdir(exist_ok=True)
+        with (folder / f"{config['id'].replace(':', '_')}.yaml").open("w") as file:
+            YAML().dump({"version": "2.2", "pipelines": [config]}, file)
+
+    def catalogue(self) -> Catalogue:
+        """The project as a run sees it."""
+        return open_catalogue(Project.find(self.root, {}))
+
+    def run(
+        self,
+        pipeline: str = "p",
+        *,
+        drain: bool = True,
+        stop: StopFlag | None = None,
+        observe: Callable[[StepReport, Progress], None] = ignore,
+        parallelism: int | None = None,
+    ) -> RunResult:
+        """Runs one pipeline in this process on the shared session."""
+        assert self._spark is not None
+        catalogue = self.catalogue()
+        bound = catalogue.get(pipeline)
+        assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
+        options = RunOptions(catalogue.project.staging_url, drain=drain, parallelism=parallelism)
+        database = open_database(catalogue.project.state_url)
+        try:
+            return run_pipeline(bound, self._spark, database, options, stop or StopFlag(), observe)
+        finally:
+            database.dispose()
+
+    def lines(self, name: str) -> list[str]:
+        """A file's lines; none where there is no file."""
+        path = self.root / name
+        return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+    def documents(self, name: str) -> list[Any]:
+        """A file's lines as JSON values."""
+        return [json.loads(line) for line in self.lines(name)]
+
+    def letters(self, name: str = "dead.jsonl") -> list[tuple[str, str, Any]]:
+        """Node id, reason and the failed payload of each dead letter; raw payloads as text."""
+        return [_letter(row) for row in self.documents(name)]
+
+
+def _letter(row: dict[str, Any]) -> tuple[str, str, Any]:
+    metadata, after = row["metadata"], row["payload"]["after"]["payload"]["after"]
+    if isinstance(after, str):
+        after = base64.b64decode(after).decode("utf-8", "replace")
+    return metadata["conduit.dlq.nack.node.id"], metadata["conduit.dlq.nack.error"], after
+
+
+def source(path: str = "./in.jsonl", **more: Any) -> dict[str, Any]:
+    """A file source called ``in``."""
+    return {"id": "in", "type": "source", "plugin": "builtin:file", "settings": {"path": path}, **more}
+
+
+def destination(name: str = "out", path: str | None = None, **more: Any) -> dict[str, Any]:
+    """A file destination of plain payload lines."""
+    settings = {"path": path or f"./{name}.jsonl", "sdk.record.format": "payload/json"}
+    return {"id": name, "type": "destination", "plugin": "builtin:file", "settings": settings, **more}
+
+
+def processor(name: str, plugin: str, condition: str | None = None, **settings: str) -> dict[str, Any]:
+    """A processor; setting names with dots go in through ``**``."""
+    found: dict[str, Any] = {"id": name, "plugin": plugin, "settings": settings}
+    return {**found, "condition": condition} if condition else found
+
+
+DECODE = processor("decode", "json.decode", field=".Payload.After")
+
+
+def queue(size: int = 0, threshold: int = 0, path: str = "./dead.jsonl") -> dict[str, Any]:
+    """A file dead-letter queue."""
+    return {
+        "plugin": "builtin:file",
+        "settings": {"path": path},
+        "window-size": size,
+        "window-nack-threshold": threshold,
+    }
