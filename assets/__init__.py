@@ -1,0 +1,1 @@
+"""Dagster assets, asset checks and jobs of the pipelines."""

@@ -1,0 +1,1 @@
+"""The Spark session and the state store as Dagster resources."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -48,6 +47,8 @@ def options(
 ) -> None:
     """Data pipelines with delivery guarantees: Conduit's semantics as Dagster assets on Spark."""
     if show_version:
+        from importlib.metadata import version
+
         print(f"{NAME} {version(NAME)}")
         raise typer.Exit
     if folder is not None:

@@ -67,12 +67,14 @@ def unforeseen(error: Exception) -> ConduitError:
     """A mistake of ours, said in one line with its place."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
-    return FatalError(
+    made = FatalError(
         f"this should not happen: {type(error).__name__}: {error}",
         code="internal.error",
         place=place,
         fix="report it with the command and its files",
     )
+    made.__cause__ = error
+    return made
 
 
 def usage_error(message: str, code: str, fix: str | None = None) -> FatalError:

@@ -30,8 +30,8 @@ _STYLES = {
 
 def console(stream: TextIO | None = None) -> Console:
     """A console on stdout, or on ``stream``."""
-    stream = stream or sys.stdout
-    terminal = stream.isatty()
+    stream = sys.stdout if stream is None else stream
+    terminal = stream is not None and stream.isatty()
     return Console(
         file=stream,
         # pinned, because FORCE_COLOR would otherwise put escapes into pipes
@@ -48,6 +48,16 @@ def console(stream: TextIO | None = None) -> Console:
 def styled(word: str, text: str | None = None) -> Text:
     """``text``, in the colour of a status or severity."""
     return Text(word if text is None else text, style=_STYLES.get(word, ""))
+
+
+def print_table(to: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Prints a table; into a pipe without the blanks that only fill a screen."""
+    if to.is_terminal:
+        to.print(table(columns, rows))
+        return
+    with to.capture() as captured:
+        to.print(table(columns, rows))
+    to.print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:

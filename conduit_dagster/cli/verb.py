@@ -59,7 +59,7 @@ def _show(outcome: Outcome) -> None:
 
 @contextmanager
 def _reserved_stdout() -> Generator[Callable[[str], None]]:
-    """Sends to stderr whatever else is printed meanwhile, by a plugin or by Spark's JVM, which inherits the file."""
+    """Sends to stderr what else is printed meanwhile: by a plugin, or by Spark's JVM, which inherits it."""
     stdout, sys.stdout = sys.stdout, sys.stderr
     saved = _swap_descriptor(stdout)
     try:

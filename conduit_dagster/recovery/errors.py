@@ -52,6 +52,7 @@ _OS_ERRORS = {
     errno.EROFS: ("file.read_only", "the file system is read-only", "mount it for writing, or change path"),
     errno.ENOENT: ("file.missing", "there is no such file or folder", "create it, or correct the path"),
     errno.EISDIR: ("file.is_folder", "it is a folder", "name a file, or end the path with a slash"),
+    errno.EEXIST: ("file.not_folder", "a part of the path is a file", "correct the path"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
 }
 

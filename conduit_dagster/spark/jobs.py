@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.explain import explain, raised_fatal
 from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.session import is_connect
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AGAIN = 0.2
+# how a Connect client says that its server, or the server's memory of the session, is gone
+_LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]")
 
 
 class JobCancelled(TransientError):  # noqa: N818 - the word that the design uses
@@ -116,12 +118,12 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
 
 
 def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
-    if _lost(spark):
-        return _session_lost()
     text = str(error)
+    if _lost(spark) or _LOST.search(text):
+        return _session_lost()
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return JobCancelled(f"the job {tag} was cancelled", code="spark.job_cancelled")
-    kind = FatalError if _raised_fatal(text) else TransientError
+    kind = FatalError if raised_fatal(text) else TransientError
     return kind(
         explain(error),
         code="spark.job_failed",
@@ -135,62 +137,7 @@ def _lost(spark: SparkSession, within: float = 0.0) -> bool:
 
 def _session_lost() -> TransientError:
     return TransientError(
-        "the Java process of Spark has ended: it was killed, or ran out of memory",
+        "the Java process or the server of Spark has ended: it was killed, or ran out of memory",
         code="spark.session_lost",
         fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
     )
-
-
-def explain(error: BaseException) -> str:
-    """Return the cause of a Spark error in one line: no Java stack trace, no Python traceback."""
-    text = str(error)
-    raised = _raised_in_worker(text)
-    if raised is None:
-        return _java_cause(text) or type(error).__name__
-    kind, _, message = raised.partition(": ")
-    return message if message and _class_named(kind) else raised
-
-
-_TRACEBACK = "Traceback (most recent call last):"
-_RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")
-_JAVA_CLASS = re.compile(r"(?:[a-z][\w$]*\.)+([A-Z][\w$]*): ")
-_LOST_TASK = re.compile(r"Lost task [^:]*?\): (.+)")
-
-
-def _raised_in_worker(text: str) -> str | None:
-    """Return ``class: message`` of what a Python worker raised, the line after its last traceback."""
-    _, found, tail = text.rpartition(_TRACEBACK)
-    lines = tail.splitlines() if found else []
-    return next((line.strip() for line in lines if _RAISED.match(line)), None)
-
-
-def _java_cause(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
-    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    # an EOFException without a message says less than what it caused
-    told = [cause for cause in causes if _JAVA_CLASS.match(cause)]
-    lost = _LOST_TASK.search(text)
-    said = [
-        line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")
-    ]
-    return _without_class(told[-1] if told else lost.group(1) if lost else said[0] if said else "")
-
-
-def _without_class(line: str) -> str:
-    """``org.apache.spark.SparkException: gone`` is ``gone``; the name of any other class says something."""
-    named = _JAVA_CLASS.match(line)
-    rest = line[named.end() :] if named else line
-    name = f"{named.group(1)}: " if named and not named.group(1).startswith("Spark") else ""
-    return name + re.sub(r"\s*SQLSTATE: \w+.*", "", rest)
-
-
-def _class_named(name: str) -> type[ConduitError] | None:
-    """Return our error class of that name, if this process knows it: only text arrives from a worker."""
-    module, _, attribute = name.rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return found if isinstance(found, type) and issubclass(found, ConduitError) else None
-
-
-def _raised_fatal(text: str) -> bool:
-    kind = _class_named((_raised_in_worker(text) or "").partition(":")[0])
-    return kind is not None and kind.fatal

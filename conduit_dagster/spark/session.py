@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.explain import explain
 from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
 from conduit_dagster.spark.java import java_environment
 
@@ -22,6 +24,8 @@ _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 _LOOPBACK = "127.0.0.1"
 # ids of partitions are counted over a range with at least as many rows as any cluster has slots
 _MOST_SLOTS = 65_536
+# 0.05 s, times four each time, at most 5 s: about 25 s together
+_TRIES, _MOST_BACKOFF_MS = 8, 5_000
 
 _slots: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
@@ -59,7 +63,7 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
     SIGINT handler stays.
     """
     if settings.connect:
-        return _open_connect(settings, app_name)
+        return _open_connect(settings)
     if jvm_ended():
         forget_jvm()
     with _own_interrupt_handler(), _environment(_launch_environment(settings)):
@@ -69,7 +73,10 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
 def close_session(spark: SparkSession) -> None:
     """End the session; a Connect server goes on. Safe to call twice, and when the JVM was killed."""
     _slots.pop(spark, None)
-    if is_connect(spark) or not jvm_ended():
+    if is_connect(spark):
+        _be_patient(spark, tries=1)
+        spark.stop()
+    elif not jvm_ended():
         spark.stop()
 
 
@@ -94,16 +101,45 @@ def _count_slots(spark: SparkSession) -> int:
     return int(partitions.agg(f.max("id")).collect()[0][0]) + 1
 
 
-def _open_connect(settings: SparkSettings, app_name: str) -> SparkSession:
+def _open_connect(settings: SparkSettings) -> SparkSession:
+    """A server that does not answer is given up after half a minute; PySpark alone would try for ten."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.remote(settings.url).appName(app_name)
+    # says nothing to the server yet, so the patience holds from the first call
+    spark = SparkSession.builder.remote(settings.url).getOrCreate()
+    _be_patient(spark, _TRIES)
+    try:
+        for key, value in _connect_conf(settings).items():
+            spark.conf.set(key, value)
+    except PySparkException as error:
+        # also forgets the session, which a restarted server does not know: the next call makes a new one
+        close_session(spark)
+        raise _unreachable(settings, error) from error
+    return spark
+
+
+def _be_patient(spark: SparkSession, tries: int) -> None:
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=tries, max_backoff=_MOST_BACKOFF_MS)])
+
+
+def _connect_conf(settings: SparkSettings) -> dict[str, str]:
     own = _sql_conf(settings)
     if settings.parallelism:
         own["spark.sql.leafNodeDefaultParallelism"] = str(settings.parallelism)
-    for key, value in {**own, **settings.conf}.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    return {**own, **settings.conf}
+
+
+def _unreachable(settings: SparkSettings, error: Exception) -> TransientError:
+    # what follows a semicolon may be a token
+    server = settings.url.partition(";")[0]
+    return TransientError(
+        f"the Spark Connect server {server} did not take the session: {explain(error)}",
+        code="spark.unreachable",
+        fix="`conduit-dagster spark status` shows the local server, `conduit-dagster spark start` starts it",
+    )
 
 
 def _open_classic(settings: SparkSettings, app_name: str) -> SparkSession:

@@ -11,21 +11,23 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.state import schema
 
+_READS = "conduit_reads"
+
 
 def open_database(url: str) -> sa.Engine:
     """A connected engine whose tables are there, in the version that this program knows.
 
     SQLite runs in WAL mode with full synchronisation: a committed transaction survives a power cut.
     """
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _configure_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
     try:
+        if url.startswith("sqlite:///"):
+            Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
         _prepare(engine)
-    except SQLAlchemyError as error:
+    except (SQLAlchemyError, OSError) as error:
         raise TransientError(
             f"the state store can't be opened: {error.__cause__ or error}",
             code="state.unreachable",
@@ -45,16 +47,22 @@ def _configure_sqlite(connection: Any, _: Any) -> None:
 
 def _begin_immediate(connection: sa.Connection) -> None:
     # two writers must meet at the beginning, not after one of them has read what the other changes
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    reads = connection.get_execution_options().get(_READS, False)
+    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+
+def reading(engine: sa.Engine) -> sa.Connection:
+    """A connection that only reads: it waits for no writer, and no writer for it."""
+    return engine.execution_options(**{_READS: True}).connect()
 
 
 def _prepare(engine: sa.Engine) -> None:
+    version = sa.select(schema.meta.c.value).where(schema.meta.c.name == "version")
     with engine.begin() as connection:
-        schema.metadata.create_all(connection)
-        found = connection.execute(
-            sa.select(schema.meta.c.value).where(schema.meta.c.name == "version")
-        ).scalar_one_or_none()
+        schema.meta.create(connection, checkfirst=True)
+        found = connection.execute(version).scalar_one_or_none()
         if found is None:
+            schema.metadata.create_all(connection)
             connection.execute(schema.meta.insert().values(name="version", value=str(schema.VERSION)))
         elif int(found) != schema.VERSION:
             raise FatalError(

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.schema import pipelines
 
 
@@ -149,7 +150,7 @@ def _ensure(engine: sa.Engine, pipeline: str) -> None:
 
 
 def _look(engine: sa.Engine, pipeline: str) -> dict[str, Any]:
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         row = connection.execute(sa.select(pipelines).where(pipelines.c.pipeline == pipeline)).mappings().one()
         return dict(row)
 

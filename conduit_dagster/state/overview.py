@@ -7,12 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.schema import consumers, dead_letters, history, pipelines, sources
 
 
 def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     """Status, reason and first error of every pipeline that ever ran, by id."""
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         rows = connection.execute(sa.select(pipelines).order_by(pipelines.c.pipeline)).mappings().all()
     return {row["pipeline"]: _pipeline(row) for row in rows}
 
@@ -33,7 +34,7 @@ def _pipeline(row: Any) -> dict[str, Any]:
 
 def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     """Position and counts of each source, over all its runs."""
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline).order_by(sources.c.source))
         return [
             {
@@ -51,7 +52,7 @@ def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     """How many records each consumer got, over all runs."""
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         mine = sa.select(consumers).where(consumers.c.pipeline == pipeline).order_by(consumers.c.consumer)
         return [
             {"id": row["consumer"], "kind": row["kind"], "delivered": row["delivered"], "step": row["step"]}
@@ -63,14 +64,14 @@ def newest_dead_letters(engine: sa.Engine, pipeline: str, limit: int) -> list[di
     """The newest rows of the dead-letter index, the newest first."""
     newest = sa.select(dead_letters).where(dead_letters.c.pipeline == pipeline)
     newest = newest.order_by(dead_letters.c.step.desc(), dead_letters.c.number.desc()).limit(limit)
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         return [dict(row) for row in connection.execute(newest).mappings()]
 
 
 def newest_events(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:
     """The newest events of a pipeline's history, the newest first."""
     newest = sa.select(history).where(history.c.pipeline == pipeline).order_by(history.c.id.desc()).limit(limit)
-    with engine.connect() as connection:
+    with reading(engine) as connection:
         return [
             {"at_ns": row["at_ns"], "event": row["event"], "detail": json.loads(row["detail"])}
             for row in connection.execute(newest).mappings()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import Lease
 from conduit_dagster.state.schema import (
     consumers,
@@ -132,7 +133,7 @@ class PipelineStore:
 
     def load(self) -> PipelineState:
         """The state as the last committed transaction left it."""
-        with self._engine.connect() as connection:
+        with reading(self._engine) as connection:
             row = connection.execute(sa.select(pipelines).where(pipelines.c.pipeline == self._id)).mappings().one()
             state = PipelineState(row["next_step"], row["window"])
             for source in connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings():

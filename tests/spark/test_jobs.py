@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.spark.jobs import JobCancelled, cancel_job, explain, run_job
+from conduit_dagster.spark.explain import explain
+from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

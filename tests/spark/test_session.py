@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -163,9 +164,59 @@ def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, g
     assert done.stderr == ""
 
 
+_REFUSED = """
+import sys
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.session import SparkSettings, open_session
+try:
+    open_session(SparkSettings(sys.argv[1]), "child")
+except TransientError as error:
+    print(error.code, error, sep="\\n")
+"""
+
+
 @pytest.mark.slow
 def test_a_connect_server_refuses_a_client_without_its_token(connect_server: ConnectServer) -> None:
     env = {key: value for key, value in connect_server.env.items() if "TOKEN" not in key}
-    done = _run(_CONNECT, connect_server.url, "0", env=env)
-    assert done.returncode == 1
-    assert "UNAUTHENTICATED" in done.stderr
+    done = _run(_REFUSED, connect_server.url, env=env)
+    code, message = done.stdout.splitlines()
+    assert code == "spark.unreachable"
+    assert message.startswith(f"the Spark Connect server {connect_server.url} did not take the session: ")
+    assert "<_" not in message
+
+
+@pytest.mark.slow
+def test_a_connect_server_that_is_not_there_is_given_up_soon() -> None:
+    """And a token in the URL is not repeated."""
+    start = time.monotonic()
+    done = _run(_REFUSED, "sc://localhost:1/;use_ssl=false;x=secret")
+    assert time.monotonic() - start < 60
+    assert "Connection refused" in done.stdout, done.stderr
+    assert "secret" not in done.stdout
+
+
+_JVM_KILLED = """
+import os, signal, threading, time
+from pyspark import SparkContext
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+spark = open_session(SparkSettings("local[1]"), "child")
+def sleep(batches):
+    time.sleep(60)
+    yield from batches
+threading.Timer(3, os.kill, (SparkContext._gateway.proc.pid, signal.SIGKILL)).start()
+for _ in range(2):
+    try:
+        run_job(spark, "nap", lambda: spark.range(1).mapInArrow(sleep, "id long").collect())
+    except TransientError as error:
+        print(error.code)
+close_session(spark)
+print(open_session(SparkSettings("local[1]"), "child").range(3).count())
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_jvm_is_said_and_replaced() -> None:
+    done = _run(_JVM_KILLED)
+    assert done.stdout.split() == ["spark.session_lost", "spark.session_lost", "3"], done.stderr

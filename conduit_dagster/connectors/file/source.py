@@ -23,7 +23,7 @@ from conduit_dagster.connectors.file.tracked import (
     parse_position,
 )
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
-from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
 
 class _Seen(NamedTuple):
@@ -65,15 +65,9 @@ class FileSource(Source):
 
     def _list(self) -> list[Found]:
         try:
-            files = list_files(self._path)
-        except PermissionError as error:
-            raise TransientError(
-                f"no permission to read {self._settings.path}: {error.strerror}",
-                code="file.unreadable",
-                place=self._path,
-                fix="give the user that runs the pipeline the right to read the file and its folder",
-            ) from error
-        return files
+            return list_files(self._path)
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._settings.path}") from error
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Goes through the files in order until the limit is reached."""

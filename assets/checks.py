@@ -1,0 +1,125 @@
+"""The asset checks of a pipeline, evaluated by its own runs: early in each and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from assets.look import Look
+from assets.names import ACKS, asset_key
+from conduit_dagster.config.pipeline import DeadLetterQueue
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.recovery.errors import ConduitError
+
+NO_DEAD_LETTERS = "no_dead_letters"
+NACK_RATE = "nack_rate"
+ACK_LAG = "ack_lag"
+NO_OFFSET_GAP = "no_offset_gap"
+TOTAL = "dead_letters_all_runs"
+
+_CHECKS = {
+    NO_DEAD_LETTERS: (DEAD_LETTERS, "No dead letters since the look at the end of the run before."),
+    NACK_RATE: (
+        DEAD_LETTERS,
+        "The nacks of this run are within the dead-letter queue's window-nack-threshold.",
+    ),
+    ACK_LAG: (ACKS, "Nothing waits at the sources, or something was acked lately."),
+    NO_OFFSET_GAP: (ACKS, "Every step begins where the one before it ended: nothing was left out."),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one check says."""
+
+    name: str
+    passed: bool
+    description: str
+    metadata: dict[str, Any]
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN
+
+
+def check_specs(pipeline: str) -> list[dg.AssetCheckSpec]:
+    """The checks of a pipeline. None blocks: a dead letter that the queue took is no failure of the run."""
+    return [
+        dg.AssetCheckSpec(name, asset=asset_key(pipeline, asset), description=description)
+        for name, (asset, description) in _CHECKS.items()
+    ]
+
+
+def check_key(pipeline: str, name: str) -> dg.AssetCheckKey:
+    """A check of a pipeline by its name."""
+    return dg.AssetCheckKey(asset_key(pipeline, _CHECKS[name][0]), name)
+
+
+def verdicts(
+    bound: BoundPipeline, look: Look, seen: int, max_wait: float, error: ConduitError | None = None
+) -> Iterator[Verdict]:
+    """All checks for a look. ``seen``: the dead letters at the last one; ``error``: what ended the run."""
+    yield _no_dead_letters(look, seen)
+    yield _nack_rate(look, bound.config.dead_letter_queue, error)
+    yield _ack_lag(look, max_wait, error)
+    yield _no_offset_gap(look)
+
+
+def as_evaluation(pipeline: str, verdict: Verdict) -> dg.AssetCheckEvaluation:
+    """For ``log_event``, while the run goes on."""
+    key = check_key(pipeline, verdict.name)
+    return dg.AssetCheckEvaluation(
+        key.asset_key, verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
+        description=verdict.description,
+    )  # fmt: skip
+
+
+def as_result(pipeline: str, verdict: Verdict) -> dg.AssetCheckResult:
+    """For the end of the run."""
+    return dg.AssetCheckResult(
+        passed=verdict.passed, asset_key=check_key(pipeline, verdict.name).asset_key, check_name=verdict.name,
+        metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
+    )  # fmt: skip
+
+
+def _no_dead_letters(look: Look, seen: int) -> Verdict:
+    total = int(look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0))
+    # a queue that was removed and added again counts from 0
+    fresh = total - seen if total >= seen else total
+    return Verdict(
+        NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total}
+    )
+
+
+def _nack_rate(look: Look, queue: DeadLetterQueue, error: ConduitError | None) -> Verdict:
+    nacked, read = look.progress.nacked, look.progress.read
+    rate = nacked / read if read else 0.0
+    metadata = {"nack_rate": rate, "records_nacked": nacked, "records_read": read}
+    if not queue.window_size:
+        return Verdict(NACK_RATE, True, "no limit: window-size is 0, so every nack is taken", metadata)
+    limit = queue.window_nack_threshold / queue.window_size
+    exceeded = error is not None and error.code == "nacks.threshold_exceeded"
+    text = "the threshold was exceeded" if exceeded else f"{rate:.2%} nacked, {limit:.2%} are borne"
+    return Verdict(NACK_RATE, rate <= limit and not exceeded, text, {**metadata, "limit": limit})
+
+
+def _ack_lag(look: Look, max_wait: float, error: ConduitError | None) -> Verdict:
+    metadata: dict[str, Any] = {
+        f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()
+    }
+    metadata |= {"seconds_since_ack": round(look.waited, 1)}
+    if not look.waiting:
+        text = "nothing waits" if look.lag else "no source tells how much waits"
+        return Verdict(ACK_LAG, True, text, metadata)
+    if error is not None:
+        return Verdict(ACK_LAG, False, "records wait, and the run has failed", metadata)
+    text = f"records wait, the last ack is {look.waited:.0f} s ago, {max_wait:.0f} s are borne"
+    return Verdict(ACK_LAG, look.waited <= max_wait, text, metadata)
+
+
+def _no_offset_gap(look: Look) -> Verdict:
+    text = "; ".join(look.gaps) or "every step begins where the one before it ended"
+    # records that nobody ever read are lost ones
+    severity = dg.AssetCheckSeverity.ERROR
+    return Verdict(NO_OFFSET_GAP, not look.gaps, text, {"gaps": len(look.gaps)}, severity)

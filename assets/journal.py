@@ -1,0 +1,97 @@
+"""What a run writes into Dagster while it moves records and at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import structlog
+
+from assets.checks import NO_DEAD_LETTERS, TOTAL, Verdict, as_evaluation, as_result, check_key, verdicts
+from assets.events import materializations
+from assets.look import Look, Observer
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.recovery.errors import ConduitError
+
+_LOOKED_BACK = 20
+log = structlog.get_logger("conduit.dagster")
+
+
+class Journal:
+    """Events of one run. Dagster's storage is a view: where it fails for a while, records move on."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        bound: BoundPipeline,
+        observer: Observer,
+        every: float,
+        max_wait: float,
+    ) -> None:
+        self._context, self._bound, self._observer = context, bound, observer
+        self._every, self._max_wait = every, max_wait
+        self._seen = _dead_letters_seen(context, bound.id)
+        self._outcomes: dict[str, bool] = {}
+        self._logged = 0
+        self._due = time.monotonic()
+
+    def begin(self) -> None:
+        """Every check at once, or the UI shows it as in progress for as long as the run lasts."""
+        self._check(self._observer.look())
+
+    def tick(self) -> None:
+        """Called a few times a second; writes at most once per interval."""
+        if time.monotonic() < self._due or (self._observer.steps == self._logged and not self._logged):
+            return
+        self._due = time.monotonic() + self._every
+        try:
+            self._write()
+        except Exception as error:  # noqa: BLE001  # see the class: the next interval tries again
+            log.warning("events could not be written", pipeline=self._bound.id, cause=str(error))
+
+    def _write(self) -> None:
+        look = self._observer.look()
+        if look.progress.steps != self._logged:
+            self._materialize(look)
+        self._check(look)
+
+    def end(self, error: ConduitError | None) -> Iterator[dg.AssetCheckResult]:
+        """The last numbers, and the check results that Dagster asks every run for.
+
+        A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        """
+        look = self._observer.look()
+        if error is None or look.progress.steps != self._logged:
+            self._materialize(look)
+        for verdict in self._verdicts(look, error):
+            yield as_result(self._bound.id, verdict)
+
+    def _materialize(self, look: Look) -> None:
+        for event in materializations(self._bound, look):
+            self._context.log_event(event)
+        self._logged = look.progress.steps
+
+    def _check(self, look: Look) -> None:
+        """Only what changed: Dagster keeps every event of a run in memory."""
+        for verdict in self._verdicts(look, None):
+            if self._outcomes.get(verdict.name) is not verdict.passed:
+                event: Any = as_evaluation(
+                    self._bound.id, verdict
+                )  # log_event takes it, its hints do not say so
+                self._context.log_event(event)
+                self._outcomes[verdict.name] = verdict.passed
+
+    def _verdicts(self, look: Look, error: ConduitError | None) -> Iterator[Verdict]:
+        return verdicts(self._bound, look, self._seen, self._max_wait, error)
+
+
+def _dead_letters_seen(context: dg.AssetExecutionContext, pipeline: str) -> int:
+    """How many there were in all at the last look of an earlier run; 0 before the first one."""
+    storage, key = context.instance.event_log_storage, check_key(pipeline, NO_DEAD_LETTERS)
+    for record in storage.get_asset_check_execution_history(key, _LOOKED_BACK):
+        evaluation = record.evaluation
+        if record.run_id != context.run_id and evaluation is not None and TOTAL in evaluation.metadata:
+            return int(evaluation.metadata[TOTAL].value or 0)  # pyright: ignore[reportArgumentType]
+    return 0

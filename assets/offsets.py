@@ -1,0 +1,55 @@
+"""Whether the offsets of a pipeline's steps follow on one another."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.state.schema import sources, steps
+from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
+
+
+def offset_gaps(database: sa.Engine, pipeline: str) -> list[str]:
+    """Every place where a step does not begin where the one before it ended, in words.
+
+    Sees the steps that the store keeps, the newest fifty: a gap further back was for an earlier look.
+    """
+    with database.connect() as connection:
+        mine = steps.c.pipeline == pipeline, steps.c.state == "done"
+        done = connection.execute(
+            sa.select(steps.c.plan, steps.c.decision).where(*mine).order_by(steps.c.step)
+        ).all()
+        known = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings().all()
+    chain = _Chain()
+    for plan, decision in done:
+        chain.follow(msgspec.json.decode(plan, type=Plan), msgspec.json.decode(decision, type=Decision))
+    for row in known:
+        chain.arrive(row)
+    return chain.gaps
+
+
+class _Chain:
+    """Where each source stands, step after step. A source that was begun anew has another generation."""
+
+    def __init__(self) -> None:
+        self.gaps: list[str] = []
+        self._next: dict[tuple[str, int], int] = {}
+
+    def follow(self, plan: Plan, decision: Decision) -> None:
+        for span in plan.ranges:
+            self._compare(span.source, span.generation, span.offset, f"step {plan.step} begins at")
+            self._next[span.source, span.generation] = span.offset + _read(decision, span)
+
+    def arrive(self, row: Any) -> None:
+        self._compare(row["source"], row["generation"], row["records"], "the source stands at")
+
+    def _compare(self, source: str, generation: int, offset: int, what: str) -> None:
+        expected = self._next.get((source, generation), offset)
+        if offset != expected:
+            self.gaps.append(f"{source}: {what} {offset}, the step before it ended at {expected}")
+
+
+def _read(decision: Decision, span: Range) -> int:
+    return decision.sources.get(span.source, SourceCount()).read

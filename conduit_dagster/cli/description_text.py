@@ -1,0 +1,116 @@
+"""The facts about a pipeline as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from conduit_dagster.cli.description import short
+from conduit_dagster.cli.progress import amount
+from conduit_dagster.cli.terminal import print_error, styled
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Facts = Mapping[str, Any]
+
+
+def show_description(console: Console, facts: Facts) -> None:
+    """All sections, those without content left out."""
+    _head(console, facts)
+    for name in ("sources", "processors", "destinations"):
+        _section(console, name, (line for one in facts[name] for line in _part(one)))
+    _section(console, "dead-letter queue", _queue(facts["dead_letter_queue"]))
+    _section(console, "newest dead letters", (_letter(row) for row in facts["dead_letters"]))
+    _section(console, "newest events", (_event(row) for row in facts["events"]))
+    _section(console, "findings", (_finding(row) for row in facts["findings"]))
+
+
+def _head(console: Console, facts: Facts) -> None:
+    status, delivery = facts["status"], facts["delivery"]
+    now = status["now"] or "never ran"
+    console.print(Text.assemble((facts["id"], "bold"), f"  {facts['file']}:{facts['line']}"))
+    if facts["description"]:
+        console.print(f"  {facts['description']}")
+    console.print("  status    ", styled(now), _status_note(status), sep="")
+    console.print(f"  delivery  {delivery['strategy']}, fan-in {delivery['fan_in']}")
+    log = delivery["log"]
+    console.print(f"  log       {log['chosen'] or 'not chosen'}: {log['why']}")
+    console.print(f"  trigger   {', '.join(map(str, facts['trigger'].values()))}")
+    if facts["not_yet"]:
+        console.print(f"  refused   {', '.join(facts['not_yet'])}: not there yet")
+    if facts["error"]:
+        print_error(console, dict(facts["error"]), "  ")
+
+
+def _status_note(status: Facts) -> str:
+    notes = [f"by the {status['reason']}"] if status["reason"] else []
+    if status["since"]:
+        notes.append(f"last change {status['since']}")
+    if status["owner_alive"] is False:
+        notes.append("its process is gone; the next run goes on where it was")
+    notes.append(f"its file says {status['starts']}")
+    return f" ({'; '.join(notes)})"
+
+
+def _section(console: Console, title: str, lines: Iterable[str]) -> None:
+    content = list(lines)
+    if content:
+        console.print(Text(title, style="bold"))
+    for line in content:
+        console.print(f"  {line}")
+
+
+def _part(one: Facts) -> Iterable[str]:
+    """A connector or processor, its settings, and its numbers where it has some."""
+    yield f"{one['id']}  {one['plugin']}{_restriction(one)}"
+    yield from (f"  {key}: {short(value)}" for key, value in one["settings"].items())
+    for inner in one.get("processors", ()):
+        yield from (f"  {line}" for line in _part(inner))
+    if "position" in one:
+        yield from _source_numbers(one)
+    if "delivered" in one:
+        yield f"  delivered {one['delivered']:,}"
+
+
+def _restriction(one: Facts) -> str:
+    namespace = f", namespace {one['namespace']}" if one["namespace"] else ""
+    condition = f", if {one['condition']}" if one.get("condition") else ""
+    return namespace + condition
+
+
+def _source_numbers(one: Facts) -> Iterable[str]:
+    yield (
+        f"  {one['records']:,} read, {one['acked']:,} acked (of them {one['filtered']:,} filtered), "
+        f"{one['nacked']:,} nacked"
+    )
+    if one["position"] is not None:
+        yield f"  position {short(one['position'])}"
+    if one["lag"] is not None:
+        yield f"  lag {amount(one['lag'], one['lag_unit'])}"
+
+
+def _queue(queue: Facts) -> Iterable[str]:
+    size, threshold = queue["window_size"], queue["window_nack_threshold"]
+    bears = f"{threshold} nacks in the last {size} records, one more stops the pipeline"
+    yield f"{queue['plugin']}  bears {'every nack' if size == 0 else bears}"
+    yield from (f"  {key}: {short(value)}" for key, value in queue["settings"].items())
+    yield f"  delivered {queue['delivered']:,}"
+
+
+def _letter(row: Facts) -> str:
+    record = f"{row['source']} offset {row['offset']}"
+    return f"{row['at']}  {record}  {row['node']}  {row['code']}: {short(row['message'])}"
+
+
+def _event(row: Facts) -> str:
+    detail = row["detail"]
+    error = detail.get("error")
+    text = error["message"] if error else ", ".join(f"{k} {short(v, 60)}" for k, v in detail.items())
+    return f"{row['at']}  {row['event']}{'  ' + short(text) if text else ''}"
+
+
+def _finding(row: Facts) -> str:
+    return f"{row['line']}:{row['column']} {row['severity']} {row['code']}: {row['message']}"

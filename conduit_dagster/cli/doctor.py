@@ -1,0 +1,58 @@
+"""``doctor``: whether everything is there that running needs, and what to type where it is not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conduit_dagster.cli.outcome import ENVIRONMENT, OK, Outcome, error_fields
+from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.recovery.errors import FatalError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conduit_dagster.cli.checks import Check
+
+Deep = Annotated[bool, typer.Option("--deep", help="Start Spark and run one Python task.")]
+
+
+def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
+    """Check Python, packages, Java, Spark, state store, staging, disk and pipelines."""
+    perform("doctor", as_json, lambda: _examined(deep))
+
+
+def _examined(deep: bool) -> Outcome:
+    from conduit_dagster.cli.checks import all_checks
+
+    checks = list(all_checks(deep))
+    failed = [check for check in checks if check.level == "fail"]
+    doubtful = sum(check.level == "warn" for check in checks)
+    summary = f"{len(checks)} checks: {len(failed)} failed, {doubtful} to look at"
+    error = _error(failed) if failed else None
+    return Outcome(
+        summary,
+        {"checks": [check.as_json() for check in checks]},
+        ENVIRONMENT if failed else OK,
+        None if error is None else error_fields(error),
+        lambda console: _show(console, checks),
+    )
+
+
+def _error(failed: list[Check]) -> FatalError:
+    names = ", ".join(check.name for check in failed)
+    return FatalError(f"not ready to run: {names}", code="environment.unfit", fix=failed[0].fix)
+
+
+def _show(console: Console, checks: list[Check]) -> None:
+    from rich.text import Text
+
+    from conduit_dagster.cli.terminal import styled
+
+    for check in checks:
+        console.print(
+            Text.assemble(styled(check.level, f"{check.level:<5}"), f" {check.name:<12} {check.message}")
+        )
+        if check.fix and check.level != "ok":
+            console.print(f"      {'':<12} {check.fix}")

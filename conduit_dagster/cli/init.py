@@ -1,0 +1,76 @@
+"""``init``: a project to begin with."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from conduit_dagster.cli.outcome import Outcome
+from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.recovery.errors import from_os_error
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made where it is missing.")]
+
+# template to where it goes; a template's name has no dot at its front, so that packages take it along
+_FILES: Final = {
+    "conduit.yaml": "conduit.yaml",
+    "first.yaml": "pipelines/first.yaml",
+    "people.jsonl": "data/people.jsonl",
+    "plugins.md": "plugins/README.md",
+    "gitignore": ".gitignore",
+}
+
+
+def init(folder: Folder = Path(), as_json: AsJson = False) -> None:
+    """Make a project with a first pipeline that runs. Files that are there already stay as they are."""
+    perform("init", as_json, lambda: _made(folder))
+
+
+def _made(folder: Path) -> Outcome:
+    created: list[str] = []
+    kept: list[str] = []
+    for template, name in _FILES.items():
+        (created if _write(folder / name, template) else kept).append(name)
+    enter = [] if folder.absolute() == Path.cwd() else [f"cd {folder}"]
+    following = [
+        *enter,
+        "conduit-dagster validate",
+        "conduit-dagster run --once",
+        "conduit-dagster pipelines list",
+    ]
+    result = {"folder": str(folder.absolute()), "created": created, "kept": kept, "next": following}
+    summary = f"{len(created)} files written, {len(kept)} kept"
+    return Outcome(summary, result, show=lambda console: _show(console, created, kept, following))
+
+
+def _write(path: Path, template: str) -> bool:
+    """Whether the file is new; an existing one, or a link, is never touched."""
+    content = files("conduit_dagster.cli").joinpath("templates", template).read_bytes()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        if path.parent.is_dir():
+            return False
+        raise from_os_error(NotADirectoryError(20, "", str(path.parent)), "can't make the project") from None
+    except OSError as error:
+        raise from_os_error(error, "can't make the project") from error
+    return True
+
+
+def _show(console: Console, created: list[str], kept: list[str], following: list[str]) -> None:
+    for name in created:
+        console.print(f"  wrote {name}")
+    for name in kept:
+        console.print(f"  kept  {name}")
+    console.print("\nnext:")
+    for command in following:
+        console.print(f"  {command}")
+    console.print()

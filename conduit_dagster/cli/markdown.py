@@ -1,0 +1,48 @@
+"""The reference as Markdown pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from conduit_dagster.cli.reference import Page, Setting, connector_pages, processor_pages, section_pages
+from conduit_dagster.engine.plugins import Plugins
+
+_MADE_BY = "<!-- made by python -m conduit_dagster.cli.reference_pages docs/reference; edits are lost -->"
+
+
+def reference_pages() -> dict[str, str]:
+    """File name to content, for all that is built in."""
+    none = Plugins()
+    return {
+        "connectors.md": _document("Connectors", connector_pages(none)),
+        "processors.md": _document("Processors", processor_pages(none)),
+        "pipeline-file.md": _document("The pipeline file", section_pages()),
+    }
+
+
+def _document(title: str, pages: Iterable[Page]) -> str:
+    lines = [_MADE_BY, "", f"# {title}", ""]
+    for page in pages:
+        lines += _page(page)
+    return "\n".join(lines)
+
+
+def _page(page: Page) -> Iterator[str]:
+    yield f"## {page.name}{'' if page.kind in ('section', 'processor') else f' ({page.kind})'}"
+    yield ""
+    yield page.text
+    yield ""
+    if page.settings:
+        yield "| setting | type | default | description |"
+        yield "|---|---|---|---|"
+        yield from map(_row, page.settings)
+        yield ""
+    for note in page.notes:
+        yield note
+        yield ""
+
+
+def _row(setting: Setting) -> str:
+    default = "*required*" if setting.required else f"`{setting.default}`" if setting.default else ""
+    cells = (f"`{setting.name}`", setting.type, default, setting.description)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

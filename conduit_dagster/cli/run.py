@@ -1,0 +1,116 @@
+"""``run``: run pipelines in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
+from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.findings import Finding
+    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.planner import BoundPipeline
+
+Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then end.")]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show Spark's log and where errors came from.")]
+
+
+def run(paths: Paths = None, once: Once = False, verbose: Verbose = False, as_json: AsJson = False) -> None:
+    """Run pipelines until stopped or drained. Without PATH: the project's, those with status: running."""
+    perform("run", as_json, lambda: _run(paths or [], once, verbose, as_json))
+
+
+def _run(paths: list[str], once: bool, verbose: bool, as_json: bool) -> Outcome:
+    from conduit_dagster.cli.logs import configure_logs
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import open_catalogue
+
+    project = Project.find(Path.cwd())
+    # before any connector is made: a logger keeps the configuration it was bound under
+    configure_logs(project.settings.log)
+    catalogue = open_catalogue(project, paths)
+    findings = relevant(catalogue, named=bool(paths))
+    chosen = [bound for bound in catalogue.bound if paths or bound.config.status == "running"]
+    missing = not paths and not project.pipelines_path.exists()
+    obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen)
+    _print([] if missing else findings, as_json)
+    if obstacle is not None:
+        result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
+        return Outcome(obstacle.message, result, INVALID, error_fields(obstacle))
+    return _moved(catalogue, chosen, findings, once, verbose, as_json)
+
+
+def _moved(
+    catalogue: Catalogue,
+    chosen: list[BoundPipeline],
+    findings: list[Finding],
+    once: bool,
+    verbose: bool,
+    as_json: bool,
+) -> Outcome:
+    from conduit_dagster.cli.results import finished, print_traces
+    from conduit_dagster.cli.running import run_together
+
+    ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json)
+    if verbose:
+        print_traces(ended.results)
+    return finished(ended.results, findings, ended.forced_exit, ended.stopped)
+
+
+def relevant(catalogue: Catalogue, named: bool) -> list[Finding]:
+    """The findings that concern a run: where no path is named, a stopped pipeline's don't."""
+    if named:
+        return catalogue.findings
+    stopped = [parsed for parsed in catalogue.loaded.pipelines if parsed.config.status == "stopped"]
+    passed = [finding for parsed in stopped for finding in parsed.findings]
+    return [finding for finding in catalogue.findings if not any(finding is one for one in passed)]
+
+
+def _print(findings: list[Finding], as_json: bool) -> None:
+    if findings and not as_json:
+        from conduit_dagster.cli.terminal import console
+        from conduit_dagster.cli.validate import show_findings
+
+        show_findings(console(sys.stderr), findings)
+
+
+def _obstacle(
+    catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]
+) -> ConduitError | None:
+    """What keeps the whole run from starting: nothing is started by halves."""
+    errors = [finding for finding in findings if finding.is_error]
+    if errors:
+        fix = "mend what is listed; conduit-dagster validate shows it again"
+        first = f"{errors[0].file}:{errors[0].line}:{errors[0].column}: {errors[0].message}"
+        return FatalError(f"nothing was started: {first}", code="validation.failed", fix=fix)
+    for bound in chosen:
+        if bound.not_yet:
+            return _not_yet(bound)
+    return None if chosen else _nothing(catalogue)
+
+
+def _not_yet(bound: BoundPipeline) -> ConduitError:
+    options = ", ".join(bound.not_yet)
+    return FatalError(
+        f"nothing was started: pipeline {bound.id} asks for {options}, which is not there yet",
+        code="option.not_yet",
+        node=bound.id,
+        place=bound.file,
+        fix="leave the option out, or leave this pipeline out of the run",
+    )
+
+
+def _nothing(catalogue: Catalogue) -> ConduitError:
+    if catalogue.loaded.pipelines:
+        fix = "set status: running in its file, or name the file: conduit-dagster run PATH"
+        return usage_error("every pipeline has status: stopped", "nothing_to_run", fix)
+    fix = "name a file, or begin with conduit-dagster init"
+    return usage_error(
+        f"there is no pipeline to run in {catalogue.project.pipelines_path}", "nothing_to_run", fix
+    )

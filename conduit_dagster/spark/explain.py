@@ -1,0 +1,68 @@
+"""What is left of a Spark error: its cause, in one line."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from conduit_dagster.recovery.errors import ConduitError
+
+
+def explain(error: BaseException) -> str:
+    """Return the cause of a Spark error in one line: no Java stack trace, no Python traceback."""
+    text = str(error)
+    refused = _GRPC.search(text)
+    if refused:
+        return refused.group(1)
+    raised = _raised_in_worker(text)
+    if raised is None:
+        return _java_cause(text) or type(error).__name__
+    kind, _, message = raised.partition(": ")
+    return message if message and _class_named(kind) else raised
+
+
+_GRPC = re.compile(r'<_\w*RpcError of RPC[^"]*details = "([^"]*)"')
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")
+_JAVA_CLASS = re.compile(r"(?:[a-z][\w$]*\.)+([A-Z][\w$]*): ")
+_LOST_TASK = re.compile(r"Lost task [^:]*?\): (.+)")
+
+
+def _raised_in_worker(text: str) -> str | None:
+    """Return ``class: message`` of what a Python worker raised, the line after its last traceback."""
+    _, found, tail = text.rpartition(_TRACEBACK)
+    lines = tail.splitlines() if found else []
+    return next((line.strip() for line in lines if _RAISED.match(line)), None)
+
+
+def _java_cause(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
+    causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    # an EOFException without a message says less than what it caused
+    told = [cause for cause in causes if _JAVA_CLASS.match(cause)]
+    lost = _LOST_TASK.search(text)
+    said = [
+        line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")
+    ]
+    return _without_class(told[-1] if told else lost.group(1) if lost else said[0] if said else "")
+
+
+def _without_class(line: str) -> str:
+    """``org.apache.spark.SparkException: gone`` is ``gone``; the name of any other class says something."""
+    named = _JAVA_CLASS.match(line)
+    rest = line[named.end() :] if named else line
+    name = f"{named.group(1)}: " if named and not named.group(1).startswith("Spark") else ""
+    return name + re.sub(r"\s*SQLSTATE: \w+.*", "", rest)
+
+
+def _class_named(name: str) -> type[ConduitError] | None:
+    """Return our error class of that name, if this process knows it: only text arrives from a worker."""
+    module, _, attribute = name.rpartition(".")
+    found = getattr(sys.modules.get(module), attribute, None)
+    return found if isinstance(found, type) and issubclass(found, ConduitError) else None
+
+
+def raised_fatal(text: str) -> bool:
+    """Return whether a worker raised a ``FatalError`` or a class derived from it."""
+    kind = _class_named((_raised_in_worker(text) or "").partition(":")[0])
+    return kind is not None and kind.fatal

@@ -1,0 +1,138 @@
+"""Projects in temporary folders, and commands run in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conduit_dagster.cli.main import main
+
+PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    {extra}
+    connectors:
+      - {{id: in, type: source, plugin: file, settings: {{path: ./in.jsonl}}}}
+      - id: out
+        type: destination
+        plugin: file
+        settings: {{path: ./{id}.jsonl, sdk.record.format: payload/json}}
+    processors:
+      - {{id: decode, plugin: json.decode, settings: {{field: .Payload.After}}}}
+    dead-letter-queue:
+      plugin: file
+      window-size: 0
+      settings: {{path: ./{id}-dead.jsonl}}
+"""
+
+
+def _pipeline(name: str = "orders", extra: str = "status: running") -> str:
+    return PIPELINE.format(id=name, extra=extra)
+
+
+@dataclass
+class Ran:
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def envelope(self) -> dict[str, Any]:
+        """The one line of ``--json``."""
+        assert self.out.count("\n") == 1, self.out
+        envelope = json.loads(self.out)
+        assert list(envelope) == ["command", "ok", "summary", "result", "error"]
+        assert envelope["ok"] == (self.code == 0)
+        return envelope
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a test, outside of any project, free of the caller's settings."""
+    for name in [name for name in os.environ if name.startswith("CONDUIT_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """A project with one good pipeline and three lines to read, one of them bad."""
+    (folder / "conduit.yaml").write_text("log: {level: info}\n")
+    (folder / "pipelines").mkdir()
+    (folder / "pipelines" / "orders.yaml").write_text(_pipeline())
+    (folder / "in.jsonl").write_text('{"id":1}\nnot JSON\n{"id":2}\n')
+    return folder
+
+
+@pytest.fixture
+def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command in this process."""
+
+    def run_(*words: str) -> Ran:
+        capsys.readouterr()
+        code = main(words)
+        said = capsys.readouterr()
+        return Ran(code, said.out, said.err)
+
+    return run_
+
+
+class Shell:
+    """Commands as processes of their own."""
+
+    command = (sys.executable, "-m", "conduit_dagster.cli.main")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def spawn(self, *words: str, **more: Any) -> subprocess.Popen[str]:
+        """Starts a command."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen([*self.command, *words], cwd=self.folder, **{**pipes, **more})
+
+    def ended(self, process: subprocess.Popen[str], seconds: float = 150) -> Ran:
+        """What a process left behind when it ended."""
+        try:
+            out, err = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+        return Ran(process.returncode, out, err)
+
+    def run(self, *words: str, **more: Any) -> Ran:
+        """Runs a command to its end."""
+        return self.ended(self.spawn(*words, **more))
+
+    def wait_until(self, holds: Callable[[], bool], seconds: float = 150) -> None:
+        """Polls until a condition holds."""
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, "it took too long"
+            time.sleep(0.05)
+
+
+@pytest.fixture
+def shell(project: Path) -> Shell:
+    """Commands in the project, as processes of their own."""
+    return Shell(project)
+
+
+@pytest.fixture
+def pipeline() -> Callable[..., str]:
+    """Makes the text of a pipeline file that runs."""
+    return _pipeline

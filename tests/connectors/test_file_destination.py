@@ -1,0 +1,144 @@
+"""The file destination: however often a delivery is repeated, by whomever, its bytes are there once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, WriterTask
+from conduit_dagster.connectors.file.destination import FileDestination
+from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import ConduitError
+
+
+def make(root: Path, path: str = "out.jsonl", **settings: str) -> FileDestination:
+    values = {"path": path, "sdk.record.format": "payload/json", **settings}
+    context = ConnectorContext("p", "out", str(root), Clock())
+    return FileDestination(FileDestinationSettings.model_validate(values), context)
+
+
+def stage(destination: FileDestination, root: Path, step: int, tasks: Sequence[Sequence[int]]) -> Delivery:
+    """A prepared delivery of documents, one part per task."""
+    staging = destination.staging(str(root / "staging")) + f"/{step:012d}-token/out"
+    parts = []
+    for index, numbers in enumerate(tasks):
+        writer = destination.writer(WriterTask(staging, index, f"t{index}"))
+        assert list(writer.write([Record(i, {}, {"i": i}) for i in numbers])) == []
+        part = writer.finish()
+        assert part is not None
+        parts.append(part)
+    return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})
+
+
+def prepared(delivery: Delivery, target: dict[str, Any]) -> Delivery:
+    return replace(delivery, target=target)
+
+
+def rows(path: Path) -> list[int]:
+    return [json.loads(line)["i"] for line in path.read_text().splitlines()]
+
+
+def test_deliveries_follow_each_other_in_one_file(tmp_path: Path) -> None:
+    destination, target = make(tmp_path), None
+    for step, tasks in ((1, [[1, 2], [3]]), (2, [[4]])):
+        delivery = prepared(stage(destination, tmp_path, step, tasks), destination.target(target))
+        assert not destination.holds(delivery)
+        target = destination.publish(delivery)
+        assert destination.holds(delivery)
+    assert rows(tmp_path / "out.jsonl") == [1, 2, 3, 4]
+
+
+def test_a_repeat_writes_the_same_bytes_in_the_same_place(tmp_path: Path) -> None:
+    """Also a torn one, and one by a frozen owner after everything is done."""
+    destination = make(tmp_path)
+    delivery = prepared(stage(destination, tmp_path, 1, [[1, 2], [3]]), destination.target(None))
+    destination.publish(delivery)
+    whole = (tmp_path / "out.jsonl").read_bytes()
+    with (tmp_path / "out.jsonl").open("r+b") as file:
+        file.truncate(5)
+    assert not destination.holds(delivery)
+    destination.publish(delivery)
+    destination.publish(delivery)
+    assert (tmp_path / "out.jsonl").read_bytes() == whole
+
+
+def test_what_is_there_already_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "out.jsonl").write_text('{"i":0}\n')
+    destination = make(tmp_path)
+    destination.publish(prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None)))
+    assert rows(tmp_path / "out.jsonl") == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["grown", "replaced", "removed"])
+def test_a_foreign_change_is_refused_and_can_be_adopted(tmp_path: Path, how: str) -> None:
+    destination, path = make(tmp_path), tmp_path / "out.jsonl"
+    target = destination.publish(prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None)))
+    if how != "grown":
+        path.rename(tmp_path / "kept")
+    if how != "removed":
+        with path.open("a") as file:
+            file.write('{"i":9}\n')
+    with pytest.raises(ConduitError) as error:
+        destination.target(target)
+    assert error.value.code == "file.changed"
+    adopting = make(tmp_path, **{"if-changed": "adopt"})
+    adopting.publish(prepared(stage(adopting, tmp_path, 2, [[2]]), adopting.target(target)))
+    assert rows(path) == {"grown": [1, 9, 2], "replaced": [9, 2], "removed": [2]}[how]
+
+
+def test_foreign_growth_after_prepare_is_never_overwritten(tmp_path: Path) -> None:
+    destination, path = make(tmp_path), tmp_path / "out.jsonl"
+    delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
+    path.write_text("x" * 100)
+    with pytest.raises(ConduitError, match="was changed by somebody else"):
+        destination.publish(delivery)
+    assert path.read_text() == "x" * 100
+
+
+def test_a_changed_path_under_a_prepared_step_names_both(tmp_path: Path) -> None:
+    delivery = prepared(stage(make(tmp_path), tmp_path, 1, [[1]]), make(tmp_path).target(None))
+    with pytest.raises(ConduitError) as error:
+        make(tmp_path, "other.jsonl").publish(delivery)
+    assert str(tmp_path / "out.jsonl") in error.value.message
+    assert str(tmp_path / "other.jsonl") in error.value.message
+
+
+def test_a_staged_part_that_was_cut_off_is_found(tmp_path: Path) -> None:
+    destination = make(tmp_path)
+    delivery = prepared(stage(destination, tmp_path, 1, [[1, 2, 3]]), destination.target(None))
+    Path(delivery.staging, delivery.parts[0].name).write_bytes(b"{")
+    with pytest.raises(ConduitError) as error:
+        destination.publish(delivery)
+    assert error.value.code == "delivery.staging_damaged"
+
+
+def test_a_folder_of_parts_is_one_ordered_stream(tmp_path: Path) -> None:
+    """Each delivery appears whole, by one rename; a zombie's file in the staging folder never becomes visible."""
+    destination = make(tmp_path, "out/")
+    for step, tasks in ((1, [[1, 2], [3]]), (2, [[4]])):
+        delivery = prepared(stage(destination, tmp_path, step, tasks), destination.target(None))
+        Path(delivery.staging, "00000-zombie.jsonl").write_text('{"i":99}\n')
+        assert not destination.holds(delivery)
+        destination.publish(delivery)
+        destination.publish(delivery)
+        assert destination.holds(delivery)
+    files = sorted((tmp_path / "out").glob("step=*/*"))
+    assert [i for file in files for i in rows(file)] == [1, 2, 3, 4]
+    assert [file.name for file in files] == ["part-00000.jsonl", "part-00001.jsonl", "part-00000.jsonl"]
+
+
+def test_a_folder_whose_bytes_differ_is_not_held(tmp_path: Path) -> None:
+    destination = make(tmp_path, "out/")
+    delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
+    destination.publish(delivery)
+    [part] = (tmp_path / "out").glob("step=*/*")
+    part.unlink()
+    part.write_text('{"i":2}\n')
+    assert not destination.holds(delivery)

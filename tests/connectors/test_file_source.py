@@ -1,0 +1,307 @@
+"""The file source: lines of growing, rotated, cut off and many files, each byte read once and in order."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+MUCH = Limit(1_000_000, 100_000_000)
+
+
+class Reader:
+    """A source and where it stands; each read is one step."""
+
+    def __init__(self, root: Path, path: str = "app.log", **settings: str) -> None:
+        self._make = lambda: FileSource(
+            FileSourceSettings.model_validate({"path": path, **settings}),
+            ConnectorContext("p", "in", str(root), Clock(7)),
+        )
+        self.source = self._make()
+        self.position = self.source.initial()
+
+    def restart(self) -> None:
+        self.source = self._make()
+
+    def step(self, limit: Limit = MUCH, drain: bool = False, n: int = 1) -> list[str]:
+        end = self.source.latest(self.position, limit, self.source.horizon() if drain else None)
+        lines = [record.after.decode() for record in self.records(end, n)]
+        self.position = end
+        return lines
+
+    def records(self, end: Any, n: int = 1, **options: Any) -> list[Any]:
+        found: list[Any] = []
+        for split in self.source.split(self.position, end, n):
+            assert split.ordinal == len(found)
+            for block in self.source.read(split, ReadOptions(**options)):
+                assert isinstance(block, Block)
+                found.extend(block.records)
+        return found
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "app.log"
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
+    """A line without its end waits until it has one."""
+    reader = Reader(tmp_path)
+    append(log, "a\nb\nhal")
+    assert reader.step() == ["a", "b"]
+    assert reader.step() == []
+    append(log, "f\n\nc\n")
+    assert reader.step() == ["half", "", "c"]
+    reader.restart()
+    assert reader.step() == []
+
+
+def test_drains_the_last_line_without_its_end(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nlast")
+    reader = Reader(tmp_path)
+    assert reader.step(drain=True) == ["a", "last"]
+    assert reader.step(drain=True) == []
+
+
+def test_draining_stops_at_the_horizon(tmp_path: Path, log: Path) -> None:
+    """What is appended after the start of the run is the next run's."""
+    append(log, "a\n")
+    reader = Reader(tmp_path)
+    horizon = reader.source.horizon()
+    append(log, "b\n")
+    end = reader.source.latest(reader.position, MUCH, horizon)
+    assert [r.after for r in reader.records(end)] == [b"a"]
+
+
+def test_positions_and_keys_as_conduit_has_them(tmp_path: Path, log: Path) -> None:
+    """Position: the byte offset after the line; key: its number; metadata keeps the path as written."""
+    append(log, "a\nbcd\n")
+    reader = Reader(tmp_path, "./app.log")
+    end = reader.source.latest(reader.position, MUCH)
+    records = reader.records(end)
+    assert [(r.position, r.key, r.after) for r in records] == [(2, b"1", b"a"), (6, b"2", b"bcd")]
+    assert records[0].metadata == {
+        "conduit.source.connector.id": "p:in",
+        "file.path": "./app.log",
+        "opencdc.readAt": "7",
+    }
+
+
+@pytest.mark.parametrize("limit", [Limit(1, 10**9), Limit(7, 10**9), Limit(10**9, 1), Limit(10**9, 1000), Limit(3, 17)])
+def test_steps_never_exceed_the_limit_and_lose_nothing(tmp_path: Path, log: Path, limit: Limit) -> None:
+    """Except that a line longer than a batch is a batch of its own."""
+    lines = [f"line {i} " + "x" * (i % 50) for i in range(300)]
+    append(log, "\n".join(lines) + "\n")
+    reader, found = Reader(tmp_path), list[str]()
+    while step := reader.step(limit):
+        assert len(step) <= limit.records
+        assert sum(len(line) + 1 for line in step) <= limit.bytes or len(step) == 1
+        found += step
+    assert found == lines
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 16])
+def test_splits_cover_the_range_in_order(tmp_path: Path, log: Path, n: int) -> None:
+    """Also when cut again by another process, which has not scanned the file."""
+    lines = [f"{i} " + "y" * (i % 1000) for i in range(9000)]
+    append(log, "\n".join(lines) + "\n")
+    reader = Reader(tmp_path)
+    end = reader.source.latest(reader.position, MUCH)
+    reader.restart()
+    records = reader.records(end, n)
+    assert [record.after.decode() for record in records] == lines
+    assert [int(record.key) for record in records] == list(range(1, 9001))
+    assert len(reader.source.split(reader.position, end, n)) == min(n, 5)
+
+
+def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path) -> None:
+    """The position after any record, given as a start, reads the rest; keys left out are filled in on demand."""
+    append(log, "".join(f"{i}\n" for i in range(50)))
+    reader = Reader(tmp_path)
+    start, end = reader.position, reader.source.latest(reader.position, MUCH)
+    [split] = reader.source.split(start, end, 1)
+    for block in reader.source.read(split, ReadOptions(keys=False, block_records=7)):
+        for i, record in enumerate(block.records):
+            reader.position = block.boundary(i)
+            following = reader.records(end)
+            assert [int(r.after) for r in following] == list(range(int(record.after) + 1, 50))
+            assert block.complete is not None
+            block.complete(i, record)
+            assert (int(record.key), record.position) == (int(record.after) + 1, reader.position["files"][0]["offset"])
+
+
+def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> None:
+    reader = Reader(tmp_path)
+    append(log, "a\nb\n")
+    assert reader.step() == ["a", "b"]
+    append(log, "c\nunfinished")
+    log.rename(tmp_path / "app.log.1")
+    append(log, "d\n")
+    assert reader.step() == ["c", "unfinished", "d"]
+    append(log, "e\n")
+    reader.restart()
+    assert reader.step() == ["e"]
+
+
+def test_rotation_twice_between_two_looks(tmp_path: Path, log: Path) -> None:
+    """A file that came and was rotated away in between is read as well, in its place."""
+    append(log, "a\n")
+    reader = Reader(tmp_path)
+    assert reader.step() == ["a"]
+    append(log, "b\n")
+    log.rename(tmp_path / "app.log.2")
+    append(log, "c\n")
+    os.utime(log, ns=(1, (tmp_path / "app.log.2").stat().st_mtime_ns + 1_000_000))
+    log.rename(tmp_path / "app.log.1")
+    append(log, "d\n")
+    assert reader.step() == ["b", "c", "d"]
+
+
+def test_older_rotated_files_are_not_ours(tmp_path: Path, log: Path) -> None:
+    """As Conduit, a new source reads the path, not what was rotated away before it began."""
+    append(tmp_path / "app.log.1", "old\n")
+    append(log, "a\n")
+    assert Reader(tmp_path).step() == ["a"]
+
+
+def test_between_rename_and_create_nothing_is_missing(tmp_path: Path, log: Path) -> None:
+    append(log, "a\n")
+    reader = Reader(tmp_path)
+    reader.step()
+    append(log, "b\n")
+    log.rename(tmp_path / "app.log.1")
+    assert reader.step() == ["b"]
+
+
+def test_positions_stay_unique_after_rotation(tmp_path: Path, log: Path) -> None:
+    append(log, "a\n")
+    reader = Reader(tmp_path)
+    reader.step()
+    log.rename(tmp_path / "app.log.1")
+    append(log, "b\n")
+    end = reader.source.latest(reader.position, MUCH)
+    assert [r.position for r in reader.records(end)] == ["1:2"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "cut off", "replaced"])
+def test_a_known_range_that_is_gone_is_named(tmp_path: Path, log: Path, how: str) -> None:
+    """Bytes that were seen and not read: the run stops with the range; ``on-gone: skip`` goes on without it."""
+    append(log, "a\nb\nc\n")
+    reader = Reader(tmp_path)
+    assert reader.step(Limit(1, 100)) == ["a"]
+    match how:
+        case "deleted":
+            log.unlink()
+        case "cut off":
+            log.write_text("")
+        case _:
+            log.unlink()
+            append(log, "other file\n")
+    reader.restart()
+    with pytest.raises(FatalError, match="bytes 2 to 6 of app.log are gone") as error:
+        reader.step()
+    assert error.value.code == "file.range_gone"
+    skipping = Reader(tmp_path, **{"on-gone": "skip"})
+    skipping.position = reader.position
+    assert skipping.step() == (["other file"] if how == "replaced" else [])
+
+
+def test_a_file_begun_anew_after_all_of_it_was_read(tmp_path: Path, log: Path) -> None:
+    """Truncated by copytruncate, say: nothing that was seen is missing, so it is read from its beginning."""
+    append(log, "a\nb\n")
+    reader = Reader(tmp_path)
+    reader.step()
+    log.write_text("")
+    assert reader.step() == []
+    append(log, "c\n")
+    assert reader.step() == ["c"]
+
+
+def test_another_file_on_the_same_inode_is_not_taken_for_it(tmp_path: Path, log: Path) -> None:
+    append(log, "aaaa\n")
+    reader = Reader(tmp_path)
+    reader.step()
+    log.write_text("bbbb\ncccc\n")
+    assert reader.step() == ["bbbb", "cccc"]
+
+
+def test_verify_finds_what_changed_under_a_plan(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nb\n")
+    reader = Reader(tmp_path)
+    end = reader.source.latest(reader.position, MUCH)
+    reader.source.verify(reader.position, end)
+    log.write_text("x\ny\n")
+    with pytest.raises(FatalError, match="is gone or was changed"):
+        reader.source.verify(reader.position, end)
+
+
+def test_a_folder_is_read_by_name(tmp_path: Path) -> None:
+    """New files join, hidden and ``_`` files and folders are left out, a deleted file that was read is forgotten."""
+    folder = tmp_path / "in"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("b.jsonl", "a.jsonl", ".hidden", "_SUCCESS"):
+        append(folder / name, f"{name} 1\n")
+    reader = Reader(tmp_path, "in/")
+    assert reader.step(n=4) == ["a.jsonl 1", "b.jsonl 1"]
+    append(folder / "0.jsonl", "0 1\n")
+    append(folder / "b.jsonl", "b 2\n")
+    (folder / "a.jsonl").unlink()
+    assert reader.step() == ["b 2", "0 1"]
+    assert [file["name"] for file in reader.position["files"]] == ["b.jsonl", "0.jsonl"]
+
+
+def test_a_glob_takes_what_matches(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.txt", "c.jsonl"):
+        append(tmp_path / name, f"{name}\n")
+    reader = Reader(tmp_path, "*.jsonl")
+    end = reader.source.latest(reader.position, MUCH)
+    records = reader.records(end)
+    assert [r.after for r in records] == [b"a.jsonl", b"c.jsonl"]
+    assert [r.position for r in records] == ["0:a.jsonl:8", "1:c.jsonl:8"]
+
+
+def test_a_folder_with_nothing_in_it_yet(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    assert Reader(tmp_path, "in/").step() == []
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TransientError, match=r"there is no file app\.log") as error:
+        Reader(tmp_path).step()
+    assert error.value.code == "file.missing"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without rights")
+def test_no_permission_is_named(log: Path, tmp_path: Path) -> None:
+    append(log, "a\n")
+    log.chmod(0)
+    reader = Reader(tmp_path)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(TransientError, match="no permission") as error:
+            reader.step()
+    finally:
+        os.seteuid(0)
+    assert error.value.code == "file.no_permission"
+    assert error.value.fix
+
+
+def test_lag_is_what_is_left_to_read(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nb\n")
+    reader = Reader(tmp_path)
+    assert reader.source.lag(reader.position) == 4
+    reader.step(Limit(1, 100))
+    assert reader.source.lag(reader.position) == 2

@@ -1,0 +1,34 @@
+"""A project in a temporary folder for every test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from dagster_layer.project_folder import Folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    for name in ("CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL", "CONDUIT_MATERIALIZE_EVERY"):
+        monkeypatch.delenv(name, raising=False)
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Folder(tmp_path, instance)
+
+
+Evaluations = dict[str, list[bool]]
+
+
+@pytest.fixture
+def evaluations() -> Callable[[dg.ExecuteInProcessResult], Evaluations]:
+    """How each check came out, in the order of its evaluations within a run."""
+
+    def found(result: dg.ExecuteInProcessResult) -> Evaluations:
+        outcomes: Evaluations = {}
+        for event in result.get_asset_check_evaluations():
+            outcomes.setdefault(event.check_name, []).append(event.passed)
+        return outcomes
+
+    return found

@@ -1,0 +1,142 @@
+"""A folder of pipeline files becomes assets and jobs; what is broken shows, and takes nothing else down."""
+
+from __future__ import annotations
+
+import re
+
+import dagster as dg
+import pytest
+from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
+
+from assets.names import asset_key, job_name, kind, short
+
+COPY = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    description: What it is for.
+    connectors:
+      - {{id: in, type: source, plugin: file, settings: {{path: {source}}}}}
+      - {{id: out, type: destination, plugin: file, settings: {{path: {target}}}}}
+"""
+
+
+def _parents(folder: Folder, *key: str) -> set[str]:
+    graph = folder.definitions.resolve_asset_graph()
+    return {parent.to_user_string() for parent in graph.get(dg.AssetKey(list(key))).parent_keys}
+
+
+def _keys(folder: Folder) -> set[str]:
+    return {key.to_user_string() for key in folder.definitions.resolve_asset_graph().get_all_asset_keys()}
+
+
+def _spec(folder: Folder, *key: str) -> dg.AssetSpec:
+    wanted = dg.AssetKey(list(key))
+    return next(spec for spec in folder.definitions.resolve_all_asset_specs() if spec.key == wanted)
+
+
+def test_sources_before_destinations_before_dead_letters_and_acks(folder: Folder) -> None:
+    folder.numbers()
+    assert _parents(folder, "numbers", "in") == set()
+    assert _parents(folder, "numbers", "out") == {"numbers/in"}
+    assert _parents(folder, "numbers", "dead_letters") == {"numbers/out"}
+    assert _parents(folder, "numbers", "acks") == {"numbers/out", "numbers/dead_letters"}
+
+
+def test_one_job_per_pipeline_with_its_own_retries_off(folder: Folder) -> None:
+    folder.numbers()
+    job = folder.definitions.resolve_job_def("numbers")
+    assert job.tags["dagster/max_retries"] == "0"
+    assert job.tags["conduit/pipeline"] == "numbers"
+    assert job.executor_def is dg.in_process_executor
+
+
+def test_an_asset_says_what_it_is_and_where_it_is_written_down(folder: Folder) -> None:
+    folder.numbers()
+    spec = _spec(folder, "numbers", "out")
+    place = spec.metadata["dagster/code_references"].code_references[0]
+    assert spec.kinds == {"file", "spark"}
+    assert spec.group_name == "numbers"
+    assert place.file_path == str(folder.root / "pipelines" / "numbers.yaml")
+    assert place.line_number == 11
+
+
+def test_the_project_is_found_by_its_environment(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder.root / "elsewhere").mkdir()
+    (folder.root / "elsewhere" / "one.yaml").write_text(COPY.format(id="one", source="./a", target="./b"))
+    monkeypatch.setenv("CONDUIT_PIPELINES", "elsewhere")
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.definitions import define
+
+    definitions = define(Project.find(folder.root))
+    assert definitions.resolve_job_def("one")
+
+
+def test_a_broken_file_does_not_take_the_others_down(folder: Folder) -> None:
+    folder.numbers()
+    folder.write("torn.yaml", "version: '2.2'\npipelines: [\n")
+    folder.write(
+        "typo.yaml", COPY.format(id="typo", source="./a", target="./b").replace("plugin: file", "plugin: fil")
+    )
+    assert {"numbers/out", "typo/broken", "torn/broken", "conduit/pipeline_files"} <= _keys(folder)
+    assert "typo/out" not in _keys(folder)
+    description = _spec(folder, "typo", "broken").description or ""
+    assert "did you mean file?" in description
+    assert re.search(r"typo\.yaml:\d+:\d+: error plugin\.unknown", description)
+
+
+def test_a_warning_leaves_the_pipeline_in_place(folder: Folder) -> None:
+    text = COPY.format(id="lax", source="./a", target="./b").replace("description:", "descriptoin:")
+    folder.write("lax.yaml", text)
+    assert "lax/out" in _keys(folder)
+    assert "lax/broken" not in _keys(folder)
+
+
+def test_the_asset_of_the_files_checks_them_again(folder: Folder) -> None:
+    """The code location may be older than the files."""
+    folder.numbers()
+    definitions = folder.definitions
+    folder.write("torn.yaml", "version: '2.2'\npipelines: [\n")
+    job = definitions.resolve_implicit_global_asset_job_def()
+    files = job.execute_in_process(
+        instance=folder.instance, asset_selection=[dg.AssetKey(["conduit", "pipeline_files"])]
+    )
+    (check,) = files.get_asset_check_evaluations()
+    assert not check.passed
+    assert folder.newest("conduit", "pipeline_files")["errors"] == 1
+
+
+def test_an_empty_project_loads(folder: Folder) -> None:
+    assert _keys(folder) == {"conduit/pipeline_files"}
+
+
+def test_pipelines_that_read_what_others_write_are_linked(folder: Folder) -> None:
+    folder.write("a.yaml", COPY.format(id="a", source="./in", target="./middle.jsonl"))
+    folder.write("b.yaml", COPY.format(id="b", source="middle.jsonl", target="./parts/"))
+    folder.write("c.yaml", COPY.format(id="c", source="./parts/*", target="./out"))
+    assert _parents(folder, "b", "in") == {"a/out"}
+    assert _parents(folder, "c", "in") == {"b/out"}
+
+
+def test_pipelines_in_a_circle_still_load(folder: Folder) -> None:
+    folder.write("a.yaml", COPY.format(id="a", source="./one", target="./two"))
+    folder.write("b.yaml", COPY.format(id="b", source="./two", target="./one"))
+    folder.write("c.yaml", COPY.format(id="c", source="./three", target="./three"))
+    linked = _parents(folder, "a", "in") | _parents(folder, "b", "in") | _parents(folder, "c", "in")
+    assert len(linked) == 1
+
+
+@pytest.mark.parametrize("name", ["orders.eu:1", "x" * 128, "config", "import", "42", "-", "a-b"])
+def test_any_id_of_conduit_has_a_job_and_assets(folder: Folder, name: str) -> None:
+    folder.write("one.yaml", NUMBERS.format(id=f'"{name}"', trigger="available-now", queue=TAKES_ALL))
+    definitions = folder.definitions
+    assert definitions.resolve_job_def(job_name(name)).metadata["conduit/pipeline"].value == name
+    dg.Definitions.validate_loadable(definitions)
+    assert _spec(folder, *asset_key(name, "out").path).metadata["conduit/pipeline"] == name
+
+
+def test_short_names_are_short_and_their_own() -> None:
+    assert short("orders.eu-1") == "orders.eu-1"
+    assert len(short("x" * 128)) == 63
+    assert short("a:b") != short("a_b") != short("a;b")
+    assert kind("builtin:Postgres@v1") == "postgres"

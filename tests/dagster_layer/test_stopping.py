@@ -1,0 +1,88 @@
+"""Who asked a run to end decides whether its pipeline comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import dagster as dg
+import pytest
+
+from assets.stopping import Signals, Warden
+from conduit_dagster.engine.stop import StopFlag
+
+
+@dg.job
+def job() -> None:
+    """Some job for a run to be of."""
+
+
+@pytest.fixture
+def run(folder: object) -> tuple[dg.DagsterInstance, str]:
+    instance: dg.DagsterInstance = folder.instance  # type: ignore[attr-defined]
+    return instance, instance.create_run_for_job(job, status=dg.DagsterRunStatus.STARTED).run_id
+
+
+Run = tuple[dg.DagsterInstance, str]
+
+
+def _warden(run: Run, signals: Signals, end_after: float = 60) -> tuple[Warden, StopFlag]:
+    stop = StopFlag()
+    return Warden(*run, stop, signals, end_after), stop
+
+
+def test_a_signal_is_counted_and_raises_nothing() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with Signals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signals.count == 2
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_alone_stops_as_the_system(run: Run) -> None:
+    signals = Signals()
+    warden, stop = _warden(run, signals)
+    warden.tick()
+    assert not stop.requested
+    signals.count = 1
+    warden.tick()
+    assert (stop.requested, stop.forced, stop.reason, warden.terminated) == (True, False, "system", False)
+
+
+def test_a_second_signal_forces(run: Run) -> None:
+    signals = Signals()
+    warden, stop = _warden(run, signals)
+    signals.count = 2
+    warden.tick()
+    assert stop.forced
+
+
+def test_a_signal_after_a_request_in_dagster_stops_as_the_user(run: Run) -> None:
+    signals = Signals()
+    warden, stop = _warden(run, signals)
+    instance, run_id = run
+    instance.report_run_canceling(instance.get_run_by_id(run_id))
+    signals.count = 1
+    warden.tick()
+    assert (stop.reason, warden.terminated) == ("user", True)
+
+
+@pytest.mark.parametrize("report", ["report_run_canceling", "report_run_canceled", "report_run_failed"])
+def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
+    run: Run, report: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code server may be gone; a run that is over must not go on beside its successor."""
+    monkeypatch.setattr("assets.stopping._ASK_EVERY", 0.0)
+    warden, stop = _warden(run, Signals())
+    instance, run_id = run
+    getattr(instance, report)(instance.get_run_by_id(run_id))
+    warden.tick()
+    assert stop.requested
+    assert warden.terminated
+
+
+def test_a_run_ends_after_its_time_as_the_system(run: Run) -> None:
+    warden, stop = _warden(run, Signals(), end_after=0)
+    warden.tick()
+    assert (stop.reason, warden.terminated) == ("system", False)

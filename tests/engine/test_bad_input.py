@@ -1,0 +1,224 @@
+"""Bad input: one clear error that says where and what to do, or a nack with its reason; no record is lost."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support import DECODE, Lab, destination, processor, queue, source
+
+from conduit_dagster.engine.report import RunResult
+
+EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+def failed(result: RunResult, code: str) -> str:
+    """The run ended with this error, which says where and what to do next, without a stack trace."""
+    assert result.error is not None
+    assert result.error.code == code, result.error
+    assert result.error.fix
+    assert result.error.node
+    assert "Traceback" not in result.error.message
+    assert "\tat " not in result.error.message
+    return result.error.message
+
+
+def simple(lab: Lab, *processors: Any, **more: Any) -> None:
+    config: dict[str, Any] = {"connectors": [source(), destination()], "dead-letter-queue": queue()}
+    lab.pipeline(**{**config, "processors": list(processors), **more})
+
+
+def test_a_missing_file(lab: Lab) -> None:
+    simple(lab)
+    assert "./in.jsonl" in failed(lab.run(), "file.missing")
+
+
+def test_a_destination_in_a_file(lab: Lab) -> None:
+    """A folder on the destination's path is a file."""
+    lab.write("in.jsonl", [{"i": 1}])
+    lab.write("plain", ["x"])
+    simple(lab, DECODE, connectors=[source(), destination(path="./plain/out.jsonl")])
+    failed(lab.run(), "file.not_folder")
+
+
+def test_a_destination_that_is_a_device(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    simple(lab, DECODE, connectors=[source(), destination(path="/dev/null")])
+    failed(lab.run(), "file.not_regular")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip("a file system can't be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_destination(lab: Lab, small_disk: Path) -> None:
+    """The run stops, transient; once there is space the same delivery is finished and every record is there once."""
+    rows = [{"i": i, "pad": "x" * 1000} for i in range(400)]
+    lab.write("in.jsonl", rows)
+    simple(lab, DECODE, connectors=[source(), destination(path=str(small_disk / "out.jsonl"))])
+    result = lab.run()
+    failed(result, "file.disk_full")
+    assert not result.error.fatal  # type: ignore[union-attr]
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    assert lab.run().error is None
+    assert [json.loads(line) for line in (small_disk / "out.jsonl").open()] == rows
+
+
+def test_invalid_bytes(lab: Lab) -> None:
+    """Bytes that are no UTF-8 are a nack, and the dead letter holds the very bytes."""
+    (lab.root / "in.jsonl").write_bytes(b'{"a": "\xff\xfe"}\n{"a": 1}\n')
+    simple(lab, DECODE)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"a": 1}]
+    row = lab.documents("dead.jsonl")[0]
+    assert row["payload"]["after"]["payload"]["after"] == "eyJhIjogIv/+In0="
+
+
+def test_a_line_of_50_mb(lab: Lab) -> None:
+    """It is a record like any other, between two small ones."""
+    lab.write("in.jsonl", [{"i": 1}, {"i": 2, "big": "x" * 50_000_000}, {"i": 3}])
+    simple(lab, DECODE)
+    assert lab.run(parallelism=2).error is None
+    assert [(row["i"], len(row.get("big", ""))) for row in lab.documents("out.jsonl")] == [(1, 0), (2, 50_000_000), (3, 0)]
+
+
+def test_a_line_longer_than_a_batch(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}, {"i": 2, "big": "x" * 3_000_000}, {"i": 3}])
+    simple(lab, DECODE, delivery={"batch-bytes": "1KB"})
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [1, 2, 3]
+
+
+def test_a_line_longer_than_any(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}, {"big": "x" * 5_000_000}])
+    long = source()
+    long["settings"]["max-line"] = "1000000"
+    simple(lab, DECODE, connectors=[long, destination()])
+    assert "longer than 1000000 bytes" in failed(lab.run(), "file.line_too_long")
+
+
+def test_an_empty_file(lab: Lab) -> None:
+    lab.write("in.jsonl", [])
+    simple(lab, DECODE)
+    result = lab.run()
+    assert (result.status, result.error, result.progress.read) == ("stopped", None, 0)
+
+
+def test_a_record_that_is_no_object(lab: Lab) -> None:
+    lab.write("in.jsonl", ["[1]", "7", {"a": 1}])
+    simple(lab, DECODE)
+    lab.run()
+    assert lab.documents("out.jsonl") == [{"a": 1}]
+    assert [reason for _, reason, _ in lab.letters()] == [
+        ".Payload.After is JSON but no document: a list, '[1]'",
+        ".Payload.After is JSON but no document: a number, '7'",
+    ]
+
+
+def test_odd_names(lab: Lab) -> None:
+    """Fields with dots, spaces and quotes are reached by brackets, and by items in expressions."""
+    lab.write("in.jsonl", [{"a.b": 1, "c d": 2, 'e"f': 3, "": 4}])
+    simple(
+        lab,
+        DECODE,
+        processor("one", "field.set", field='.Payload.After["a.b"]', expression="after['c d'] + after['e\"f']"),
+        processor("two", "field.exclude", fields='.Payload.After["c d"],.Payload.After["e\\"f"]'),
+    )
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"a.b": 5, "": 4}]
+
+
+def test_very_deep_documents(lab: Lab) -> None:
+    """Nested deeper than Python may call: delivered or nacked, and nothing of it ends the step."""
+    deep = ['{"a":' * depth + "1" + "}" * depth for depth in (100, 400, 700, 950, 2000)]
+    lab.write("in.jsonl", deep)
+    simple(lab, DECODE, connectors=[source(), destination("out", processors=[EXCLUDE]), destination("out2", processors=[EXCLUDE])])
+    result = lab.run()
+    assert result.error is None
+    good = result.progress.delivered["out"]
+    assert good >= 2
+    assert len(lab.lines("out.jsonl")) + len(lab.lines("dead.jsonl")) == len(deep)
+    assert lab.lines("out.jsonl") == deep[:good]
+
+
+def test_a_processor_of_the_users_that_misbehaves(lab: Lab) -> None:
+    """What it raises or returns wrongly nacks that record alone."""
+    lab.write("plugins/odd.py", [ODD])
+    lab.write("in.jsonl", [{"i": i} for i in range(6)])
+    simple(lab, DECODE, processor("odd", "odd"))
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 0}, {"i": 5}, {"i": 5}]
+    assert [reason for _, reason, _ in lab.letters()] == [
+        "ZeroDivisionError: division by zero",
+        "the processor returned a NoneType, not a record, a list of them or DROP",
+        "the record holds a value that JSON cannot hold",
+    ]
+
+
+ODD = """
+from conduit_dagster.processors.base import DROP, Processor
+
+class Odd(Processor):
+    name = "odd"
+    def process(self, record):
+        i = record.after["i"]
+        if i == 1:
+            1 / 0
+        if i == 2:
+            return None
+        if i == 3:
+            record.after["i"] = float("nan")
+        if i == 4:
+            return DROP
+        return [record, record] if i == 5 else record
+"""
+
+
+def test_two_destinations_on_one_path(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    simple(lab, DECODE, connectors=[source(), destination("out"), destination("out2", "out.jsonl")])
+    codes = [finding.code for finding in lab.catalogue().findings if finding.is_error]
+    assert codes == ["destination.owned"]
+
+
+def test_a_destination_that_another_pipeline_owns(lab: Lab) -> None:
+    """Two projects can't see each other's files when checked; the store they share does."""
+    lab.write("in.jsonl", [{"i": 1}])
+    lab.pipeline(id="other", connectors=[source(), destination()])
+    assert lab.run("other").error is None
+    (lab.root / "pipelines" / "other.yaml").unlink()
+    simple(lab, DECODE)
+    failed(lab.run(), "destination.owned")
+
+
+def test_somebody_else_writes_to_the_destination(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    simple(lab, DECODE)
+    assert lab.run().error is None
+    lab.write("out.jsonl", ["foreign"], mode="a")
+    lab.write("in.jsonl", [{"i": 2}], mode="a")
+    failed(lab.run(), "file.changed")
+    assert lab.lines("out.jsonl") == ['{"i":1}', "foreign"]
+    adopting = destination()
+    adopting["settings"]["if-changed"] = "adopt"
+    simple(lab, DECODE, connectors=[source(), adopting])
+    assert lab.run().error is None
+    assert lab.lines("out.jsonl") == ['{"i":1}', "foreign", '{"i":2}']

@@ -1,0 +1,36 @@
+"""The delivery hash names a range and its consumer, and nothing else."""
+
+from __future__ import annotations
+
+from conduit_dagster.engine.hashes import delivery_hash
+
+RANGE = {"source": "in", "generation": 1, "start": {"offset": 0}, "end": {"offset": 10}}
+
+
+def test_it_is_stable() -> None:
+    """Fixed for ever: a destination may have stored it. Order of keys and Python's version do not matter."""
+    name = delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE])
+    turned = delivery_hash(kind="data", pipeline="p", destination="out", sources=[dict(reversed(RANGE.items()))])
+    assert name == turned == "0d35b52015949d1e8f8a438e355a44d75eaf30eba23959d452bdcae39f3c1a44"
+
+
+def test_each_part_of_the_name_counts() -> None:
+    names = {
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE]),
+        delivery_hash(kind="dlq", pipeline="p", destination="out", sources=[RANGE]),
+        delivery_hash(kind="data", pipeline="q", destination="out", sources=[RANGE]),
+        delivery_hash(kind="data", pipeline="p", destination="out2", sources=[RANGE]),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[{**RANGE, "generation": 2}]),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=1, take=1),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=2, take=1),
+    }
+    assert len(names) == 7
+
+
+def test_integers_beyond_what_canonical_json_holds() -> None:
+    """An inode of 64 bits is a place like any other."""
+    one, two = (
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[{**RANGE, "end": {"inode": 2**63 + i}}])
+        for i in (0, 1)
+    )
+    assert one != two

@@ -1,0 +1,44 @@
+"""The nack window against the plainest model of it: look at the last so many results, one by one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_dagster.engine.nack_window import NackWindow
+
+results = st.lists(st.booleans(), max_size=60)
+
+
+def plain(size: int, threshold: int, before: list[bool], now: list[bool]) -> tuple[int | None, list[bool]]:
+    """Conduit's ring (CONDUIT_FACTS, 3): a nack is accepted while at most ``threshold`` of the window are nacks."""
+    window = before[-size:] if size else []
+    for index, nacked in enumerate(now):
+        after = [*window, nacked][-size:]
+        if nacked and size and sum(after) > threshold:
+            return index, window
+        window = after if size else []
+    return None, window
+
+
+def text(bits: list[bool]) -> str:
+    return "".join("1" if bit else "0" for bit in bits)
+
+
+@given(st.integers(0, 8), st.integers(0, 7), results, results)
+def test_agrees_with_looking_at_each_result(size: int, threshold: int, first: list[bool], second: list[bool]) -> None:
+    """Over two steps: the state of the first is where the second begins, also after a refused nack."""
+    threshold = min(threshold, max(0, size - 1))
+    window, state, seen = NackWindow(size, threshold), "", list[bool]()
+    for step in (first, second):
+        verdict = window.resolve(state, len(step), [i for i, nacked in enumerate(step) if nacked])
+        exceeded, seen = plain(size if threshold else min(size, 1), threshold, seen, step)
+        assert verdict.exceeded == exceeded
+        assert verdict.state.lstrip("0") == text(seen).lstrip("0")
+        state = verdict.state
+
+
+def test_case_a13() -> None:
+    verdict = NackWindow(5, 2).resolve("", 9, [1, 3, 5])
+    assert verdict.exceeded == 5
+    assert verdict.state == "01010"

@@ -1,0 +1,154 @@
+"""A project's own source, processor and destination in ``plugins/``: found, checked and run like the built-in ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from support import Lab, destination, processor, queue
+
+MINE = '''
+import json
+from pathlib import Path
+
+from pydantic import Field
+
+from conduit_dagster.connectors.base import ConnectorSettings, DriverDestination, Source, Split
+from conduit_dagster.processors.base import DROP, ProcessError, Processor, ProcessorSettings
+from conduit_dagster.record import Record
+
+
+class CounterSettings(ConnectorSettings):
+    upto: int
+
+
+class Counter(Source):
+    """Counts. Its position is the last number."""
+
+    name = "counter"
+    Settings = CounterSettings
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return min(self.settings.upto, start + limit.records)
+
+    def split(self, start, end, n):
+        middle = (start + end) // 2
+        return [
+            Split(low, low - start, high - low, detail={"to": high})
+            for low, high in ((start, middle), (middle, end))
+            if low < high
+        ]
+
+    def read(self, split, options):
+        yield [Record(i, {}, {"n": i}) for i in range(split.start + 1, split.detail["to"] + 1)]
+
+    def ack(self, upto, generation):
+        with Path(self.context.resolve("acks.txt")).open("a") as file:
+            file.write(f"{generation} {upto}\\n")
+
+
+class HalveSettings(ProcessorSettings):
+    by: int = Field(2, gt=0)
+
+
+class Halve(Processor):
+    """Divides; refuses multiples of seven, drops multiples of five."""
+
+    name = "halve"
+    Settings = HalveSettings
+
+    def process(self, record):
+        n = record.after["n"]
+        if n % 7 == 0:
+            raise ProcessError("seven", code="mine.seven")
+        if n % 5 == 0:
+            return DROP
+        record.metadata["seen"] = "yes"
+        record.after["n"] = n / self.settings.by
+        return record
+
+
+class Shelf(DriverDestination):
+    """Keeps each delivery under its hash."""
+
+    name = "shelf"
+
+    def deliver(self, records, delivery):
+        rows = [[record.after["n"], record.metadata.get("seen")] for record in records]
+        folder = Path(self.context.resolve("shelf"))
+        folder.mkdir(exist_ok=True)
+        (folder / f"{delivery.step}-{delivery.hash}.json").write_text(json.dumps(rows))
+'''
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("plugins/mine.py", [MINE])
+    return lab
+
+
+def build(lab: Lab, upto: int = 20, **halve: str) -> None:
+    lab.pipeline(
+        connectors=[
+            {"id": "in", "type": "source", "plugin": "counter", "settings": {"upto": str(upto)}},
+            {"id": "shelf", "type": "destination", "plugin": "shelf"},
+            destination(),
+        ],
+        processors=[processor("halve", "halve", **halve)],
+        delivery={"batch-size": 8},
+        **{"dead-letter-queue": queue()},
+    )
+
+
+def test_one_of_each_works(lab: Lab) -> None:
+    """Positions, acks, nacks with the author's code, drops and the delivery hash, over several steps."""
+    build(lab)
+    result = lab.run()
+    assert result.error is None
+    wanted = [n / 2 for n in range(1, 21) if n % 5 and n % 7]
+    assert [row["n"] for row in lab.documents("out.jsonl")] == wanted
+    files = sorted((lab.root / "shelf").iterdir(), key=lambda path: int(path.name.split("-")[0]))
+    assert [row for file in files for row in json.loads(file.read_text())] == [[n, "yes"] for n in wanted]
+    assert lab.lines("acks.txt") == ["1 0", "1 8", "1 16", "1 20"]
+    assert lab.letters() == [("p:halve", "seven", {"n": 7}), ("p:halve", "seven", {"n": 14})]
+    assert lab.documents("dead.jsonl")[0]["metadata"]["conduit.dlq.nack.code"] == "mine.seven"
+    assert result.progress.filtered_by == {"p:halve": 4}
+
+
+def test_a_changed_plugin_is_used_by_the_next_run(lab: Lab) -> None:
+    """Also by a worker that already ran the old text."""
+    build(lab, 8)
+    lab.run()
+    lab.write("plugins/mine.py", [MINE.replace("n / self.settings.by", "n * 1000")])
+    build(lab, 9)
+    lab.run()
+    assert lab.documents("out.jsonl")[-1] == {"n": 9000}
+
+
+def test_bad_settings_of_a_plugin_are_findings(lab: Lab) -> None:
+    build(lab, by="0")
+    [finding] = [finding for finding in lab.catalogue().findings if finding.is_error]
+    assert (finding.code, finding.path) == ("setting.invalid", "/pipelines/0/processors/0/settings/by")
+
+
+def test_a_misspelt_plugin_names_the_nearest(lab: Lab) -> None:
+    lab.pipeline(
+        connectors=[{"id": "in", "type": "source", "plugin": "countr", "settings": {"upto": "1"}}, destination()],
+        processors=[processor("a", "halv"), processor("b", "field.sett", field=".Key")],
+    )
+    fixes = [finding.fix for finding in lab.catalogue().findings if finding.code == "plugin.unknown"]
+    assert fixes == ["did you mean counter?", "did you mean halve?", "did you mean field.set?"]
+
+
+def test_a_broken_plugin_file_does_not_hide_the_others(lab: Lab) -> None:
+    lab.write("plugins/broken.py", ["import nothing_like_this"])
+    build(lab)
+    codes = [finding.code for finding in lab.catalogue().findings]
+    assert codes == ["plugin.broken"]
+    assert lab.catalogue().get("p") is not None

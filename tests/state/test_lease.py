@@ -1,0 +1,120 @@
+"""One owner per pipeline: a live one is never pushed aside, a dead or silent one is, and notices."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.state import schema
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.lease import Lease, LeaseLost, acquire, is_dead, myself
+from conduit_dagster.state.store import PipelineStore
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = open_database(f"sqlite:///{tmp_path}/state.db")
+    yield engine
+    engine.dispose()
+
+
+def owner_of(database: sa.Engine) -> Any:
+    with database.connect() as connection:
+        return json.loads(connection.execute(sa.select(schema.pipelines.c.owner)).scalar_one())
+
+
+def change_owner(database: sa.Engine, **changes: Any) -> None:
+    """As if another process had taken the lease."""
+    owner = json.dumps({**owner_of(database), **changes})
+    with database.begin() as connection:
+        connection.execute(sa.update(schema.pipelines).values(owner=owner))
+
+
+def silence(lease: Lease) -> None:
+    """Ends the heartbeat without releasing, as a frozen process would."""
+    lease._ended.set()
+    lease._thread.join()
+
+
+def test_a_second_owner_is_refused_while_the_first_lives(database: sa.Engine) -> None:
+    lease = acquire(database, "p", 1.0)
+    with pytest.raises(ConduitError, match="already running") as error:
+        acquire(database, "p", 1.0)
+    assert error.value.code == "lease.held"
+    lease.release()
+    acquire(database, "p", 1.0).release()
+
+
+def test_of_two_contenders_one_wins(database: sa.Engine) -> None:
+    won, refused = list[Lease](), list[ConduitError]()
+
+    def contend() -> None:
+        try:
+            won.append(acquire(database, "p", 0.5))
+        except ConduitError as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=contend) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), len(refused)) == (1, 4)
+    won[0].release()
+
+
+def test_a_dead_owner_is_replaced_at_once(database: sa.Engine) -> None:
+    """On the same machine a process that is gone is known to be gone, long before its lease's time."""
+    lease = acquire(database, "p", 60.0)
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    change_owner(database, pid=gone.pid, started="1")
+    began = time.monotonic()
+    second = acquire(database, "p", 60.0)
+    assert time.monotonic() - began < 30
+    silence(lease)
+    second.release()
+
+
+def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(database: sa.Engine) -> None:
+    first = acquire(database, "p", 0.4)
+    silence(first)
+    change_owner(database, host="elsewhere", boot="other")
+    began = time.monotonic()
+    second = acquire(database, "p", 0.4)
+    assert time.monotonic() - began >= 0.4
+    assert second.epoch == first.epoch + 1
+    with pytest.raises(LeaseLost):
+        PipelineStore(database, first).event("late")
+    PipelineStore(database, second).event("mine")
+    second.release()
+
+
+def test_this_process_is_not_dead() -> None:
+    assert not is_dead(myself())
+    assert is_dead({**myself(), "started": "1"})
+    assert not is_dead({**myself(), "started": "1", "boot": "another machine"})
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path, database: sa.Engine) -> None:
+    with database.begin() as connection:
+        connection.execute(sa.update(schema.meta).values(value="999"))
+    with pytest.raises(FatalError, match="version 999"):
+        open_database(f"sqlite:///{tmp_path}/state.db")
+
+
+def test_a_store_that_cannot_be_opened_is_named_without_its_password() -> None:
+    with pytest.raises(ConduitError) as error:
+        open_database("sqlite:////proc/nothing/state.db?secret=hidden")
+    assert error.value.code == "state.unreachable"
+    assert error.value.fix

@@ -1,0 +1,82 @@
+"""Imports run one way, top to bottom (DESIGN.md, The house)."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LAYERS = [
+    {"conduit_dagster.definitions", "conduit_dagster.cli"},
+    {"assets", "sensors", "resources"},
+    {"conduit_dagster.testing"},
+    {"conduit_dagster.engine"},
+    {"conduit_dagster.connectors", "conduit_dagster.processors"},
+    {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
+    {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
+    {"conduit_dagster.record"},
+]
+
+
+def level(module: str) -> int | None:
+    for number, names in enumerate(LAYERS):
+        if any(module == name or module.startswith(name + ".") for name in names):
+            return number
+    return None
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for top in ("conduit_dagster", "assets", "resources", "sensors"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            yield name.removesuffix(".__init__"), path
+
+
+def imports(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def test_every_module_has_a_layer() -> None:
+    assert [name for name, _ in modules() if name != "conduit_dagster" and level(name) is None] == []
+
+
+def test_nothing_imports_from_above() -> None:
+    wrong = [
+        f"{name} imports {target}"
+        for name, path in modules()
+        if (own := level(name)) is not None
+        for target in imports(path)
+        if (other := level(target)) is not None and other < own
+    ]
+    assert wrong == []
+
+
+def test_only_the_dagster_layer_imports_dagster() -> None:
+    allowed = ("assets", "sensors", "resources", "conduit_dagster.definitions")
+    wrong = [
+        name
+        for name, path in modules()
+        if not name.startswith(allowed) and any(i.split(".")[0].startswith("dagster") for i in imports(path))
+    ]
+    assert wrong == []
+
+
+def test_the_planner_and_the_plugins_import_no_spark() -> None:
+    """``validate`` binds pipelines to plugins; it must start no JVM and import no pyspark."""
+    code = (
+        "import sys, conduit_dagster.engine.catalogue, conduit_dagster.connectors.registry as c\n"
+        "import conduit_dagster.processors.registry as p\n"
+        "[c.find_source(n, {}) for n in c.source_names()], [c.find_destination(n, {}) for n in c.destination_names()]\n"
+        "p.builtin()\n"
+        "print([m for m in ('pyspark', 'dagster', 'pandas') if m in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
