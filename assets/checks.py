@@ -87,9 +87,7 @@ def _no_dead_letters(look: Look, seen: int) -> Verdict:
     total = int(look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0))
     # a queue that was removed and added again counts from 0
     fresh = total - seen if total >= seen else total
-    return Verdict(
-        NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total}
-    )
+    return Verdict(NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total})
 
 
 def _nack_rate(look: Look, queue: DeadLetterQueue, error: ConduitError | None) -> Verdict:
@@ -105,9 +103,7 @@ def _nack_rate(look: Look, queue: DeadLetterQueue, error: ConduitError | None) -
 
 
 def _ack_lag(look: Look, max_wait: float, error: ConduitError | None) -> Verdict:
-    metadata: dict[str, Any] = {
-        f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()
-    }
+    metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
     metadata |= {"seconds_since_ack": round(look.waited, 1)}
     if not look.waiting:
         text = "nothing waits" if look.lag else "no source tells how much waits"

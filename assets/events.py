@@ -32,9 +32,7 @@ def materializations(bound: BoundPipeline, look: Look) -> Iterator[dg.AssetMater
 
 
 def _event(bound: BoundPipeline, name: str, metadata: Metadata) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(
-        asset_key(bound.id, name), metadata={"conduit/pipeline": bound.id, **metadata}
-    )
+    return dg.AssetMaterialization(asset_key(bound.id, name), metadata={"conduit/pipeline": bound.id, **metadata})
 
 
 def _source(source: str, look: Look) -> Metadata:

@@ -77,9 +77,7 @@ class Journal:
         """Only what changed: Dagster keeps every event of a run in memory."""
         for verdict in self._verdicts(look, None):
             if self._outcomes.get(verdict.name) is not verdict.passed:
-                event: Any = as_evaluation(
-                    self._bound.id, verdict
-                )  # log_event takes it, its hints do not say so
+                event: Any = as_evaluation(self._bound.id, verdict)  # log_event takes it, its hints do not say so
                 self._context.log_event(event)
                 self._outcomes[verdict.name] = verdict.passed
 
@@ -92,6 +90,6 @@ def _dead_letters_seen(context: dg.AssetExecutionContext, pipeline: str) -> int:
     storage, key = context.instance.event_log_storage, check_key(pipeline, NO_DEAD_LETTERS)
     for record in storage.get_asset_check_execution_history(key, _LOOKED_BACK):
         evaluation = record.evaluation
-        if record.run_id != context.run_id and evaluation is not None and TOTAL in evaluation.metadata:
+        if record.run_id != context.run.run_id and evaluation is not None and TOTAL in evaluation.metadata:
             return int(evaluation.metadata[TOTAL].value or 0)  # pyright: ignore[reportArgumentType]
     return 0

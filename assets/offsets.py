@@ -18,9 +18,7 @@ def offset_gaps(database: sa.Engine, pipeline: str) -> list[str]:
     """
     with database.connect() as connection:
         mine = steps.c.pipeline == pipeline, steps.c.state == "done"
-        done = connection.execute(
-            sa.select(steps.c.plan, steps.c.decision).where(*mine).order_by(steps.c.step)
-        ).all()
+        done = connection.execute(sa.select(steps.c.plan, steps.c.decision).where(*mine).order_by(steps.c.step)).all()
         known = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings().all()
     chain = _Chain()
     for plan, decision in done:

@@ -21,9 +21,7 @@ _END = (
     "When a run ends to be started anew, since Dagster keeps about 3 KB for every event of a run; else "
     "CONDUIT_END_AFTER, else 24h."
 )
-_LAG = (
-    "How long records may wait for an ack before the check ack_lag fails; else CONDUIT_MAX_ACK_LAG, else 5m."
-)
+_LAG = "How long records may wait for an ack before the check ack_lag fails; else CONDUIT_MAX_ACK_LAG, else 5m."
 _duration: TypeAdapter[float] = TypeAdapter(PositiveDuration)
 
 

@@ -73,9 +73,7 @@ def _written(bound: BoundPipeline, specs: list[dg.AssetSpec]) -> dg.AssetsDefini
     def run(
         context: dg.AssetExecutionContext, config: RunConfig, spark: SparkResource, state: StateResource
     ) -> Iterator[dg.AssetCheckResult]:
-        yield from run_in_dagster(
-            context, config, pipeline, file, state.project, spark.spark_session, state.database
-        )
+        yield from run_in_dagster(context, config, pipeline, file, state.project, spark.spark_session, state.database)
 
     return run
 
@@ -89,9 +87,7 @@ class _Specs:
 
     def sources(self) -> Iterator[dg.AssetSpec]:
         for source in self._config.sources:
-            yield self._connector(
-                source, self._links.get((self._bound.id, source.id), []), {kind(source.plugin)}
-            )
+            yield self._connector(source, self._links.get((self._bound.id, source.id), []), {kind(source.plugin)})
 
     def written(self) -> Iterator[dg.AssetSpec]:
         sources = [self._key(source.id) for source in self._config.sources]
@@ -121,9 +117,7 @@ class _Specs:
         return self._spec(DEAD_LETTERS, "/dead-letter-queue", deps, kinds, text, queue.plugin)
 
     def _acks(self, deps: list[dg.AssetKey]) -> dg.AssetSpec:
-        text = (
-            f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."
-        )
+        text = f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."
         return self._spec(ACKS, "", deps, {"checkpoint"}, text, None)
 
     def _spec(

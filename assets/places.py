@@ -15,7 +15,6 @@ def code_references(places: Iterable[tuple[str, int, str]]) -> dict[str, dg.Code
         # beta in Dagster, and nothing that who starts it could do about
         warnings.simplefilter("ignore", dg.BetaWarning)
         references: list[Any] = [
-            dg.LocalFileCodeReference(file_path=file, line_number=line, label=label)
-            for file, line, label in places
+            dg.LocalFileCodeReference(file_path=file, line_number=line, label=label) for file, line, label in places
         ]
         return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=references)}

@@ -19,9 +19,7 @@ from conduit_dagster.engine.catalogue import Catalogue
 class ProjectAssets:
     """What a code location gets."""
 
-    assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(
-        default_factory=list[dg.AssetsDefinition | dg.AssetSpec]
-    )
+    assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list[dg.AssetsDefinition | dg.AssetSpec])
     jobs: list[Any] = field(default_factory=list[Any])
 
     def add(self, pipeline: PipelineDefinitions) -> None:

@@ -58,9 +58,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     if bound is None:
         errors = [finding.render() for finding in catalogue.loaded.findings if finding.is_error]
         message = "\n".join(errors) or f"there is no pipeline {pipeline} in {file} any more"
-        fix = (
-            "mend the file and run again; after adding, moving or removing pipelines reload the code location"
-        )
+        fix = "mend the file and run again; after adding, moving or removing pipelines reload the code location"
         raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
     if bound.not_yet:
         message = f"not there yet: {', '.join(bound.not_yet)}"
@@ -104,7 +102,7 @@ class _Run:
     def run(self, spark: SparkSession) -> Iterator[dg.AssetCheckResult]:
         stop = StopFlag()
         with Signals() as signals:
-            warden = Warden(self._context.instance, self._context.run_id, stop, signals, self._end_after)
+            warden = Warden(self._context.instance, self._context.run.run_id, stop, signals, self._end_after)
             self._journal.begin()
             result = self._move(spark, stop, warden)
             yield from self._journal.end(result.error)

@@ -1,6 +1,6 @@
 """The OpenCDC record, and its layout as JSON.
 
-Inside a Spark task a record is one :class:`Record`. A payload is *raw* (``bytes``), a *document* (``dict``) or ``None``.
+In a task a record is one :class:`Record`. A payload is *raw* (``bytes``), a *document* (``dict``) or ``None``.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_l
 
 
 def copy(record: Record) -> Record:
-    """An independent copy: what one branch does to it, no other sees (CASES C21). Metadata stays shared until written."""
+    """An independent copy: what one branch does to it, no other sees (CASES C21). Metadata is shared until written."""
     return Record(
         record.position,
         record.metadata,

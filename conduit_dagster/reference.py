@@ -147,9 +147,7 @@ class _DataReference(Reference):
             depth += 1
         place = spell(self.root, self.path[:depth])
         advice = "put json.decode before" if isinstance(value, bytes | str) else "refer to the field itself"
-        return UnresolvedReferenceError(
-            f"{place} does not contain structured data but {kind_of(value)}: {advice}"
-        )
+        return UnresolvedReferenceError(f"{place} does not contain structured data but {kind_of(value)}: {advice}")
 
     def _data(self, value: Any) -> Data:
         if value is None or isinstance(value, dict | bytes):

@@ -31,7 +31,8 @@ class SparkResource(PySparkResource):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Opens the session, or takes the one that this process has."""
-        self._spark_session = open_session(self.settings(), f"conduit {context.run_id or ''}".strip())
+        name = f"conduit {context.run.job_name}" if context.run else "conduit"
+        self._spark_session = open_session(self.settings(), name)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Gives a Connect session back."""

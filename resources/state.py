@@ -15,9 +15,7 @@ from conduit_dagster.state.database import open_database
 class StateResource(dg.ConfigurableResource[None]):
     """What must outlive a run. Its URL may hold a password: it is read from the project and is no config."""
 
-    root: str = Field(
-        description="The project's root folder; its conduit.yaml says where the state store is."
-    )
+    root: str = Field(description="The project's root folder; its conduit.yaml says where the state store is.")
     _database: sa.Engine | None = PrivateAttr(default=None)
 
     @property

@@ -45,9 +45,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
     port, token = _free_port(), secrets.token_urlsafe(16)
     log = folder / "server.log"
     with log.open("wb") as output:
-        server = subprocess.Popen(
-            _command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output
-        )
+        server = subprocess.Popen(_command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output)
     try:
         _wait_until_listening(server, port, log)
         env = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}

@@ -76,8 +76,7 @@ def clone(tmp_path: Path) -> Clone:
 def test_a_python_that_is_too_old_is_named_in_one_line(clone: Clone) -> None:
     clone.python("3.9", too_old=1)
     assert clone.said() == (
-        "python3 is Python 3.9 and 3.11 or newer is needed: install one and name it, "
-        "for example make PYTHON=python3.12"
+        "python3 is Python 3.9 and 3.11 or newer is needed: install one and name it, for example make PYTHON=python3.12"
     )
 
 
@@ -90,8 +89,7 @@ def test_no_python_at_all_is_one_line(clone: Clone) -> None:
 def test_debians_python_without_venv_names_the_package(clone: Clone) -> None:
     clone.python(no_venv=1)
     assert clone.said() == (
-        "python3 cannot make virtual environments: run apt-get install python3-venv "
-        "(or install uv or virtualenv)"
+        "python3 cannot make virtual environments: run apt-get install python3-venv (or install uv or virtualenv)"
     )
 
 

@@ -152,9 +152,7 @@ def _creatable(name: str, folder: Path, shown: str) -> Check:
     if not there.is_dir():
         return Check(name, "fail", f"{shown}: {there} is no folder", "choose another path in conduit.yaml")
     if not _is_writable(there):
-        return Check(
-            name, "fail", f"{there} can't be written", f"chown -R $USER {there}, or choose another path"
-        )
+        return Check(name, "fail", f"{there} can't be written", f"chown -R $USER {there}, or choose another path")
     return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")
 
 
@@ -178,9 +176,7 @@ def _disk(project: Project) -> Check:
     message = f"{free / 1e9:.1f} GB free at {folder}"
     if free >= _LITTLE:
         return Check("disk", "ok", message)
-    return Check(
-        "disk", "warn" if free >= _TOO_LITTLE else "fail", message, "free some space, or set state.staging"
-    )
+    return Check("disk", "warn" if free >= _TOO_LITTLE else "fail", message, "free some space, or set state.staging")
 
 
 def _pipelines(project: Project) -> Check:
@@ -190,7 +186,5 @@ def _pipelines(project: Project) -> Check:
     errors = [finding for finding in catalogue.findings if finding.is_error]
     total = len(catalogue.loaded.pipelines)
     if errors:
-        return Check(
-            "pipelines", "fail", f"{len(errors)} errors in {total} pipelines", "conduit-dagster validate"
-        )
+        return Check("pipelines", "fail", f"{len(errors)} errors in {total} pipelines", "conduit-dagster validate")
     return Check("pipelines", "ok", f"{total} valid")

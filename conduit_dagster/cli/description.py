@@ -29,9 +29,7 @@ Facts = dict[str, Any]
 def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
     """A row per pipeline of the files, then those that only the store knows."""
     known = {} if store is None else overview.pipeline_rows(store)
-    rows = [
-        _from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines
-    ]
+    rows = [_from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines]
     return rows + [_row(name, None, None, 0, row, store) for name, row in known.items()]
 
 

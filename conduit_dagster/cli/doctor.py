@@ -51,8 +51,6 @@ def _show(console: Console, checks: list[Check]) -> None:
     from conduit_dagster.cli.terminal import styled
 
     for check in checks:
-        console.print(
-            Text.assemble(styled(check.level, f"{check.level:<5}"), f" {check.name:<12} {check.message}")
-        )
+        console.print(Text.assemble(styled(check.level, f"{check.level:<5}"), f" {check.name:<12} {check.message}"))
         if check.fix and check.level != "ok":
             console.print(f"      {'':<12} {check.fix}")

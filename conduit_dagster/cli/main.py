@@ -37,20 +37,26 @@ app.add_typer(plugins.connectors, name="connectors")
 app.add_typer(plugins.processors, name="processors")
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"{NAME} {version(NAME)}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     folder: Annotated[
         Path | None,
         typer.Option("--project", "-C", metavar="DIR", help="Work as if started in DIR."),
     ] = None,
-    show_version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    _: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
 ) -> None:
     """Data pipelines with delivery guarantees: Conduit's semantics as Dagster assets on Spark."""
-    if show_version:
-        from importlib.metadata import version
-
-        print(f"{NAME} {version(NAME)}")
-        raise typer.Exit
     if folder is not None:
         _enter(folder)
 

@@ -64,9 +64,7 @@ def _list(noun: str) -> Outcome:
 
     pages = _pages(noun)
     rows = [{"name": p.name, "kind": p.kind, "origin": p.origin, "summary": p.summary} for p in pages]
-    return Outcome(
-        count(len(rows), noun), {f"{noun}s": rows}, show=lambda console: _show_list(console, pages)
-    )
+    return Outcome(count(len(rows), noun), {f"{noun}s": rows}, show=lambda console: _show_list(console, pages))
 
 
 def _show_list(console: Console, pages: list[Page]) -> None:

@@ -55,9 +55,7 @@ def _show(console: Console, results: Sequence[RunResult], stopped: bool) -> None
 def show_result(console: Console, result: RunResult, stopped: bool = False) -> None:
     """A few lines about one pipeline. ``stopped``: somebody asked for its end."""
     progress = result.progress
-    console.print(
-        Text.assemble((result.pipeline, "bold"), ": ", styled(result.status, _status(result, stopped)))
-    )
+    console.print(Text.assemble((result.pipeline, "bold"), ": ", styled(result.status, _status(result, stopped))))
     acked = f"{progress.acked:,} acked (of them {progress.filtered:,} filtered)"
     nacked = f"{progress.nacked:,} nacked, {progress.dead_lettered:,} dead-lettered"
     console.print(f"  records     {progress.read:,} read, {acked}, {nacked}")

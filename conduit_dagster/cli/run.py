@@ -80,9 +80,7 @@ def _print(findings: list[Finding], as_json: bool) -> None:
         show_findings(console(sys.stderr), findings)
 
 
-def _obstacle(
-    catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]
-) -> ConduitError | None:
+def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]) -> ConduitError | None:
     """What keeps the whole run from starting: nothing is started by halves."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
@@ -111,6 +109,4 @@ def _nothing(catalogue: Catalogue) -> ConduitError:
         fix = "set status: running in its file, or name the file: conduit-dagster run PATH"
         return usage_error("every pipeline has status: stopped", "nothing_to_run", fix)
     fix = "name a file, or begin with conduit-dagster init"
-    return usage_error(
-        f"there is no pipeline to run in {catalogue.project.pipelines_path}", "nothing_to_run", fix
-    )
+    return usage_error(f"there is no pipeline to run in {catalogue.project.pipelines_path}", "nothing_to_run", fix)

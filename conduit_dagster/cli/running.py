@@ -129,9 +129,7 @@ class _Member:
 
     def _run(self, spark: SparkSession, database: sa.Engine) -> None:
         try:
-            self.result = run_pipeline(
-                self._bound, spark, database, self._options, self.stop, self.row.observe
-            )
+            self.result = run_pipeline(self._bound, spark, database, self._options, self.stop, self.row.observe)
         except Exception as error:  # noqa: BLE001  # the others go on, and the summary must say it
             self.result = RunResult(self._bound.id, "degraded", "", unforeseen(error), Progress())
         self.row.status = self.result.status

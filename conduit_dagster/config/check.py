@@ -80,9 +80,7 @@ class Checker:
         context: dict[str, Any] = error.get("ctx", {})
         code = error["type"] if error["type"].startswith("config.") else "config.field_invalid"
         expected, got = _expected(error), self._got(pointer, error)
-        message = str(
-            context.get("message") or _message(str(location[-1]) if location else "value", expected)
-        )
+        message = str(context.get("message") or _message(str(location[-1]) if location else "value", expected))
         fix = context.get("fix") or _spelling(error, got)
         return self.document.finding(pointer, code, message, got=got, expected=expected, fix=fix)
 

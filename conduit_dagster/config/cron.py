@@ -8,9 +8,7 @@ _NICKNAMES = {"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly"
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_PART = re.compile(
-    r"(?P<low>\*|[a-z]{3}|[0-9]{1,2})(?:-(?P<high>[a-z]{3}|[0-9]{1,2}))?(?:/(?P<step>[0-9]{1,3}))?"
-)
+_PART = re.compile(r"(?P<low>\*|[a-z]{3}|[0-9]{1,2})(?:-(?P<high>[a-z]{3}|[0-9]{1,2}))?(?:/(?P<step>[0-9]{1,3}))?")
 _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
     ("minute", 0, 59, ()),
     ("hour", 0, 23, ()),

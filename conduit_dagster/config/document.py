@@ -151,9 +151,7 @@ def _flaw(document: Document, flaw: Flaw) -> Finding:
         index, got = index + offset_of(written, flaw.reference.ordinal), flaw.reference.text
     line, column = document.source.position(index)
     file = document.source.file
-    return Finding(
-        flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, fix=_remedy(flaw, got)
-    )
+    return Finding(flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, fix=_remedy(flaw, got))
 
 
 def _remedy(flaw: Flaw, got: str | None) -> str | None:
@@ -161,11 +159,7 @@ def _remedy(flaw: Flaw, got: str | None) -> str | None:
         return "remove one of them" if flaw.code == "config.key_duplicate" else None
     literal = f"${got}"
     name = flaw.reference.name
-    return (
-        f"write {literal} for a literal dollar"
-        if name is None
-        else f"set {name}, or write {literal} literally"
-    )
+    return f"write {literal} for a literal dollar" if name is None else f"set {name}, or write {literal} literally"
 
 
 def _whole(source: Source, chunk: Chunk, code: str, message: str, fix: str) -> Finding:

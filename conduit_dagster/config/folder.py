@@ -93,9 +93,7 @@ def _compare(pipelines: list[ParsedPipeline]) -> None:
             _add(group, "/id", "config.id_clash", f"in Dagster another pipeline is called {name} too")
 
 
-def _sharing(
-    pipelines: list[ParsedPipeline], key: Callable[[ParsedPipeline], str]
-) -> list[list[ParsedPipeline]]:
+def _sharing(pipelines: list[ParsedPipeline], key: Callable[[ParsedPipeline], str]) -> list[list[ParsedPipeline]]:
     groups: defaultdict[str, list[ParsedPipeline]] = defaultdict(list)
     for pipeline in pipelines:
         groups[key(pipeline)].append(pipeline)

@@ -152,9 +152,7 @@ def _inside(flaw: Finding, pipelines: list[str]) -> bool:
     return any(pointers.within(flaw.path, pointer) for pointer in pipelines)
 
 
-def _parse_pipeline(
-    checker: Checker, tree: Mapped, flaws: list[Finding], recovery: Recovery
-) -> ParsedPipeline:
+def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recovery: Recovery) -> ParsedPipeline:
     document = checker.document
     renamed = rules.rename_processor_types(tree, document)
     config, findings = checker.check(Pipeline, tree)

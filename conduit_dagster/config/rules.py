@@ -47,13 +47,9 @@ def _renamed(processor: Mapped, document: Document) -> Finding:
         processor.pop("plugin", None)
     elif plugin != processor["type"]:
         message, got = "plugin and type are both given, and differ", document.text(written)
-        return document.finding(
-            written, "config.field_invalid", message, got=got, fix="remove type", on_key=True
-        )
+        return document.finding(written, "config.field_invalid", message, got=got, fix="remove type", on_key=True)
     message, fix = "type is now called plugin", "write plugin instead of type"
-    return document.finding(
-        written, "config.field_renamed", message, severity="warning", fix=fix, on_key=True
-    )
+    return document.finding(written, "config.field_renamed", message, severity="warning", fix=fix, on_key=True)
 
 
 def _duplicates(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
@@ -113,9 +109,7 @@ def _delays(pipeline: ParsedPipeline, base: Recovery) -> Iterator[Finding]:
         where = pointers.join(pipeline.pointer, ("recovery", name))
         message = f"min-delay ({merged.min_delay:g}s) is longer than max-delay ({merged.max_delay:g}s)"
         expected = "min-delay at most max-delay"
-        yield pipeline.finding(
-            where, "config.field_invalid", message, got=pipeline.written(where), expected=expected
-        )
+        yield pipeline.finding(where, "config.field_invalid", message, got=pipeline.written(where), expected=expected)
 
 
 def _processor_lists(tree: Mapped) -> Iterator[list[Mapped]]:

@@ -100,9 +100,7 @@ def _compiles(pattern: str) -> str:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         message, expected = f"this is no regular expression: {text}", "RE2 syntax"
-        raise refuse(
-            message, expected=expected, fix="RE2 has no look-around and no back references"
-        ) from error
+        raise refuse(message, expected=expected, fix="RE2 has no look-around and no back references") from error
     return pattern
 
 
@@ -135,9 +133,7 @@ ByteSize = Annotated[
     BeforeValidator(parse_size, json_schema_input_type=str | int),
     Field(ge=1, json_schema_extra={"format": "byte-size"}),
 ]
-PipelineId = Annotated[
-    str, AfterValidator(lambda text: limited(text, ID_BYTES, "id")), AfterValidator(_characters)
-]
+PipelineId = Annotated[str, AfterValidator(lambda text: limited(text, ID_BYTES, "id")), AfterValidator(_characters)]
 PipelineName = Annotated[str, AfterValidator(lambda text: limited(text, ID_BYTES, "name"))]
 Description = Annotated[str, AfterValidator(lambda text: limited(text, DESCRIPTION_BYTES, "description"))]
 ConnectorId = Annotated[str, AfterValidator(_characters), AfterValidator(_not_reserved)]

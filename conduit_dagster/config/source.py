@@ -70,9 +70,7 @@ def read_source(path: Path, file: str) -> Source | Finding:
             data = stream.read(MAX_BYTES + 1)
         return too_large(file) if len(data) > MAX_BYTES else source_of(data.decode("utf-8"), file)
     except UnicodeDecodeError as error:
-        return unreadable(
-            file, f"the file is not UTF-8: byte {error.start} cannot be read", "save it as UTF-8"
-        )
+        return unreadable(file, f"the file is not UTF-8: byte {error.start} cannot be read", "save it as UTF-8")
     except IsADirectoryError:
         return unreadable(file, "a folder, not a file", "name a file in it")
     except (OSError, ValueError) as error:
@@ -88,9 +86,7 @@ def unreadable(file: str, message: str, fix: str) -> Finding:
 def too_large(file: str) -> Finding:
     """The finding for a file beyond the limit."""
     message = f"the file is larger than {MAX_BYTES // 1024 // 1024} MB"
-    return Finding(
-        "config.file_too_large", "error", file, 1, 1, "", message, fix="split it into several files"
-    )
+    return Finding("config.file_too_large", "error", file, 1, 1, "", message, fix="split it into several files")
 
 
 def _is_silent(text: str) -> bool:

@@ -1,0 +1,1 @@
+"""Connectors: one noun per plugin, its source and its destination; `ls` is the catalogue."""

@@ -167,9 +167,9 @@ class Source(ABC):
 
 
 class Refusal(NamedTuple):
-    """A record that a writer could not take: its index in the block, and why."""
+    """A record that a writer could not take: its place in the block, and why."""
 
-    index: int
+    place: int
     nack: Nack
 
 
@@ -252,7 +252,7 @@ class Destination(ABC):
         """The one thing that nobody else may write to, such as a file's absolute path; None where sharing is fine."""
         return None
 
-    def check(self) -> None:
+    def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raises where it can't be written at all: before anything is read."""
 
     def staging(self, default: str) -> str:
@@ -260,7 +260,7 @@ class Destination(ABC):
         return default
 
     def target(self, previous: Target | None) -> Target:
-        """What this delivery is published onto, fixed when the step is prepared. ``previous``: the last one's result."""
+        """What a delivery is published onto, fixed when its step is prepared. ``previous``: the last one's result."""
         return previous or {}
 
     @abstractmethod

@@ -28,12 +28,13 @@ from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNE
 from conduit_dagster.recovery.errors import from_os_error
 
 FIELD_TYPES = ("int", "string", "time", "bool", "duration")
-_WORDS = (
-    "amber anchor basin beacon birch canyon cedar cobalt copper coral delta ember falcon fjord garnet glacier harbor "
-    "hazel indigo island jasper juniper kestrel lagoon lantern maple marble meadow mesa nectar oasis onyx orchid otter "
-    "pebble pepper pine prairie quartz raven reef ridge river saffron sage sierra silver spruce summit teal thistle "
-    "timber topaz tundra valley velvet violet walnut willow winter wren yarrow zephyr zinc"
-).split()
+_WORDS = """
+    amber anchor basin beacon birch canyon cedar cobalt copper coral delta ember falcon fjord garnet
+    glacier harbor hazel indigo island jasper juniper kestrel lagoon lantern maple marble meadow mesa
+    nectar oasis onyx orchid otter pebble pepper pine prairie quartz raven reef ridge river saffron sage
+    sierra silver spruce summit teal thistle timber topaz tundra valley velvet violet walnut willow
+    winter wren yarrow zephyr zinc
+""".split()  # noqa: SIM905  # a list of them would be a line each
 _MASK = (1 << 64) - 1
 
 
@@ -89,12 +90,20 @@ class GeneratorSettings(ConnectorSettings):
         found = [_collection("", {**extra, **own})] if self.format_type else []
         for name in named:
             prefix = f"collections.{name}."
-            found.append(_collection(name, {k.removeprefix(prefix): v for k, v in extra.items() if k.startswith(prefix)}))
+            found.append(
+                _collection(name, {k.removeprefix(prefix): v for k, v in extra.items() if k.startswith(prefix)})
+            )
         if not found:
             raise PydanticCustomError(
-                "generator", "nothing to generate", {"fix": "set format.type, or collections.NAME.format.type"}
+                "generator",
+                "nothing to generate",
+                {"fix": "set format.type, or collections.NAME.format.type"},
             )
         return found
+
+
+def _refused(message: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("generator", "{message}", {"message": message, "fix": fix})
 
 
 def _collection(name: str, settings: dict[str, str]) -> Collection:
@@ -109,21 +118,17 @@ def _collection(name: str, settings: dict[str, str]) -> Collection:
 def _check_collection(name: str, kind: str, fields: dict[str, str], path: str, operations: tuple[str, ...]) -> None:
     where = f"collection {name!r}" if name else "the default collection"
     if kind not in ("raw", "structured", "file"):
-        raise PydanticCustomError("generator", f"{where} has no format.type", {"fix": "raw, structured or file"})
+        raise _refused(f"{where} has no format.type", "raw, structured or file")
     if kind == "file" and not path:
-        raise PydanticCustomError("generator", f"{where} has no file", {"fix": "set format.options.path"})
+        raise _refused(f"{where} has no file", "set format.options.path")
     if kind != "file" and not fields:
-        raise PydanticCustomError("generator", f"{where} has no fields", {"fix": "set format.options.NAME: int"})
+        raise _refused(f"{where} has no fields", "set format.options.NAME: int")
     for field, kind_of in fields.items():
         if kind != "file" and kind_of not in FIELD_TYPES:
-            raise PydanticCustomError(
-                "generator", f"field {field!r} has type {kind_of!r}", {"fix": f"one of {', '.join(FIELD_TYPES)}"}
-            )
+            raise _refused(f"field {field!r} has type {kind_of!r}", f"one of {', '.join(FIELD_TYPES)}")
     for operation in operations:
         if operation not in OPERATIONS:
-            raise PydanticCustomError(
-                "generator", f"unknown operation {operation!r}", {"fix": f"some of {', '.join(OPERATIONS)}"}
-            )
+            raise _refused(f"unknown operation {operation!r}", f"some of {', '.join(OPERATIONS)}")
 
 
 def mix(value: int) -> int:
@@ -186,7 +191,13 @@ class GeneratorSource(Source):
         size = max(1, math.ceil((end - start) / n))
         firsts = range(start, end, size)
         return [
-            Split(first, first - start, min(size, end - first), min(size, end - first) * 100, {"to": min(first + size, end)})
+            Split(
+                first,
+                first - start,
+                min(size, end - first),
+                min(size, end - first) * 100,
+                {"to": min(first + size, end)},
+            )
             for first in firsts
         ]
 

@@ -31,7 +31,7 @@ class StagedWriter(Writer):
         if data:
             self._open().write(data)
         self._records += len(records) - len(refused)
-        return [Refusal(index, nack) for index, nack in refused]
+        return [Refusal(place, nack) for place, nack in refused]
 
     def _open(self) -> storage.NewFile:
         if self._file is None:

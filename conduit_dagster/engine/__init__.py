@@ -1,0 +1,1 @@
+"""Moves records: plans, stages, resolves, prepares, publishes, recovers. Knows nothing of Dagster."""

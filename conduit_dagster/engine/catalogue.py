@@ -33,7 +33,7 @@ class Catalogue:
 
 
 def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
-    """Reads files and folders, the project's own pipelines folder where none is named. Never raises for what is in them."""
+    """Reads files and folders, the project's own pipelines folder where none is named. Never raises for their content."""
     chosen = list(paths) or [project.pipelines_path]
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
     plugins = load_plugins(read_plugins(project.root))
@@ -43,4 +43,13 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
 
 def _plugin_finding(error: Exception) -> Finding:
     file = getattr(error, "file", "plugins")
-    return Finding("plugin.broken", "error", file, 1, 1, "", str(error), fix="mend the file; see its traceback with --verbose")
+    return Finding(
+        "plugin.broken",
+        "error",
+        file,
+        1,
+        1,
+        "",
+        str(error),
+        fix="mend the file; see its traceback with --verbose",
+    )

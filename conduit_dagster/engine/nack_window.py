@@ -19,7 +19,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class NackWindow:
-    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number (reference 1, CASES A13-A15).
+    """At most ``threshold`` nacks among the last ``size`` records; size 0 takes any number (CASES A13-A15).
 
     Threshold 0 means that the first nack stops the pipeline, whatever the size.
     """

@@ -31,7 +31,12 @@ class Node:
     """One processor with its condition and namespace."""
 
     def __init__(
-        self, node: str, processor: Processor, condition: str = "", namespace: str = "", clock: Clock | None = None
+        self,
+        node: str,
+        processor: Processor,
+        condition: str = "",
+        namespace: str = "",
+        clock: Clock | None = None,
     ) -> None:
         self.node = node
         self._processor = processor
@@ -99,7 +104,7 @@ class Node:
         if result is DROP or not result:
             fate.filtered(self.node, origin)
             return []
-        return cast("list[Record]", result)
+        return result
 
 
 def _condition(text: str, clock: Clock) -> Callable[[Record], Any] | None:

@@ -63,7 +63,9 @@ def bind(parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = Fa
     return BoundPipeline(parsed.config, parsed.file, program, compiled, tuple(_not_yet(parsed.config)))
 
 
-def bind_all(parsed: Iterable[ParsedPipeline], root: Path, plugins: Plugins, strict: bool = False) -> list[BoundPipeline]:
+def bind_all(
+    parsed: Iterable[ParsedPipeline], root: Path, plugins: Plugins, strict: bool = False
+) -> list[BoundPipeline]:
     """All that can run; destinations that would write to one thing are found among them."""
     pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict)) is not None]
     _check_owners(pairs)
@@ -157,7 +159,7 @@ class _Binder:
             self._unknown_connector(connector, pointer, is_source)
             return
         self._check_settings(kind.Settings, connector.settings, connector.where)
-        if isinstance(kind, type) and issubclass(kind, Destination):
+        if issubclass(kind, Destination):
             self._check_strategy(kind, pointer, connector.id)
         elif not kind.replayable:
             message = f"{connector.plugin} cannot be read again, which needs the log of records: not there yet"
@@ -217,7 +219,10 @@ class _Binder:
         kind = processors.find(processor.plugin, self._plugins.processors)
         if kind is None:
             names = [*processors.names(), *self._plugins.processors]
-            pointer, name = f"{processor.where}/plugin", processor.plugin.removeprefix("builtin:").partition("@")[0]
+            pointer, name = (
+                f"{processor.where}/plugin",
+                processor.plugin.removeprefix("builtin:").partition("@")[0],
+            )
             self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
         else:
             self._check_settings(kind.Settings, processor.settings, processor.where)

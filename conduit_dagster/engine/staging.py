@@ -139,5 +139,3 @@ def as_rows(tasks: Tasks) -> list[list[dict[str, object]]]:
 def from_rows(rows: object) -> Tasks:
     """Tasks as they were."""
     return msgspec.convert(rows, Tasks)
-
-

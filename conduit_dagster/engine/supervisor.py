@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.compiled import DEAD_LETTERS
@@ -30,7 +31,7 @@ from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from pyspark.sql import SparkSession
 
@@ -124,7 +125,7 @@ class _Run:
     def _end(self, status: str, reason: str, error: ConduitError | None) -> RunResult:
         try:
             self._store.set_status(status, reason, None if error is None else error_json(error))
-        except (LeaseLost, sa.exc.SQLAlchemyError) as lost:
+        except (LeaseLost, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(lost))
         return RunResult(self._bound.id, status, reason, error, self._progress)
 
@@ -193,7 +194,7 @@ class _Run:
         self._observe(step, self._progress)
 
     @contextmanager
-    def _watching(self, stager: Stager) -> Iterator[None]:
+    def _watching(self, stager: Stager) -> Generator[None]:
         """Cancels the step's Spark job on a forced stop, or when a graceful one takes longer than it may."""
         ended = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(stager, ended), daemon=True, name="stop-watcher")

@@ -1,0 +1,1 @@
+"""Processors: one file per plugin; `ls` is the catalogue."""

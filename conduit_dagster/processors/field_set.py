@@ -42,9 +42,7 @@ class FieldSetSettings(ProcessorSettings):
         if (self.value is None) == (self.expression is None):
             raise refused("value", "exactly one of value and expression is needed", "give one of the two")
         if Reference.parse(self.field).root == "position":
-            raise refused(
-                "reference", ".Position cannot be set", "a position belongs to its source: set a field", 0
-            )
+            raise refused("reference", ".Position cannot be set", "a position belongs to its source: set a field", 0)
         return self
 
 

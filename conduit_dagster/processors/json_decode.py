@@ -62,9 +62,7 @@ class JsonDecode(InPlaceProcessor):
         try:
             value = _decode(text) if text else None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise self._invalid(
-                f"is no JSON: {_reason(error, text)}; it begins with {_excerpt(text)}"
-            ) from None
+            raise self._invalid(f"is no JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
         if not self._field.path and isinstance(value, list | int | float):
             raise self._invalid(f"is JSON but no document: {kind_of(value)}, {_excerpt(text)}")
         return value

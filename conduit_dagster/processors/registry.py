@@ -44,10 +44,6 @@ def find(name: str, extra: Mapping[str, type[Processor]]) -> type[Processor] | N
 def _load(name: str) -> type[Processor]:
     module = importlib.import_module(f"{processors.__name__}.{name.replace('.', '_')}")
     for _, kind in inspect.getmembers(module, inspect.isclass):
-        if (
-            issubclass(kind, Processor)
-            and kind.__module__ == module.__name__
-            and kind.__dict__.get("name") == name
-        ):
+        if issubclass(kind, Processor) and kind.__module__ == module.__name__ and kind.__dict__.get("name") == name:
             return kind
     raise TypeError(f"{module.__name__} defines no processor named {name!r}")

@@ -24,9 +24,7 @@ from conduit_dagster.reference import Reference, ReferenceSyntaxError
 _LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
 
 
-def refused(
-    kind: LiteralString, message: str, fix: str | None, column: int | None = None
-) -> PydanticCustomError:
+def refused(kind: LiteralString, message: str, fix: str | None, column: int | None = None) -> PydanticCustomError:
     """A finding about a setting: what is wrong, the column in the setting's text (from 0) and what to do."""
     return PydanticCustomError(kind, "{message}", {"message": message, "column": column, "fix": fix})
 
@@ -66,9 +64,7 @@ def _data_field(text: str) -> str:
 
 def _template(text: str) -> str:
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise refused(
-            "value", "the text holds half a character (a lone surrogate)", "write the whole character"
-        )
+        raise refused("value", "the text holds half a character (a lone surrogate)", "write the whole character")
     try:
         compile_template(text)
     except ExpressionError as error:

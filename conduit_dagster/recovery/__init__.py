@@ -1,0 +1,1 @@
+"""Error classes, and later the backoff policy: pure, without a clock of their own."""

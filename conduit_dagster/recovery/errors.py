@@ -45,10 +45,26 @@ class FatalError(ConduitError):
 
 _OS_ERRORS = {
     errno.ENOSPC: ("file.disk_full", "no space is left", "free some space and run again; nothing was lost"),
-    errno.EDQUOT: ("file.disk_full", "the disk quota is used up", "free some space and run again; nothing was lost"),
-    errno.EFBIG: ("file.too_big", "the file is as big as it may be", "raise the limit on file sizes, or change path"),
-    errno.EACCES: ("file.no_permission", "no permission", "give the user that runs the pipeline the right to it"),
-    errno.EPERM: ("file.no_permission", "not permitted", "give the user that runs the pipeline the right to it"),
+    errno.EDQUOT: (
+        "file.disk_full",
+        "the disk quota is used up",
+        "free some space and run again; nothing was lost",
+    ),
+    errno.EFBIG: (
+        "file.too_big",
+        "the file is as big as it may be",
+        "raise the limit on file sizes, or change path",
+    ),
+    errno.EACCES: (
+        "file.no_permission",
+        "no permission",
+        "give the user that runs the pipeline the right to it",
+    ),
+    errno.EPERM: (
+        "file.no_permission",
+        "not permitted",
+        "give the user that runs the pipeline the right to it",
+    ),
     errno.EROFS: ("file.read_only", "the file system is read-only", "mount it for writing, or change path"),
     errno.ENOENT: ("file.missing", "there is no such file or folder", "create it, or correct the path"),
     errno.EISDIR: ("file.is_folder", "it is a folder", "name a file, or end the path with a slash"),

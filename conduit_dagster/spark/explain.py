@@ -41,9 +41,7 @@ def _java_cause(text: str) -> str:
     # an EOFException without a message says less than what it caused
     told = [cause for cause in causes if _JAVA_CLASS.match(cause)]
     lost = _LOST_TASK.search(text)
-    said = [
-        line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")
-    ]
+    said = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")]
     return _without_class(told[-1] if told else lost.group(1) if lost else said[0] if said else "")
 
 

@@ -93,9 +93,7 @@ def _interrupt(spark: SparkSession, tag: str) -> None:
 def _registered(spark: SparkSession, tag: str) -> Generator[_Run]:
     run = _Run()
     if _runs.setdefault((id(spark), tag), run) is not run:
-        raise FatalError(
-            f"a job tagged {tag} is already running", code="spark.tag_in_use", fix="choose another tag"
-        )
+        raise FatalError(f"a job tagged {tag} is already running", code="spark.tag_in_use", fix="choose another tag")
     try:
         yield run
     finally:

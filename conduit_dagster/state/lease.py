@@ -19,7 +19,7 @@ from conduit_dagster.state.database import reading
 from conduit_dagster.state.schema import pipelines
 
 
-class LeaseLost(TransientError):
+class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of anybody
     """Somebody else owns the pipeline now; this process must not decide anything any more."""
 
 
@@ -39,7 +39,7 @@ def _started(pid: int) -> str:
 
 def _namespace() -> str:
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 
@@ -106,9 +106,7 @@ class Lease:
             return  # whoever comes next waits for the lease's time
 
 
-def acquire(
-    engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False
-) -> Lease:
+def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Lease:
     """Takes the pipeline over, when it is free or its owner is dead or silent for ``seconds``.
 
     Raises ``TransientError`` (``lease.held``) when the owner shows a heartbeat.

@@ -10,7 +10,10 @@ VERSION = 1
 metadata = MetaData()
 
 meta = Table(
-    "conduit_meta", metadata, Column("name", String(64), primary_key=True), Column("value", Text, nullable=False)
+    "conduit_meta",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
 )
 
 pipelines = Table(

@@ -110,7 +110,11 @@ class PipelineStore:
             gone = [name for (name,) in known if name not in present]
             for table in (consumers, owners):
                 connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.consumer.in_(gone)))
-            open_ones = (deliveries.c.pipeline == self._id, deliveries.c.consumer.in_(gone), deliveries.c.state == "open")
+            open_ones = (
+                deliveries.c.pipeline == self._id,
+                deliveries.c.consumer.in_(gone),
+                deliveries.c.state == "open",
+            )
             connection.execute(sa.update(deliveries).where(*open_ones).values(state="void"))
             for name in gone:
                 self._event(connection, "consumer_retired", consumer=name)
@@ -122,9 +126,7 @@ class PipelineStore:
             self._lease.guard(connection)
             row = connection.execute(sa.select(owners).where(owners.c.thing == thing)).mappings().first()
             if row is None:
-                connection.execute(
-                    owners.insert().values(thing=thing, pipeline=self._id, consumer=consumer, held=True)
-                )
+                connection.execute(owners.insert().values(thing=thing, pipeline=self._id, consumer=consumer, held=True))
                 return None
             other = (str(row["pipeline"]), str(row["consumer"]))
             return None if other == (self._id, consumer) else other
@@ -155,7 +157,11 @@ class PipelineStore:
     def _open_step(self, connection: sa.Connection, row: Any) -> OpenStep:
         plan = msgspec.json.decode(row["plan"], type=Plan)
         decision = msgspec.json.decode(row["decision"], type=Decision) if row["state"] == "prepared" else None
-        mine = (deliveries.c.pipeline == self._id, deliveries.c.step == plan.step, deliveries.c.state != "open")
+        mine = (
+            deliveries.c.pipeline == self._id,
+            deliveries.c.step == plan.step,
+            deliveries.c.state != "open",
+        )
         handled = connection.execute(sa.select(deliveries.c.consumer).where(*mine)).scalars()
         return OpenStep(plan, decision, frozenset(handled))
 
@@ -217,8 +223,14 @@ class PipelineStore:
         """Line 6: one delivery is published and durable; the consumer's offset moves past it."""
         with self._engine.begin() as connection:
             self._lease.guard(connection)
-            mine = (deliveries.c.pipeline == self._id, deliveries.c.step == step, deliveries.c.consumer == consumer)
-            first = connection.execute(sa.update(deliveries).where(*mine, deliveries.c.state == "open").values(state="done"))
+            mine = (
+                deliveries.c.pipeline == self._id,
+                deliveries.c.step == step,
+                deliveries.c.consumer == consumer,
+            )
+            first = connection.execute(
+                sa.update(deliveries).where(*mine, deliveries.c.state == "open").values(state="done")
+            )
             if first.rowcount:
                 who = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
                 connection.execute(
@@ -256,18 +268,29 @@ class PipelineStore:
         if step % _KEPT_STEPS == 0:
             mine = sa.select(dead_letters.c.step).where(dead_letters.c.pipeline == self._id)
             cut = mine.order_by(dead_letters.c.step.desc()).offset(_KEPT_DEAD_LETTERS).limit(1).scalar_subquery()
-            connection.execute(sa.delete(dead_letters).where(dead_letters.c.pipeline == self._id, dead_letters.c.step < cut))
+            connection.execute(
+                sa.delete(dead_letters).where(dead_letters.c.pipeline == self._id, dead_letters.c.step < cut)
+            )
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     def set_status(self, status: str, reason: str = "", error: Mapping[str, Any] | None = None, file: str = "") -> None:
         """Status and what led to it; a start clears the error, a later failure keeps its own first one."""
-        values: dict[str, Any] = {"status": status, "reason": reason, "error": json.dumps(error) if error else ""}
+        values: dict[str, Any] = {
+            "status": status,
+            "reason": reason,
+            "error": json.dumps(error) if error else "",
+        }
         if file:
             values["file"] = file
         with self._engine.begin() as connection:
             self._lease.guard(connection, **values)
-            self._event(connection, status, **({"reason": reason} if reason else {}), **({"error": error} if error else {}))
+            self._event(
+                connection,
+                status,
+                **({"reason": reason} if reason else {}),
+                **({"error": error} if error else {}),
+            )
 
     def event(self, event: str, **detail: Any) -> None:
         """An event of the pipeline's life, for its history."""

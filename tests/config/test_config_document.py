@@ -93,9 +93,7 @@ def test_a_bad_document_does_not_discard_the_others(bad: str) -> None:
 
 
 def test_directives_comments_and_end_marks_between_documents() -> None:
-    documents, findings = load(
-        "# one\n%YAML 1.2\n---\na: 1\n...\n# two\n%YAML 1.2\n---\na: 2\n...\n---\n# empty\n"
-    )
+    documents, findings = load("# one\n%YAML 1.2\n---\na: 1\n...\n# two\n%YAML 1.2\n---\na: 2\n...\n---\n# empty\n")
     assert findings == []
     assert [document.tree["a"] for document in documents] == ["1", "2"]
     assert documents[1].locate("/a") == (9, 4)

@@ -4,9 +4,7 @@ import pytest
 
 from conduit_dagster.config.findings import Finding, did_you_mean, nearest, shown
 
-FINDING = Finding(
-    "config.x", "error", "orders.yaml", 12, 7, "/pipelines/0/id", "it is wrong", "a", "b", "write b"
-)
+FINDING = Finding("config.x", "error", "orders.yaml", 12, 7, "/pipelines/0/id", "it is wrong", "a", "b", "write b")
 
 
 def test_render_has_place_and_remedy() -> None:

@@ -266,9 +266,7 @@ class TestConnectors:
         assert place(only(parsed)) == (code, 4, 5, f"{P}/connectors")
         assert not parsed.pipelines[0].runnable
 
-    @pytest.mark.parametrize(
-        ("ends", "line"), [("", 3), ("    connectors: []\n", 4), ("    connectors:\n", 4)]
-    )
+    @pytest.mark.parametrize(("ends", "line"), [("", 3), ("    connectors: []\n", 4), ("    connectors:\n", 4)])
     def test_a12_neither(self, ends: str, line: int) -> None:
         found = [place(finding) for finding in pipeline("", ends).findings]
         assert found == [
@@ -359,9 +357,7 @@ class TestDeadLetterQueue:
         assert self.queue(fields).findings == []
 
     def test_negative_numbers(self) -> None:
-        found = [
-            place(finding) for finding in self.queue("window-size: -1, window-nack-threshold: -2").findings
-        ]
+        found = [place(finding) for finding in self.queue("window-size: -1, window-nack-threshold: -2").findings]
         assert found == [
             ("config.field_invalid", 4, 38, f"{P}/dead-letter-queue/window-size"),
             ("config.field_invalid", 4, 65, f"{P}/dead-letter-queue/window-nack-threshold"),
@@ -465,9 +461,7 @@ class TestOurFields:
         assert (merged.max_retries, merged.min_delay, merged.max_delay) == (3, 5.0, 600.0)
 
     def test_tests_are_free_form_and_typed(self) -> None:
-        parsed = pipeline(
-            "    tests:\n      - {name: a, input: {n: 1, f: 1.5, b: true, t: '1', z: null, l: [0x10]}}\n"
-        )
+        parsed = pipeline("    tests:\n      - {name: a, input: {n: 1, f: 1.5, b: true, t: '1', z: null, l: [0x10]}}\n")
         assert parsed.findings == []
         assert parsed.pipelines[0].config.tests == [
             {"name": "a", "input": {"n": 1, "f": 1.5, "b": True, "t": "1", "z": None, "l": [16]}}
@@ -516,10 +510,7 @@ class TestBrokenPipelines:
         assert not parsed.pipelines[0].runnable
 
     def test_what_is_sound_is_kept_for_later_checks(self) -> None:
-        ends = (
-            ENDS
-            + "      - {id: bad, type: nothing, plugin: p}\n      - {id: 'a b', type: source, plugin: kept}\n"
-        )
+        ends = ENDS + "      - {id: bad, type: nothing, plugin: p}\n      - {id: 'a b', type: source, plugin: kept}\n"
         config = pipeline("    fan-in: mix\n    description: d\n", ends).pipelines[0].config
         assert (config.fan_in, config.description) == ("merge", "d")
         assert [connector.plugin for connector in config.connectors] == ["builtin:file", "file@v1", "kept"]

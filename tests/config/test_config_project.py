@@ -37,10 +37,8 @@ def test_without_settings_the_start_is_the_root(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "pipelines.path: p\npipelines.error-recovery.max-retries: 3\n"
-        "spark.conf.spark.a.b: 1\nlog.level: debug\n",
-        "pipelines: {path: p, error-recovery: {max-retries: 3}}\n"
-        "spark: {conf: {spark.a.b: 1}}\nlog: {level: debug}\n",
+        "pipelines.path: p\npipelines.error-recovery.max-retries: 3\nspark.conf.spark.a.b: 1\nlog.level: debug\n",
+        "pipelines: {path: p, error-recovery: {max-retries: 3}}\nspark: {conf: {spark.a.b: 1}}\nlog: {level: debug}\n",
         "pipelines: {path: p}\npipelines.error-recovery: {max-retries: 3}\n"
         "spark.conf: {spark: {a.b: 1}}\nlog.level: debug\n",
         "pipelines.path: p\nrecovery: {max-retries: 3}\nspark: {conf.spark.a.b: 1}\nlog.level: debug\n",
@@ -89,10 +87,7 @@ def test_variables_in_the_file(tmp_path: Path) -> None:
 
 
 def test_findings(tmp_path: Path) -> None:
-    text = (
-        "log: {level: debugg}\nfoo: 1\nspark:\n  paralellism: 2\n  parallelism: 0\n"
-        "state.lease: 5\ndb.type: x\n"
-    )
+    text = "log: {level: debugg}\nfoo: 1\nspark:\n  paralellism: 2\n  parallelism: 0\nstate.lease: 5\ndb.type: x\n"
     found = project(tmp_path, text)
     assert places(found) == [
         ("config.field_invalid", "conduit.yaml", 1, 14, "/log/level"),

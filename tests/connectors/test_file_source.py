@@ -140,7 +140,10 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
             assert [int(r.after) for r in following] == list(range(int(record.after) + 1, 50))
             assert block.complete is not None
             block.complete(i, record)
-            assert (int(record.key), record.position) == (int(record.after) + 1, reader.position["files"][0]["offset"])
+            assert (int(record.key), record.position) == (
+                int(record.after) + 1,
+                reader.position["files"][0]["offset"],
+            )
 
 
 def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> None:
@@ -211,7 +214,7 @@ def test_a_known_range_that_is_gone_is_named(tmp_path: Path, log: Path, how: str
             log.unlink()
             append(log, "other file\n")
     reader.restart()
-    with pytest.raises(FatalError, match="bytes 2 to 6 of app.log are gone") as error:
+    with pytest.raises(FatalError, match=r"bytes 2 to 6 of app\.log are gone") as error:
         reader.step()
     assert error.value.code == "file.range_gone"
     skipping = Reader(tmp_path, **{"on-gone": "skip"})

@@ -75,9 +75,7 @@ def _read(path: Path, *, decoded: bool) -> Iterator[Record]:
         yield Record(position, metadata, json.loads(line) if decoded else line[:-1], str(number).encode())
 
 
-PAYLOAD = (
-    st.none() | st.binary() | st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.none()))
-)
+PAYLOAD = st.none() | st.binary() | st.dictionaries(st.text(), st.integers() | st.text() | st.lists(st.none()))
 RECORD = st.builds(
     Record,
     st.integers() | st.text(),

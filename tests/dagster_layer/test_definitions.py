@@ -75,9 +75,7 @@ def test_the_project_is_found_by_its_environment(folder: Folder, monkeypatch: py
 def test_a_broken_file_does_not_take_the_others_down(folder: Folder) -> None:
     folder.numbers()
     folder.write("torn.yaml", "version: '2.2'\npipelines: [\n")
-    folder.write(
-        "typo.yaml", COPY.format(id="typo", source="./a", target="./b").replace("plugin: file", "plugin: fil")
-    )
+    folder.write("typo.yaml", COPY.format(id="typo", source="./a", target="./b").replace("plugin: file", "plugin: fil"))
     assert {"numbers/out", "typo/broken", "torn/broken", "conduit/pipeline_files"} <= _keys(folder)
     assert "typo/out" not in _keys(folder)
     description = _spec(folder, "typo", "broken").description or ""

@@ -62,7 +62,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB."""
     folder = tmp_path / "small"
     folder.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False)
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
     if made.returncode:
         pytest.skip("a file system can't be mounted here")
     yield folder
@@ -97,7 +99,11 @@ def test_a_line_of_50_mb(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": 1}, {"i": 2, "big": "x" * 50_000_000}, {"i": 3}])
     simple(lab, DECODE)
     assert lab.run(parallelism=2).error is None
-    assert [(row["i"], len(row.get("big", ""))) for row in lab.documents("out.jsonl")] == [(1, 0), (2, 50_000_000), (3, 0)]
+    assert [(row["i"], len(row.get("big", ""))) for row in lab.documents("out.jsonl")] == [
+        (1, 0),
+        (2, 50_000_000),
+        (3, 0),
+    ]
 
 
 def test_a_line_longer_than_a_batch(lab: Lab) -> None:
@@ -150,7 +156,15 @@ def test_very_deep_documents(lab: Lab) -> None:
     """Nested deeper than Python may call: delivered or nacked, and nothing of it ends the step."""
     deep = ['{"a":' * depth + "1" + "}" * depth for depth in (100, 400, 700, 950, 2000)]
     lab.write("in.jsonl", deep)
-    simple(lab, DECODE, connectors=[source(), destination("out", processors=[EXCLUDE]), destination("out2", processors=[EXCLUDE])])
+    simple(
+        lab,
+        DECODE,
+        connectors=[
+            source(),
+            destination("out", processors=[EXCLUDE]),
+            destination("out2", processors=[EXCLUDE]),
+        ],
+    )
     result = lab.run()
     assert result.error is None
     good = result.progress.delivered["out"]

@@ -27,7 +27,9 @@ def numbers(count: int) -> list[dict[str, int]]:
 
 
 def fails_at(*wanted: int) -> dict[str, Any]:
-    return processor("refuse", "error", f"after.i in [{', '.join(map(str, wanted))}]", message="bad {{ .Payload.After.i }}")
+    return processor(
+        "refuse", "error", f"after.i in [{', '.join(map(str, wanted))}]", message="bad {{ .Payload.After.i }}"
+    )
 
 
 def stored(lab: Lab) -> dict[str, Any]:
@@ -71,7 +73,8 @@ def test_a01_order_of_processors(lab: Lab) -> None:
 def test_a02_a_filtered_record_is_acked(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(5))
     lab.pipeline(
-        connectors=[source(), destination()], processors=[DECODE, processor("third", "filter", "after.i == 3")]
+        connectors=[source(), destination()],
+        processors=[DECODE, processor("third", "filter", "after.i == 3")],
     )
     result = lab.run()
     assert lab.documents("out.jsonl") == [{"i": i} for i in (1, 2, 4, 5)]
@@ -98,7 +101,9 @@ def test_a05_a_nack_without_a_queue_stops_before_it(lab: Lab) -> None:
 def test_a06_a_dead_letter_is_acked_and_the_order_kept(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(8))
     lab.pipeline(
-        connectors=[source(), destination()], processors=[DECODE, fails_at(5)], **{"dead-letter-queue": queue(5, 2)}
+        connectors=[source(), destination()],
+        processors=[DECODE, fails_at(5)],
+        **{"dead-letter-queue": queue(5, 2)},
     )
     result = lab.run()
     assert (result.status, result.error) == ("stopped", None)
@@ -127,7 +132,9 @@ def test_a09_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
     lab.pipeline(
-        trigger="continuous", connectors=[source(), destination()], processors=[DECODE, processor("gate", "gate")]
+        trigger="continuous",
+        connectors=[source(), destination()],
+        processors=[DECODE, processor("gate", "gate")],
     )
     stop, results = StopFlag(), list[Any]()
     run = threading.Thread(target=lambda: results.append(lab.run(drain=False, stop=stop)))
@@ -224,7 +231,9 @@ def test_a13_the_window_is_kept_over_steps_and_runs(lab: Lab) -> None:
 def test_a14_by_default_the_first_nack_stops_with_the_original_error(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(4))
     lab.pipeline(
-        connectors=[source(), destination()], processors=[DECODE, fails_at(3)], **{"dead-letter-queue": queue(1, 0)}
+        connectors=[source(), destination()],
+        processors=[DECODE, fails_at(3)],
+        **{"dead-letter-queue": queue(1, 0)},
     )
     result = lab.run()
     assert result.error is not None
@@ -236,7 +245,9 @@ def test_a14_by_default_the_first_nack_stops_with_the_original_error(lab: Lab) -
 def test_a15_window_0_takes_every_nack(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(50))
     lab.pipeline(
-        connectors=[source(), destination()], processors=[DECODE, fails_at(*range(1, 50))], **{"dead-letter-queue": queue()}
+        connectors=[source(), destination()],
+        processors=[DECODE, fails_at(*range(1, 50))],
+        **{"dead-letter-queue": queue()},
     )
     result = lab.run()
     assert result.error is None

@@ -37,7 +37,15 @@ def _is_runnable(folder: Path) -> bool:
 def test_every_case_of_this_version_is_run() -> None:
     """The cases left out are those of plugins that are not there yet, and no others."""
     left_out = {path.name for path in GOLDEN.iterdir() if path.is_dir()} - set(runnable_cases())
-    missing = {"base64-decode", "base64-encode", "clone", "split", "javascript", "javascript-throws", "format-debezium"}
+    missing = {
+        "base64-decode",
+        "base64-encode",
+        "clone",
+        "split",
+        "javascript",
+        "javascript-throws",
+        "format-debezium",
+    }
     assert left_out == missing | {"unwrap-debezium", "unwrap-kafkaconnect", "unwrap-opencdc"}
 
 

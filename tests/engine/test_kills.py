@@ -33,7 +33,10 @@ def build(lab: Lab, destinations: int, nacks: tuple[int, ...], window: dict[str,
     """Two steps of 30 records with filtered and nacked ones; the second destination changes its records."""
     lab.write("in.jsonl", [{"i": i} for i in range(COUNT)])
     refuse = processor("refuse", "error", f"after.i in {list(nacks)}", message="bad {{ .Payload.After.i }}")
-    outputs = [destination("out"), destination("out2", processors=[processor("m", "field.set", field=".Payload.After.m", value="2")])]
+    outputs = [
+        destination("out"),
+        destination("out2", processors=[processor("m", "field.set", field=".Payload.After.m", value="2")]),
+    ]
     lab.pipeline(
         connectors=[source(), *outputs[:destinations]],
         processors=[DECODE, refuse, processor("skip", "filter", "after.i % 10 == 5")],
@@ -88,7 +91,14 @@ def test_killed_again_and_again_during_recovery(tmp_path: Path, spark: SparkSess
     """Recovery can be killed at any line and repeated."""
     lab, nacks = Lab(tmp_path, spark), (3, 29, 30, 44)
     build(lab, 2, nacks, queue())
-    for at in ("after-prepare", "after-lease", "before-publish", "after-publish", "after-delivered", "before-done"):
+    for at in (
+        "after-prepare",
+        "after-lease",
+        "before-publish",
+        "after-publish",
+        "after-delivered",
+        "before-done",
+    ):
         killed(lab, connect_server, at)
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == expected(COUNT, nacks)

@@ -139,7 +139,10 @@ def test_bad_settings_of_a_plugin_are_findings(lab: Lab) -> None:
 
 def test_a_misspelt_plugin_names_the_nearest(lab: Lab) -> None:
     lab.pipeline(
-        connectors=[{"id": "in", "type": "source", "plugin": "countr", "settings": {"upto": "1"}}, destination()],
+        connectors=[
+            {"id": "in", "type": "source", "plugin": "countr", "settings": {"upto": "1"}},
+            destination(),
+        ],
         processors=[processor("a", "halv"), processor("b", "field.sett", field=".Key")],
     )
     fixes = [finding.fix for finding in lab.catalogue().findings if finding.code == "plugin.unknown"]

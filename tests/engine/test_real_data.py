@@ -25,11 +25,22 @@ def rows_of(name: str) -> list[Any]:
 
 MOVIES = [
     DECODE,
-    processor("title", "error", "not isinstance(after.Title, str)", message="title is {{ toJson .Payload.After.Title }}"),
+    processor(
+        "title",
+        "error",
+        "not isinstance(after.Title, str)",
+        message="title is {{ toJson .Payload.After.Title }}",
+    ),
     processor("rated", "filter", "after['IMDB Rating'] is None"),
     processor("drop", "field.exclude", fields='.Payload.After["US DVD Sales"],.Payload.After.Source'),
     processor("score", "field.set", field=".Payload.After.score", expression="round(after['IMDB Rating'] * 10)"),
-    processor("votes", "field.convert", 'after["IMDB Votes"] is not None', field='.Payload.After["IMDB Votes"]', type="string"),
+    processor(
+        "votes",
+        "field.convert",
+        'after["IMDB Votes"] is not None',
+        field='.Payload.After["IMDB Votes"]',
+        type="string",
+    ),
 ]
 
 
@@ -46,7 +57,11 @@ def test_movies(lab: Lab) -> None:
     """3,201 read; 10 dead letters, each with its reason; both destinations hold the rest in source order."""
     short = processor("short", "field.exclude", fields=".Payload.After.Director")
     lab.pipeline(
-        connectors=[source(str(DATA / "movies.jsonl")), destination(), destination("out2", processors=[short])],
+        connectors=[
+            source(str(DATA / "movies.jsonl")),
+            destination(),
+            destination("out2", processors=[short]),
+        ],
         processors=MOVIES,
         **{"dead-letter-queue": queue()},
     )
@@ -87,7 +102,12 @@ def test_earthquakes(lab: Lab) -> None:
         processors=[
             DECODE,
             processor("zone", "field.rename", mapping=".Payload.After.properties.tz:zone"),
-            processor("depth", "field.set", field=".Payload.After.properties.depth", expression="after.geometry.coordinates[2]"),
+            processor(
+                "depth",
+                "field.set",
+                field=".Payload.After.properties.depth",
+                expression="after.geometry.coordinates[2]",
+            ),
             processor("drop", "field.exclude", fields=".Payload.After.geometry,.Payload.After.properties.detail"),
         ],
     )

@@ -314,9 +314,7 @@ def test_names_are_the_parts_it_looks_at() -> None:
         ("{{ .Payload..After }}", 11, "name is missing", None),
     ],
 )
-def test_what_is_not_translated_is_refused_by_name(
-    template: str, column: int, message: str, fix: str | None
-) -> None:
+def test_what_is_not_translated_is_refused_by_name(template: str, column: int, message: str, fix: str | None) -> None:
     with pytest.raises(ExpressionError) as caught:
         compile_template(template)
     assert caught.value.column == column

@@ -118,9 +118,7 @@ def test_values(text: str, expected: Any) -> None:
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize(
-    "text", ["after.name", "after.amount", "after.tags", "not after.missing", "after.ok == True"]
-)
+@pytest.mark.parametrize("text", ["after.name", "after.amount", "after.tags", "not after.missing", "after.ok == True"])
 def test_a_condition_is_a_real_bool(text: str) -> None:
     assert compile_condition(text, CLOCK)(RECORD) is True
 

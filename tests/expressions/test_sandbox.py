@@ -269,9 +269,7 @@ or if else for lambda nil true eq index printf toJson default . ( ) [ ] { } ' " 
 << == < := , : # f' 'a' `a` "%d" \\ {{ }} {{- -}} | $ /* */ .Payload .After .Key .Metadata é
 """
 PIECES = st.sampled_from([*WORDS.split(), " ", "\n", "\t", "\0", "\u0661", "\ud800"])
-TEXTS = st.one_of(
-    st.text(max_size=80), st.lists(PIECES, max_size=25).map(" ".join), st.lists(PIECES).map("".join)
-)
+TEXTS = st.one_of(st.text(max_size=80), st.lists(PIECES, max_size=25).map(" ".join), st.lists(PIECES).map("".join))
 
 
 @settings(max_examples=1500, deadline=None)

@@ -79,9 +79,7 @@ def _processed(steps: list[dict[str, Any]], records: list[Record]) -> tuple[list
     nacked: list[Record] = []
     for step in steps:
         results = _conditional(make(step["plugin"], step.get("settings")), step.get("condition"), records)
-        nacked += [
-            record for record, result in zip(records, results, strict=True) if isinstance(result, Nack)
-        ]
+        nacked += [record for record, result in zip(records, results, strict=True) if isinstance(result, Nack)]
         records = [result for result in results if isinstance(result, Record)]
     return records, sorted(nacked, key=lambda record: int(record.position))
 

@@ -40,17 +40,13 @@ def test_golden(golden: Callable[[str], None], case: str) -> None:
 def test_a_block_changed_throughout_is_the_very_list(processor: Callable[..., Any]) -> None:
     """Nothing is built where nothing was refused, also where a payload had to be created."""
     records = [Record(1, {}, {"a": 1}), Record(2, {}, None)]
-    assert (
-        processor("field.set", {"field": ".Payload.After.k", "value": "v"}).process_block(records) is records
-    )
+    assert processor("field.set", {"field": ".Payload.After.k", "value": "v"}).process_block(records) is records
     assert [r.after for r in records] == [{"a": 1, "k": "v"}, {"k": "v"}]
 
 
 def test_refused_records_stand_between_the_others(run: Run) -> None:
     """A nack takes its record's place in a new list; the records around it are changed once."""
-    results = run(
-        "field.set", {"field": ".Payload.After.n", "expression": "after.n + 1"}, {"n": 1}, b"raw", {"n": 2}
-    )
+    results = run("field.set", {"field": ".Payload.After.n", "expression": "after.n + 1"}, {"n": 1}, b"raw", {"n": 2})
     assert results[0] == {"n": 2}
     assert results[2] == {"n": 3}
     assert results[1].code == "expression.failed"
@@ -83,9 +79,7 @@ def test_what_json_cannot_hold_is_a_nack(run: Run, field: str, expression: str, 
     assert isinstance(nack, Nack)
 
 
-@pytest.mark.parametrize(
-    "value", [math.nan, math.inf, {"a": math.nan}, [(-math.inf,)], {1: 2}, {1, 2}, object()]
-)
+@pytest.mark.parametrize("value", [math.nan, math.inf, {"a": math.nan}, [(-math.inf,)], {1: 2}, {1, 2}, object()])
 def test_own_refuses_what_json_cannot_hold(value: Any) -> None:
     """However deep it is."""
     from conduit_dagster.processors.base import ProcessError
@@ -169,9 +163,7 @@ def test_odd_names(run: Run, name: str) -> None:
         ({"value": "1"}, "missing", ...),
     ],
 )
-def test_bad_settings_are_found_when_the_file_is_checked(
-    settings: dict[str, str], kind: str, column: Any
-) -> None:
+def test_bad_settings_are_found_when_the_file_is_checked(settings: dict[str, str], kind: str, column: Any) -> None:
     """Each finding has a kind, a column where one is known, and a fix."""
     with pytest.raises(ValidationError) as caught:
         FieldSetSettings.model_validate(settings)
@@ -200,7 +192,5 @@ def test_reads_key(processor: Callable[..., FieldSet], settings: dict[str, str],
 
 def test_now_is_the_steps_time(processor: Callable[..., Any]) -> None:
     """A repeat of a step gives the same bytes."""
-    subject = processor(
-        "field.set", {"field": ".Payload.After.t", "expression": "now()"}, 1_700_000_000_000_000_000
-    )
+    subject = processor("field.set", {"field": ".Payload.After.t", "expression": "now()"}, 1_700_000_000_000_000_000)
     assert subject.process(Record(1, {}, {})).after == {"t": "2023-11-14T22:13:20Z"}

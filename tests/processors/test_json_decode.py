@@ -82,9 +82,7 @@ def test_what_is_no_document_is_a_nack(run: Run, raw: bytes) -> None:
 
 def test_reasons(run: Run) -> None:
     """Three traps are named for what they are."""
-    reasons = [
-        nack.message for nack in run("json.decode", WHOLE, BAD["mark"], BAD["nested"], BAD["no utf-8"])
-    ]
+    reasons = [nack.message for nack in run("json.decode", WHOLE, BAD["mark"], BAD["nested"], BAD["no utf-8"])]
     assert "byte-order mark" in reasons[0]
     assert "nested too deeply" in reasons[1]
     assert "no UTF-8" in reasons[2]

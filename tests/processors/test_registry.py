@@ -19,17 +19,13 @@ def test_every_module_is_a_plugin_of_its_name() -> None:
             assert field.description
 
 
-@pytest.mark.parametrize(
-    "name", ["field.set", "builtin:field.set", "builtin:field.set@v0.1.0", "field.set@latest"]
-)
+@pytest.mark.parametrize("name", ["field.set", "builtin:field.set", "builtin:field.set@v0.1.0", "field.set@latest"])
 def test_finds_as_conduit_writes_it(name: str) -> None:
     """With and without the prefix and a version."""
     assert find(name, {}) is FieldSet
 
 
-@pytest.mark.parametrize(
-    "name", ["field_set", "base", "registry", "settings", "in.place", "", "builtin:", "os.path"]
-)
+@pytest.mark.parametrize("name", ["field_set", "base", "registry", "settings", "in.place", "", "builtin:", "os.path"])
 def test_finds_nothing_else(name: str) -> None:
     """A module of this package that is no plugin is not found, nor is anything outside."""
     assert find(name, {}) is None

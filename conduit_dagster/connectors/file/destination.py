@@ -5,7 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Destination, Target, Writer, WriterTask
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    Delivery,
+    Destination,
+    Target,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination

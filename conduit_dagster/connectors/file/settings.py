@@ -61,7 +61,9 @@ class FileDestinationSettings(ConnectorSettings):
     @classmethod
     def _no_glob(cls, path: str) -> str:
         if GLOB & set(path):
-            raise PydanticCustomError("path", "a destination's path can't be a glob", {"fix": "name one file or folder"})
+            raise PydanticCustomError(
+                "path", "a destination's path can't be a glob", {"fix": "name one file or folder"}
+            )
         return path
 
 

@@ -9,7 +9,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.connectors.base import (
+    Block,
+    ConnectorContext,
+    Limit,
+    Position,
+    ReadOptions,
+    Source,
+    Split,
+)
 from conduit_dagster.connectors.file.lines import Mark, nth_end, read_lines, scan
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
 from conduit_dagster.connectors.file.tracked import (
@@ -121,9 +129,7 @@ class FileSource(Source):
                 fix="put the file back under any name that begins with the old one, or set on-gone: skip to lose them",
             )
 
-    def _fresh(
-        self, position: FilePosition, listed: list[Found], known: set[str]
-    ) -> list[tuple[Tracked, Found]]:
+    def _fresh(self, position: FilePosition, listed: list[Found], known: set[str]) -> list[tuple[Tracked, Found]]:
         new = [found for found in listed if found.url not in known]
         if not self._many:
             new = self._rotated_since(position, listed, new)
@@ -172,7 +178,13 @@ class FileSource(Source):
 
     def _at(self, file: Tracked, url: str, end: Mark, size: int) -> Tracked:
         return Tracked(
-            file.name, file.number, file.inode, end.offset, end.line, mark_of(url, end.offset), max(size, end.offset)
+            file.name,
+            file.number,
+            file.inode,
+            end.offset,
+            end.line,
+            mark_of(url, end.offset),
+            max(size, end.offset),
         )
 
     def verify(self, start: Position, end: Position) -> None:

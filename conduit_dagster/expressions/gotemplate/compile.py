@@ -30,9 +30,7 @@ def template_text(text: str) -> Compiled:
         return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
     if all(isinstance(part, str) for part in parts):
         return _literal("".join(cast(list[str], parts)))
-    return compiled(
-        _joining([p if isinstance(p, str) else compiler.printing(p) for p in parts]), compiler.names
-    )
+    return compiled(_joining([p if isinstance(p, str) else compiler.printing(p) for p in parts]), compiler.names)
 
 
 def template_condition(text: str) -> Compiled:
@@ -114,9 +112,7 @@ class _Compiler:
         _check_count(node, function)
         special = getattr(self, f"_{node.function}", None)
         made = special(node) if special else None
-        return made or _applied(
-            cast(Callable[..., Any], function.call), [self.value(a) for a in node.arguments]
-        )
+        return made or _applied(cast(Callable[..., Any], function.call), [self.value(a) for a in node.arguments])
 
     def _and(self, node: Call) -> Evaluate:
         return _choosing([self.value(argument) for argument in node.arguments], until=False)
@@ -159,11 +155,7 @@ def _check_count(node: Call, function: Function) -> None:
     count = len(node.arguments)
     if function.least <= count <= function.most:
         return
-    wanted = (
-        f"{function.least}"
-        if function.most in (function.least, 255)
-        else f"{function.least} to {function.most}"
-    )
+    wanted = f"{function.least}" if function.most in (function.least, 255) else f"{function.least} to {function.most}"
     least = "at least " if function.most == 255 else ""
     raise ExpressionError(f"`{node.function}` takes {least}{wanted} arguments, not {count}", node.column)
 

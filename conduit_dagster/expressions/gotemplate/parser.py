@@ -55,9 +55,7 @@ class Parser:
 
     def _check_depth(self, depth: int, token: Token) -> None:
         if depth > limits.DEPTH:
-            raise ExpressionError(
-                f"the template is nested more than {limits.DEPTH} deep", token.column, "split it"
-            )
+            raise ExpressionError(f"the template is nested more than {limits.DEPTH} deep", token.column, "split it")
 
     def _command(self, piped: Node | None) -> Node:
         token = self._peek()
@@ -92,9 +90,7 @@ class Parser:
         if name.text not in TABLE:
             close = nearest(name.text, TABLE)
             fix = f"{close} Or {INSTEAD}" if close else INSTEAD
-            raise ExpressionError(
-                f"the function `{name.text}` is not translated from Go templates", name.column, fix
-            )
+            raise ExpressionError(f"the function `{name.text}` is not translated from Go templates", name.column, fix)
 
     def _operand(self) -> Node:
         token = self._take()
@@ -147,11 +143,7 @@ class Parser:
     def _refuse(self, token: Token) -> NoReturn:
         if token.kind == "variable" or (token.kind == "assign" and token.text != ","):
             fix = "write the field itself: .Payload.After.x" if token.text == "$" else INSTEAD
-            raise ExpressionError(
-                "a variable (`$`, `:=`) is not translated from Go templates", token.column, fix
-            )
+            raise ExpressionError("a variable (`$`, `:=`) is not translated from Go templates", token.column, fix)
         if token.kind == "character":
-            raise ExpressionError(
-                "a character in single quotes is not translated", token.column, 'write a text: "a"'
-            )
+            raise ExpressionError("a character in single quotes is not translated", token.column, 'write a text: "a"')
         raise ExpressionError(f"unexpected {token.text!r}", token.column)

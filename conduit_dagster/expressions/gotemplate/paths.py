@@ -29,9 +29,7 @@ def data_part(path: Path) -> str | None:
 def compile_path(path: Path) -> tuple[Evaluate, str]:
     """The path's function, and the part of the record that it looks at."""
     if not path.names or path.names == ("Payload",):
-        raise ExpressionError(
-            "this prints a Go structure", path.column, "{{ toJson . }} or one of its fields"
-        )
+        raise ExpressionError("this prints a Go structure", path.column, "{{ toJson . }} or one of its fields")
     root, rest = path.names[0], path.names[1:]
     if root == "Payload":
         root, rest = rest[0], rest[1:]
@@ -60,9 +58,7 @@ def _text(root: str, path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
 def _metadata(path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
     if rest and rest[0].startswith(("Get", "Set")):
         fix = '{{ index .Metadata "opencdc.collection" }}'
-        raise ExpressionError(
-            f"the method `.{rest[0]}` is not translated from Go templates", path.columns[1], fix
-        )
+        raise ExpressionError(f"the method `.{rest[0]}` is not translated from Go templates", path.columns[1], fix)
     return (_walk("metadata", ".Metadata", rest) if rest else attrgetter("metadata")), "metadata"
 
 

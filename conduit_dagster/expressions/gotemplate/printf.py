@@ -42,15 +42,11 @@ def _piece(found: re.Match[str], column: int) -> str | Format:
     if found["verb"] == "%":
         return "%"
     width, precision = int(found["width"][:9] or 0), int((found["precision"] or "0")[:9])
-    if found["verb"] not in ("s", "v", "d", "q", "f", "t") or (found["precision"] is not None) > (
-        found["verb"] == "f"
-    ):
+    if found["verb"] not in ("s", "v", "d", "q", "f", "t") or (found["precision"] is not None) > (found["verb"] == "f"):
         raise ExpressionError(f"printf's `{found[0]}` is not translated", column, "use %s %v %d %q %f %t")
     if max(width, precision) > limits.WIDTH:
         raise ExpressionError(f"printf's `{found[0]}` is wider than {limits.WIDTH}", column)
-    return _padded(
-        found["flags"], width, _verb(found["verb"], None if found["precision"] is None else precision)
-    )
+    return _padded(found["flags"], width, _verb(found["verb"], None if found["precision"] is None else precision))
 
 
 def _padded(flags: str, width: int, body: Format) -> Format:

@@ -85,11 +85,7 @@ class Checker:
 
     def _unknown(self, node: ast.AST, name: str) -> NoReturn:
         close = _OTHER_LANGUAGES.get(name)
-        fix = (
-            f"did you mean `{close}`?"
-            if close
-            else nearest(name, [*PARTS, *FUNCTIONS, "True", "False", "None"])
-        )
+        fix = f"did you mean `{close}`?" if close else nearest(name, [*PARTS, *FUNCTIONS, "True", "False", "None"])
         self._refuse(node, f"unknown name `{name}`", fix or f"fields are written `after.{name}`")
 
     def _Constant(self, node: ast.Constant) -> None:  # noqa: N802
@@ -136,9 +132,7 @@ class Checker:
 
     def _FormattedValue(self, node: ast.FormattedValue) -> None:  # noqa: N802
         if node.format_spec is not None or node.conversion != -1:
-            self._refuse(
-                node, "an f-string takes no format or conversion", "write round(x, 2) or str(x) in it"
-            )
+            self._refuse(node, "an f-string takes no format or conversion", "write round(x, 2) or str(x) in it")
         self.check(node.value)
 
     def _ListComp(self, node: ast.ListComp | ast.GeneratorExp) -> None:  # noqa: N802
@@ -179,9 +173,7 @@ class Checker:
 
     def _unknown_call(self, name: ast.Name) -> NoReturn:
         known = ", ".join(FUNCTIONS)
-        self._refuse(
-            name, f"unknown function `{name.id}`", nearest(name.id, FUNCTIONS) or f"the functions are {known}"
-        )
+        self._refuse(name, f"unknown function `{name.id}`", nearest(name.id, FUNCTIONS) or f"the functions are {known}")
 
     def _method(self, node: ast.Call, called: ast.Attribute) -> None:
         self.check(called.value)
@@ -197,9 +189,7 @@ class Checker:
         if name == "regex":
             self._pattern(node.args[0])
 
-    def _arguments(
-        self, node: ast.Call, name: str, wanted: Function | Method, keywords: frozenset[str]
-    ) -> None:
+    def _arguments(self, node: ast.Call, name: str, wanted: Function | Method, keywords: frozenset[str]) -> None:
         if not wanted.least <= len(node.args) <= wanted.most:
             self._refuse(node, f"{name}() takes {_count(wanted)}, not {len(node.args)}")
         for keyword in node.keywords:
@@ -220,9 +210,7 @@ class Checker:
     def _types(self, node: ast.expr) -> None:
         for kind in node.elts if isinstance(node, ast.Tuple) else [node]:
             if not isinstance(kind, ast.Name) or kind.id not in TYPES:
-                self._refuse(
-                    kind, "isinstance() takes a type or several in parentheses", f"one of {', '.join(TYPES)}"
-                )
+                self._refuse(kind, "isinstance() takes a type or several in parentheses", f"one of {', '.join(TYPES)}")
 
     def _pattern(self, node: ast.expr) -> None:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

@@ -30,9 +30,7 @@ def python_value(text: str, clock: Clock) -> Compiled:
 
 
 def _truth(body: ast.expr) -> ast.expr:
-    if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(
-        getattr(body, "op", None), (ast.USub, ast.UAdd)
-    ):
+    if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(getattr(body, "op", None), (ast.USub, ast.UAdd)):
         return body
     return ast.IfExp(body, ast.Constant(True), ast.Constant(False))
 
@@ -58,9 +56,7 @@ def _restricted(body: ast.expr) -> ast.expr:
     tree = ast.fix_missing_locations(ast.Expression(body))
     RestrictingNodeTransformer(errors, [], {}).visit(tree)
     if errors:
-        raise ExpressionError(
-            f"not allowed in an expression: {errors[0]}", fix="write a field as an item: after['x']"
-        )
+        raise ExpressionError(f"not allowed in an expression: {errors[0]}", fix="write a field as an item: after['x']")
     return tree.body
 
 

@@ -31,9 +31,7 @@ def item(value: Any, key: Any) -> Any:
         return value.get(key)
     if value is None:
         return None
-    return (
-        _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field("the value", value, key)
-    )
+    return _indexed(value, key) if value.__class__ in (list, str, tuple) else _no_field("the value", value, key)
 
 
 def _indexed(value: Any, key: Any) -> Any:
@@ -125,9 +123,7 @@ class Meter:
     def iterate(self, value: Any) -> Iterator[Any]:
         """What a comprehension goes through."""
         if value.__class__ not in _SIZED or value.__class__ is bytes:
-            raise EvaluationError(
-                f"a comprehension goes through a list, an object or text, not {kind(value)}"
-            )
+            raise EvaluationError(f"a comprehension goes through a list, an object or text, not {kind(value)}")
         limits.within(len(value), limits.ITEMS, "the loop")
         self.left = limits.WORK
         return iter(value)

@@ -62,8 +62,7 @@ def _values(document: dict[str, Any]) -> list[Any]:
 
 
 _PLAIN = (
-    "lower upper title capitalize casefold swapcase isdigit isalpha isalnum isspace isupper islower "
-    "isdecimal isnumeric"
+    "lower upper title capitalize casefold swapcase isdigit isalpha isalnum isspace isupper islower isdecimal isnumeric"
 )
 _PREFIXED = "removeprefix removesuffix partition rpartition"
 _SEARCHES = "startswith endswith find rfind count"

