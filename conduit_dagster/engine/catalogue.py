@@ -33,7 +33,7 @@ class Catalogue:
 
 
 def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
-    """Reads files and folders, the project's own pipelines folder where none is named. Never raises for their content."""
+    """Reads files and folders, the project's own pipelines folder where none is named. Their content never raises."""
     chosen = list(paths) or [project.pipelines_path]
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
     plugins = load_plugins(read_plugins(project.root))

@@ -73,7 +73,7 @@ def compile_encoded(data: bytes) -> CompiledPipeline:
 
 
 def compile_program(program: Program, plugins: Plugins | None = None) -> CompiledPipeline:
-    """Binds a program to its plugins. Raises ``FatalError`` or pydantic's error for what validation would have found."""
+    """Binds a program to its plugins. Raises for what validation would have found."""
     maker = _Maker(program, plugins or load_plugins(program.plugins))
     return maker.pipeline()
 

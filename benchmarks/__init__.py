@@ -1,0 +1,1 @@
+"""Speed as a ratio to a named alternative, in one run, with an A/A control: ``make bench`` (see docs/benchmarks.md)."""
