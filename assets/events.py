@@ -32,7 +32,7 @@ def materializations(bound: BoundPipeline, look: Look) -> Iterator[dg.AssetMater
 
 
 def _event(bound: BoundPipeline, name: str, metadata: Metadata) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(asset_key(bound.id, name), metadata={"conduit/pipeline": bound.id, **metadata})
+    return dg.AssetMaterialization(asset_key(bound.id, name), metadata=metadata)
 
 
 def _source(source: str, look: Look) -> Metadata:
@@ -106,7 +106,8 @@ def _reasons(nacked_by: dict[str, int]) -> dg.TableMetadataValue:
 
 
 def _newest(letters: list[dict[str, Any]]) -> dg.TableMetadataValue:
-    names = ("source", "offset", "node", "code", "message", "position")
+    # the UI cuts wide tables off at the right
+    names = ("message", "node", "source", "offset", "position", "code")
     rows = [{"time": _time(row["at_ns"]), **{name: _cell(row[name]) for name in names}} for row in letters]
     kinds = {name: "int" if name == "offset" else "string" for name in ("time", *names)}
     return _table(kinds, rows)

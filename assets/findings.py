@@ -106,7 +106,15 @@ def _summary(catalogue: Catalogue) -> str:
 
 
 def _as_markdown(findings: Iterable[Finding]) -> str:
-    return "\n\n".join(f"```\n{finding.render()}\n```" for finding in findings)
+    """Not as a terminal shows it: the UI cuts long lines of code off."""
+    return "\n\n".join(map(_paragraph, findings))
+
+
+def _paragraph(finding: Finding) -> str:
+    facts = (("got", finding.got), ("expected", finding.expected), ("fix", finding.fix))
+    lines = [f"- {name}: {text}" for name, text in facts if text is not None]
+    place = f"{finding.file}:{finding.line}:{finding.column}"
+    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {place} at `{finding.path}`", *lines])
 
 
 def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:

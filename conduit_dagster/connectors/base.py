@@ -110,6 +110,8 @@ class Source(ABC):
     name: ClassVar[str]
     Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
     replayable: ClassVar[bool] = True
+    sets_metadata: ClassVar[bool] = False
+    """True where ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; else the engine does."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
 

@@ -66,7 +66,7 @@ class CompiledPipeline:
         return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=64)
 def compile_encoded(data: bytes) -> CompiledPipeline:
     """The pipeline behind an encoded program; made once per worker."""
     return compile_program(Program.decode(data))

@@ -16,7 +16,7 @@ from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, W
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Inlet, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
-from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
 
@@ -111,8 +111,17 @@ class _Task:
         inlet = self._pipeline.inlet(split.source)
         run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger)
         options = ReadOptions(keys=self._pipeline.reads_key)
-        for block in inlet.source.read(split.split, options):
-            run.block(block if isinstance(block, Block) else Block.of(block))
+        for read in inlet.source.read(split.split, options):
+            block = read if isinstance(read, Block) else Block.of(read)
+            if not inlet.source.sets_metadata:
+                self._label(inlet, block.records)
+            run.block(block)
+
+    def _label(self, inlet: Inlet, records: list[Record]) -> None:
+        """What every record carries, as in Conduit; a source's own values win."""
+        origin, now = f"{self._pipeline.program.pipeline}:{inlet.id}", str(self._pipeline.clock.now_ns)
+        for record in records:
+            record.metadata = {SOURCE_CONNECTOR_ID: origin, READ_AT: now, **record.metadata}
 
 
 class _SplitRun:
@@ -174,6 +183,9 @@ class _SplitRun:
             records, origins = node.run(records, origins, self)
         if not records:
             return
+        if outlet.destination.changes_records:
+            for record in records:
+                record.metadata = dict(record.metadata)
         for place, nack in self._writers[outlet.id].write(records):
             self.nacked(outlet.node, origins[place], nack, records[place])
 

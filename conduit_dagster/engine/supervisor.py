@@ -68,7 +68,7 @@ def run_pipeline(
     try:
         lease = acquire(database, bound.id, options.lease_seconds, lambda: stop.requested)
     except ConduitError as error:
-        return RunResult(bound.id, "refused", "", error, progress)
+        return RunResult(bound.id, "running" if error.code == "lease.held" else "degraded", "", error, progress)
     reached("after-lease")
     store = PipelineStore(database, lease)
     try:
@@ -99,7 +99,7 @@ class _Run:
             self._register()
             self._move()
         except LeaseLost as error:
-            return RunResult(self._bound.id, "refused", "", error, self._progress)
+            return RunResult(self._bound.id, "running", "", error, self._progress)  # another process runs it now
         except JobCancelled as error:
             return self._cancelled(error)
         except ConduitError as error:

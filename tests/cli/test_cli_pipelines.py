@@ -69,7 +69,7 @@ def test_describe_tells_everything(run, failed: Path) -> None:
     assert [one["id"] for one in facts["sources"]] == ["in"]
     assert [one["id"] for one in facts["processors"]] == ["decode"]
     assert facts["dead_letter_queue"]["window_size"] == 0
-    assert [event["event"] for event in facts["events"]][0] == "degraded"
+    assert facts["events"][0]["event"] == "degraded"
 
 
 def test_describe_in_words(run, failed: Path) -> None:

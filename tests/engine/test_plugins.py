@@ -99,6 +99,7 @@ def build(lab: Lab, upto: int = 20, **halve: str) -> None:
             {"id": "in", "type": "source", "plugin": "counter", "settings": {"upto": str(upto)}},
             {"id": "shelf", "type": "destination", "plugin": "shelf"},
             destination(),
+            {"id": "whole", "type": "destination", "plugin": "file", "settings": {"path": "./whole.jsonl"}},
         ],
         processors=[processor("halve", "halve", **halve)],
         delivery={"batch-size": 8},
@@ -119,6 +120,8 @@ def test_one_of_each_works(lab: Lab) -> None:
     assert lab.letters() == [("p:halve", "seven", {"n": 7}), ("p:halve", "seven", {"n": 14})]
     assert lab.documents("dead.jsonl")[0]["metadata"]["conduit.dlq.nack.code"] == "mine.seven"
     assert result.progress.filtered_by == {"p:halve": 4}
+    metadata = lab.documents("whole.jsonl")[0]["metadata"]
+    assert set(metadata) == {"conduit.source.connector.id", "opencdc.readAt", "seen"}
 
 
 def test_a_changed_plugin_is_used_by_the_next_run(lab: Lab) -> None:

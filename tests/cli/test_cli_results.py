@@ -1,0 +1,78 @@
+"""How results are told, and signals counted, without any pipeline."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from conduit_dagster.cli.outcome import failure
+from conduit_dagster.cli.results import finished, print_traces
+from conduit_dagster.cli.signals import Signals
+from conduit_dagster.cli.terminal import console
+from conduit_dagster.engine.report import Progress, RunResult
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.errors import TransientError
+
+
+def _failed() -> RunResult:
+    error = TransientError("it broke", code="x.y", node="p:out", place="./out", fix="mend it")
+    error.add_note("the task's own trace")
+    error.__cause__ = ValueError("deep down")
+    progress = Progress(read=1_000, filtered=20, nacked=10, dead_lettered=10, delivered={"out": 970})
+    return RunResult("p", "degraded", "", error, progress)
+
+
+def test_a_failed_pipeline_is_exit_code_1_and_its_error_the_envelopes() -> None:
+    good = RunResult("good", "stopped", "system", None, Progress())
+    outcome = finished([good, _failed()], [], None, False)
+    assert outcome.exit == 1
+    assert outcome.error is not None
+    assert outcome.error["code"] == "x.y"
+    assert outcome.summary == "1 of 2 pipelines failed: p"
+    assert outcome.result["pipelines"][1] == _failed().as_json()
+
+
+def test_a_forced_stop_has_the_signals_exit_code() -> None:
+    assert finished([_failed()], [], 143, True).exit == 143
+
+
+def test_the_summary_says_counts_error_place_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = finished([_failed()], [], None, False)
+    assert outcome.show is not None
+    outcome.show(console())
+    told = capsys.readouterr().out
+    assert "1,000 read, 990 acked (of them 20 filtered), 10 nacked, 10 dead-lettered" in told
+    assert "out 970" in told
+    for words in ("error x.y: it broke", "node:   p:out", "place:  ./out", "fix:    mend it"):
+        assert words in told
+
+
+def test_verbose_shows_notes_and_causes(capsys: pytest.CaptureFixture[str]) -> None:
+    print_traces([_failed()])
+    told = capsys.readouterr()
+    assert "the task's own trace" in told.err
+    assert "deep down" in told.err
+    assert not told.out
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [("environment.java_missing", 3), ("state.version", 3), ("usage.unknown_plugin", 2), ("file.missing", 1)],
+)
+def test_the_exit_code_follows_the_errors_code(code: str, exit_code: int) -> None:
+    assert failure(TransientError("x", code=code)).exit == exit_code
+
+
+def test_the_first_signal_asks_and_the_second_forces() -> None:
+    stop, said = StopFlag(), []
+    signals = Signals(stop, said.append)
+    signals.deliver()
+    assert not stop.requested
+    signals.note(signal.SIGTERM)
+    signals.deliver()
+    assert (stop.requested, stop.forced, stop.reason, signals.forced_exit) == (True, False, "system", None)
+    signals.note(signal.SIGINT)
+    signals.deliver()
+    assert (stop.forced, signals.forced_exit) == (True, 130)
+    assert len(said) == 2
