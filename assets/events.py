@@ -50,7 +50,7 @@ def _destination(destination: str, look: Look) -> Metadata:
     return {
         "records_delivered": look.progress.delivered.get(destination, 0),
         _ROW_COUNT: look.consumers.get(destination, {}).get("delivered", 0),
-        "batch_seconds": look.batch_seconds,
+        "batch_seconds": round(look.batch_seconds, 3),
     }
 
 
@@ -71,7 +71,7 @@ def _acks(look: Look) -> Metadata:
         "records_filtered": progress.filtered,
         "records_nacked": progress.nacked,
         "records_dead_lettered": progress.dead_lettered,
-        "batch_seconds": look.batch_seconds,
+        "batch_seconds": round(look.batch_seconds, 3),
         "steps": progress.steps,
         **_lags(look),
         "positions": _position({source: row["position"] for source, row in look.sources.items()}),

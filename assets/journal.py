@@ -34,18 +34,19 @@ class Journal:
         self._every, self._max_wait = every, max_wait
         self._seen = _dead_letters_seen(context, bound.id)
         self._outcomes: dict[str, bool] = {}
-        self._logged = 0
-        self._due = time.monotonic()
+        self._logged, self._begun = 0, False
+        self._due = time.monotonic() + every
 
     def begin(self) -> None:
         """Every check at once, or the UI shows it as in progress for as long as the run lasts."""
         self._check(self._observer.look())
 
     def tick(self) -> None:
-        """Called a few times a second; writes at most once per interval."""
-        if time.monotonic() < self._due or (self._observer.steps == self._logged and not self._logged):
+        """Called a few times a second; writes after the first step, then at most once per interval."""
+        first = not self._begun and self._observer.steps > 0
+        if not first and time.monotonic() < self._due:
             return
-        self._due = time.monotonic() + self._every
+        self._begun, self._due = self._begun or first, time.monotonic() + self._every
         try:
             self._write()
         except Exception as error:  # noqa: BLE001  # see the class: the next interval tries again

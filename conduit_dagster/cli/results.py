@@ -18,15 +18,13 @@ if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.report import RunResult
 
-_FAILED = ("degraded", "refused")
-
 
 def finished(
     results: Sequence[RunResult], findings: Sequence[Finding], forced_exit: int | None, stopped: bool
 ) -> Outcome:
     """The outcome of a run. Its error is the first one of a pipeline."""
-    failed = [result for result in results if result.status in _FAILED]
-    error = next((result.error for result in failed if result.error is not None), None)
+    failed = [result for result in results if result.error is not None]
+    error = failed[0].error if failed else None
     return Outcome(
         _summary(results, failed),
         {

@@ -22,7 +22,6 @@ _STYLES = {
     "warning": "yellow",
     "warn": "yellow",
     "degraded": "red",
-    "refused": "red",
     "error": "red",
     "fail": "red",
 }

@@ -25,6 +25,7 @@ def _pipeline(row: Any) -> dict[str, Any]:
         "id": row["pipeline"],
         "status": row["status"],
         "reason": row["reason"],
+        "file": row["file"],
         "error": error,
         "owner": owner,
         "step": row["next_step"] - 1,

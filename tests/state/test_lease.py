@@ -113,8 +113,8 @@ def test_a_store_of_another_version_is_refused(tmp_path: Path, database: sa.Engi
         open_database(f"sqlite:///{tmp_path}/state.db")
 
 
-def test_a_store_that_cannot_be_opened_is_named_without_its_password() -> None:
+def test_a_store_that_cannot_be_opened_is_named() -> None:
     with pytest.raises(ConduitError) as error:
-        open_database("sqlite:////proc/nothing/state.db?secret=hidden")
+        open_database("sqlite:////proc/nothing/state.db")
     assert error.value.code == "state.unreachable"
     assert error.value.fix
