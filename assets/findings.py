@@ -114,7 +114,8 @@ def _paragraph(finding: Finding) -> str:
     facts = (("got", finding.got), ("expected", finding.expected), ("fix", finding.fix))
     lines = [f"- {name}: {text}" for name, text in facts if text is not None]
     place = f"{finding.file}:{finding.line}:{finding.column}"
-    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {place} at `{finding.path}`", *lines])
+    at = f" at `{finding.path}`" if finding.path else ""
+    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {place}{at}", *lines])
 
 
 def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:

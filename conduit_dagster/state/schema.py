@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
 
 VERSION = 1
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
@@ -101,7 +101,6 @@ owners = Table(
     Column("thing", String(768), primary_key=True),  # an absolute path, for example
     Column("pipeline", String(128), nullable=False),
     Column("consumer", String(256), nullable=False),
-    Column("held", Boolean, nullable=False),
 )
 
 history = Table(

@@ -25,6 +25,7 @@ from conduit_dagster.state.schema import (
 )
 from conduit_dagster.state.steps import DeadLetter, Decision, Plan, SourceCount, encode
 
+_OPEN = ("planned", "prepared")
 _KEPT_STEPS = 50
 _KEPT_DEAD_LETTERS = 100_000
 
@@ -121,15 +122,27 @@ class PipelineStore:
         return gone
 
     def claim(self, thing: str, consumer: str) -> tuple[str, str] | None:
-        """Makes the consumer the only owner of ``thing``, a path for example; gives the owner it has instead."""
+        """Makes the consumer the only owner of ``thing``, a path for example; gives the owner it has instead.
+
+        An owner that neither runs nor has an open step gives way: a pipeline that was renamed, for example.
+        """
         with self._engine.begin() as connection:
             self._lease.guard(connection)
             row = connection.execute(sa.select(owners).where(owners.c.thing == thing)).mappings().first()
+            mine = {"pipeline": self._id, "consumer": consumer}
             if row is None:
-                connection.execute(owners.insert().values(thing=thing, pipeline=self._id, consumer=consumer, held=True))
-                return None
-            other = (str(row["pipeline"]), str(row["consumer"]))
-            return None if other == (self._id, consumer) else other
+                connection.execute(owners.insert().values(thing=thing, **mine))
+            elif (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
+                if other[0] == self._id or self._is_active(connection, other[0]):
+                    return other
+                connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))
+                self._event(connection, "taken_over", thing=thing, was=other[0])
+        return None
+
+    def _is_active(self, connection: sa.Connection, pipeline: str) -> bool:
+        owner = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar()
+        open_ones = (steps.c.pipeline == pipeline, steps.c.state.in_(_OPEN))
+        return bool(owner) or connection.execute(sa.select(steps.c.step).where(*open_ones)).first() is not None
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -150,7 +163,7 @@ class PipelineStore:
             return state
 
     def _open_steps(self, connection: sa.Connection) -> list[OpenStep]:
-        mine = (steps.c.pipeline == self._id, steps.c.state.in_(("planned", "prepared")))
+        mine = (steps.c.pipeline == self._id, steps.c.state.in_(_OPEN))
         rows = connection.execute(sa.select(steps).where(*mine).order_by(steps.c.step)).mappings().all()
         return [self._open_step(connection, row) for row in rows]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.stop import StopFlag
 
 EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
 
@@ -213,14 +215,25 @@ def test_two_destinations_on_one_path(lab: Lab) -> None:
     assert codes == ["destination.owned"]
 
 
-def test_a_destination_that_another_pipeline_owns(lab: Lab) -> None:
-    """Two projects can't see each other's files when checked; the store they share does."""
+def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
+    """Two files that are never checked together can't see each other; the store that they share does.
+
+    Once the other has ended the path may change hands: a pipeline that was renamed goes on.
+    """
     lab.write("in.jsonl", [{"i": 1}])
-    lab.pipeline(id="other", connectors=[source(), destination()])
-    assert lab.run("other").error is None
+    lab.pipeline(id="other", trigger="continuous", connectors=[source(), destination()])
+    stop, moved = StopFlag(), threading.Event()
+    options: dict[str, Any] = {"drain": False, "stop": stop, "observe": lambda step, progress: moved.set()}
+    other = threading.Thread(target=lambda: lab.run("other", **options))
+    other.start()
+    assert moved.wait(60)
     (lab.root / "pipelines" / "other.yaml").unlink()
     simple(lab, DECODE)
     failed(lab.run(), "destination.owned")
+    stop.request()
+    other.join(60)
+    assert lab.run().error is None
+    assert lab.lines("out.jsonl") == ['{"i": 1}', '{"i":1}']
 
 
 def test_somebody_else_writes_to_the_destination(lab: Lab) -> None:

@@ -1,0 +1,70 @@
+"""What the checks say of a look, without a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dagster_layer.project_folder import Folder
+
+from assets.checks import Verdict, verdicts
+from assets.look import Look
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import Progress
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+WINDOW = "{plugin: builtin:file, window-size: 10, window-nack-threshold: 1, settings: {path: ./dead.jsonl}}"
+
+
+@pytest.fixture
+def bound(folder: Folder) -> BoundPipeline:
+    folder.numbers(queue=WINDOW)
+    found = open_catalogue(Project.find(folder.root, {})).get("numbers")
+    assert found is not None
+    return found
+
+
+def _look(waited: float = 0, read: int = 100, nacked: int = 0, letters: int = 0, **more: Any) -> Look:
+    consumers = {"dead_letters": {"delivered": letters}}
+    return Look(Progress(read=read, nacked=nacked), 0.0, waited, consumers=consumers, **more)
+
+
+def _passed(verdicts: Any) -> dict[str, bool]:
+    found: list[Verdict] = list(verdicts)
+    return {verdict.name: verdict.passed for verdict in found}
+
+
+@pytest.mark.parametrize(("nacked", "passed"), [(0, True), (10, True), (11, False)])
+def test_the_nack_rate_is_held_against_the_threshold(bound: BoundPipeline, nacked: int, passed: bool) -> None:
+    """One of ten is borne."""
+    assert _passed(verdicts(bound, _look(nacked=nacked), 0, 60))["nack_rate"] is passed
+
+
+def test_an_exceeded_threshold_fails_the_rate_whatever_it_is(bound: BoundPipeline) -> None:
+    """The nack that exceeded it was not counted: it is read again."""
+    error = FatalError("too many", code="nacks.threshold_exceeded")
+    assert not _passed(verdicts(bound, _look(), 0, 60, error))["nack_rate"]
+
+
+@pytest.mark.parametrize(
+    ("lag", "waited", "passed"),
+    [({}, 999, True), ({"in": (0, "bytes")}, 999, True), ({"in": (1, "bytes")}, 59, True)]
+    + [({"in": (1, "bytes")}, 61, False)],
+)
+def test_the_acks_lag_when_something_waits_for_long(
+    bound: BoundPipeline, lag: dict[str, tuple[int, str]], waited: float, passed: bool
+) -> None:
+    assert _passed(verdicts(bound, _look(waited, lag=lag), 0, 60))["ack_lag"] is passed
+
+
+def test_what_waits_after_a_failed_run_is_lag(bound: BoundPipeline) -> None:
+    look = _look(lag={"in": (1, "bytes")})
+    assert not _passed(verdicts(bound, look, 0, 60, TransientError("gone")))["ack_lag"]
+
+
+@pytest.mark.parametrize(("total", "seen", "passed"), [(5, 5, True), (6, 5, False), (0, 5, True), (2, 5, False)])
+def test_dead_letters_count_since_the_last_look(bound: BoundPipeline, total: int, seen: int, passed: bool) -> None:
+    """A queue that was removed and added again counts from zero."""
+    assert _passed(verdicts(bound, _look(letters=total), seen, 60))["no_dead_letters"] is passed
