@@ -108,7 +108,8 @@ def _ack_lag(look: Look, max_wait: float, error: ConduitError | None) -> Verdict
     if not look.waiting:
         text = "nothing waits" if look.lag else "no source tells how much waits"
         return Verdict(ACK_LAG, True, text, metadata)
-    if error is not None:
+    # a run that was refused because another one moves the records says nothing about them
+    if error is not None and not error.code.startswith("lease."):
         return Verdict(ACK_LAG, False, "records wait, and the run has failed", metadata)
     text = f"records wait, the last ack is {look.waited:.0f} s ago, {max_wait:.0f} s are borne"
     return Verdict(ACK_LAG, look.waited <= max_wait, text, metadata)

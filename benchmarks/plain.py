@@ -14,12 +14,12 @@ from benchmarks.data import SCHEMA
 
 
 def run(root: Path, spark: SparkSession, source: Path, outputs: Sequence[str]) -> float:
-    """Reads, transforms and writes JSON, once per output; the seconds it took. It neither syncs nor keeps bad lines."""
+    """Reads, transforms and writes JSON, once per output; the seconds it took. Broken lines become empty objects; nothing is synced."""
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     began = time.perf_counter()
     for name in outputs:
-        frame = spark.read.schema(SCHEMA).option("mode", "DROPMALFORMED").json(str(source))
+        frame = spark.read.schema(SCHEMA).json(str(source))
         frame = frame.withColumn("cents", f.col("amount") * 100).withColumnRenamed("name", "fullname").drop("note")
         frame.write.json(str(root / name))
     return time.perf_counter() - began
