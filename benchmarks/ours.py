@@ -23,7 +23,11 @@ from conduit_dagster.state.database import open_database
 _AFTER = ".Payload.After"
 PROCESSORS: list[dict[str, Any]] = [
     {"id": "decode", "plugin": "json.decode", "settings": {"field": _AFTER}},
-    {"id": "cents", "plugin": "field.set", "settings": {"field": f"{_AFTER}.cents", "expression": "after.amount * 100"}},
+    {
+        "id": "cents",
+        "plugin": "field.set",
+        "settings": {"field": f"{_AFTER}.cents", "expression": "after.amount * 100"},
+    },
     {"id": "rename", "plugin": "field.rename", "settings": {"mapping": f"{_AFTER}.name:fullname"}},
     {"id": "drop", "plugin": "field.exclude", "settings": {"fields": f"{_AFTER}.note"}},
 ]
@@ -55,7 +59,9 @@ def prepare(root: Path, source: Path, destinations: Sequence[str], layout: str, 
         YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
 
 
-def run(root: Path, spark: SparkSession, drain: bool = True, stop: StopFlag | None = None, observe: Any = None) -> float:
+def run(
+    root: Path, spark: SparkSession, drain: bool = True, stop: StopFlag | None = None, observe: Any = None
+) -> float:
     """Runs the project's pipeline to its end; the seconds it took, start-up recovery and all commits included."""
     catalogue = open_catalogue(Project.find(root, {}))
     bound = catalogue.get("bench")

@@ -97,7 +97,7 @@ class ReadOptions(NamedTuple):
     keys: bool = True
     """False where nothing in the plan looks at keys and positions."""
     block_records: int = 3_000
-    block_bytes: int = 262_144
+    block_bytes: int = 65_536
 
 
 class Source(ABC):

@@ -88,9 +88,8 @@ class StepLoop:
         plan, staged, resolution, refused = self._stage_and_resolve(plan)
         decision = self._prepare(plan, staged, resolution)
         self.publisher.publish(plan, decision.deliveries)
-        self.complete(plan, decision)
+        self.complete(plan, decision, resolution.nacks, started)
         self.stager.discard(staged.staging)
-        self._report(StepReport.of(plan, decision, resolution.nacks, time.monotonic() - started))
         if refused is not None:
             raise refused
 
@@ -171,9 +170,10 @@ class StepLoop:
             for row in nacks
         ]  # fmt: skip
 
-    def complete(self, plan: Plan, decision: Decision) -> None:
-        """Line 7, and what memory knows of it."""
+    def complete(self, plan: Plan, decision: Decision, nacks: list[NackRow], started: float) -> None:
+        """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""
         self.publisher.finish(plan, decision)
+        self._report(StepReport.of(plan, decision, nacks, time.monotonic() - started))
         fresh = self.store.load()
         self.state.sources, self.state.targets = fresh.sources, fresh.targets
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol, cast
 import re2
 
 from conduit_dagster.expressions import Clock, compile_condition
-from conduit_dagster.processors.base import DROP, Processor, Result
+from conduit_dagster.processors.base import DROP, Processor, Result, Results
 from conduit_dagster.record import OPERATIONS, Nack, Record
 
 CONDITION_FAILED = "condition.failed"
@@ -79,7 +79,10 @@ class Node:
     def _sort_out(
         self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: Fate
     ) -> tuple[list[Record], Sequence[int]]:
-        special = [i for i, result in enumerate(results) if type(result) is not Record]
+        if isinstance(results, Results):
+            special = results.special
+        else:
+            special = [i for i, result in enumerate(results) if type(result) is not Record]
         on: list[Record] = []
         from_: list[int] = []
         begin = 0

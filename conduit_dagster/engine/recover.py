@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import as_delivery
 from conduit_dagster.engine.staging import from_rows
@@ -43,7 +45,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
 
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
-    plan = step.plan
+    plan, started = step.plan, time.monotonic()
     consumers = loop.pipeline.consumers()
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     held = [d for d in todo if consumers[d.consumer].holds(as_delivery(d, plan.step))]
@@ -52,7 +54,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     if any(not _is_staged(delivery) for delivery in missing):
         missing = _rebuild(loop, plan, decision, missing)
     loop.publisher.publish(plan, missing)
-    loop.complete(plan, decision)
+    loop.complete(plan, decision, [], started)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in [*decision.deliveries, *missing]})
 
 

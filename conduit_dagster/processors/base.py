@@ -24,6 +24,19 @@ DROP: Final = Drop.DROP
 Result = Record | list[Record] | Drop | Nack
 
 
+class Results(list[Result]):
+    """Results that name the places of all that is not just one record, which spares a look at every one."""
+
+    def __init__(self, records: list[Record]) -> None:
+        super().__init__(records)
+        self.special: list[int] = []
+
+    def put(self, place: int, result: Result) -> None:
+        """What became of the record at ``place``; places come in order."""
+        self[place] = result
+        self.special.append(place)
+
+
 class ProcessorSettings(BaseModel):
     """Base of a processor's settings: one model drives parsing, validation, ``describe`` and the reference page."""
 

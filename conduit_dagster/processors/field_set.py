@@ -18,6 +18,8 @@ from conduit_dagster.reference import Reference, kind_of
 
 _PLAIN: Final = frozenset({int, bool, type(None)})
 """Types whose every value is fine: no document or expression brings an integer too long to write."""
+_CHECKED: Final = _PLAIN | {float}
+"""An expression's own result is finite already."""
 
 
 class FieldSetSettings(ProcessorSettings):
@@ -91,7 +93,8 @@ class FieldSet(InPlaceProcessor):
         name = self._field.path[0]
         if self._field.root == "metadata":
             return None if literal is None else _metadata_loop(name, literal)
-        return _computed_loop(name, self._value) if literal is None else _literal_loop(name, literal)
+        plain = _CHECKED if self.settings.expression is not None else _PLAIN
+        return _computed_loop(name, self._value, plain) if literal is None else _literal_loop(name, literal)
 
 
 def _literal_loop(name: str, literal: str) -> Loop:
@@ -102,11 +105,11 @@ def _literal_loop(name: str, literal: str) -> Loop:
     return loop
 
 
-def _computed_loop(name: str, value: Callable[[Record], Any]) -> Loop:
+def _computed_loop(name: str, value: Callable[[Record], Any], plain: frozenset[type]) -> Loop:
     def loop(rest: Iterator[Any]) -> None:
         for record in rest:
             made = value(record)
-            record.after[name] = made if type(made) in _PLAIN else own(made)
+            record.after[name] = made if type(made) in plain else own(made)
 
     return loop
 

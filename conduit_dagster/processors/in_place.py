@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Nack, ProcessError, Processor, Record, Result
+from conduit_dagster.processors.base import Nack, ProcessError, Processor, Record, Result, Results
 from conduit_dagster.reference import FieldError
 
 Loop = Callable[[Iterator[Any]], None]
@@ -58,7 +58,8 @@ class InPlaceProcessor(Processor):
 
     def _looked_at(self, records: list[Record], results: list[Result], at: int) -> list[Result]:
         result = self._one(records[at])
-        if type(result) is Nack:
-            results = list(results) if results is records else results
-            results[at] = result
-        return results
+        if type(result) is not Nack:
+            return results
+        marked = results if isinstance(results, Results) else Results(records)
+        marked.put(at, result)
+        return marked

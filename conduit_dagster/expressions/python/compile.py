@@ -16,7 +16,7 @@ from conduit_dagster.expressions.python.functions import json_value
 from conduit_dagster.expressions.python.source import Source
 from conduit_dagster.expressions.python.translate import Bind, Guard
 
-Wrap = Callable[[ast.expr], ast.expr]
+Wrap = Callable[[Bind, ast.expr], ast.expr]
 
 
 def python_condition(text: str, clock: Clock) -> Compiled:
@@ -26,17 +26,14 @@ def python_condition(text: str, clock: Clock) -> Compiled:
 
 def python_value(text: str, clock: Clock) -> Compiled:
     """A value that JSON can hold; raw data stays ``bytes``. It may be a part of the record, not a copy."""
-    return _compile(text, clock, _json)
+    return _compile(text, clock, Bind.as_json)
 
 
-def _truth(body: ast.expr) -> ast.expr:
+def _truth(bind: Bind, body: ast.expr) -> ast.expr:
+    del bind
     if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(getattr(body, "op", None), (ast.USub, ast.UAdd)):
         return body
     return ast.IfExp(body, ast.Constant(True), ast.Constant(False))
-
-
-def _json(body: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name("json_value", ast.Load()), [body], [])
 
 
 def _compile(text: str, clock: Clock, wrap: Wrap) -> Compiled:
@@ -45,9 +42,10 @@ def _compile(text: str, clock: Clock, wrap: Wrap) -> Compiled:
     checker = Checker(source)
     checker.check(body)
     guard = Guard()
-    body = Bind().visit(_restricted(guard.guarded(body)))
+    bind = Bind()
+    body = bind.visit(_restricted(guard.guarded(body)))
     scope = guard.globals | {"function_now": clock.text, "function_now_ns": clock.nanoseconds}
-    return compiled(_function(wrap(body), scope), checker.names)
+    return compiled(_function(wrap(bind, body), scope), checker.names)
 
 
 def _restricted(body: ast.expr) -> ast.expr:

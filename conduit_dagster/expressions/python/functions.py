@@ -106,7 +106,8 @@ def search(pattern: str) -> Callable[[Any], bool]:
 def json_value(value: Any) -> Any:
     """An expression's result as JSON can hold it."""
     if value.__class__ is float:
-        return _finite(value)
+        # true for every finite number, and the cheapest way to know
+        return value if value * 0.0 == 0.0 else _finite(value)
     return list(value) if value.__class__ is tuple else value
 
 

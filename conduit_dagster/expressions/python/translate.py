@@ -160,7 +160,14 @@ def _number(node: ast.expr) -> type | None:
 
 
 class Bind(ast.NodeTransformer):
-    """The second pass, after RestrictedPython: ``after`` becomes ``record.after``."""
+    """The second pass, after RestrictedPython: ``after`` becomes ``record.after``.
+
+    The commonest guards are written out where they stand: a call costs as much as what most of them do.
+    """
+
+    def __init__(self) -> None:
+        self._names = 0
+        self._loops = 0
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """A part of the record; a position is text."""
@@ -169,10 +176,58 @@ class Bind(ast.NodeTransformer):
         part = ast.Attribute(ast.Name("record", ast.Load()), node.id, ast.Load())
         return _call("position_text", part) if node.id == "position" else part
 
+    def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
+        """A loop, in which no value may be named."""
+        return self._looped(node)
+
+    def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
+        """A loop, in which no value may be named."""
+        return self._looped(node)
+
+    def _looped(self, node: ast.expr) -> ast.expr:
+        self._loops += 1
+        made = cast(ast.expr, self.generic_visit(node))
+        self._loops -= 1
+        return made
+
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """A guard that knows which part of the record it reads."""
-        guard = {"_getattr_": "field_of_", "_getitem_": "item_of_"}.get(cast(ast.Name, node.func).id)
-        first = node.args[0] if node.args else None
+        name, first = cast(ast.Name, node.func).id, node.args[0] if node.args else None
+        guard = {"_getattr_": "field_of_", "_getitem_": "item_of_"}.get(name)
         if guard and isinstance(first, ast.Name) and first.id in PARTS:
             node.func = ast.Name(f"{guard}{first.id}", ast.Load())
-        return cast(ast.expr, self.generic_visit(node))
+            return self._inlined_field(cast(ast.Call, self.generic_visit(node)))
+        made = cast(ast.Call, self.generic_visit(node))
+        return self._inlined_product(made) if name == "multiply" and not self._loops else made
+
+    def _inlined_field(self, call: ast.Call) -> ast.expr:
+        """``record.after.get(name)`` where that is a document, as it nearly always is."""
+        part, name = call.args
+        got = ast.Call(ast.Attribute(part, "get", ast.Load()), [name], [])
+        return ast.IfExp(_is_a(part, "dict"), got, call)
+
+    def _inlined_product(self, call: ast.Call) -> ast.expr:
+        """A float times a literal repeats nothing, and its product has a fixed size."""
+        left, right = call.args
+        if not isinstance(right, ast.Constant) or right.value.__class__ is not int:
+            return call
+        named, value = self.named(left)
+        call.args[0] = value
+        return ast.IfExp(_is_a(named, "float"), ast.BinOp(value, ast.Mult(), right), call)
+
+    def named(self, node: ast.expr) -> tuple[ast.expr, ast.expr]:
+        """``node`` under a name, and the name to use it by after that."""
+        self._names += 1
+        name = f"value_{self._names}"
+        return ast.NamedExpr(ast.Name(name, ast.Store()), node), ast.Name(name, ast.Load())
+
+    def as_json(self, node: ast.expr) -> ast.expr:
+        """A value that JSON can hold: a finite float is one, as true for it as the multiplication is cheap."""
+        named, value = self.named(node)
+        zero = ast.Compare(ast.BinOp(value, ast.Mult(), ast.Constant(0.0)), [ast.Eq()], [ast.Constant(0.0)])
+        return ast.IfExp(ast.BoolOp(ast.And(), [_is_a(named, "float"), zero]), value, _call("json_value", value))
+
+
+def _is_a(node: ast.expr, kind: str) -> ast.expr:
+    attribute = ast.Attribute(node, "__class__", ast.Load())
+    return ast.Compare(attribute, [ast.Is()], [ast.Name(f"type_{kind}", ast.Load())])
