@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.schema import sources, steps
 from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
 
@@ -16,7 +17,7 @@ def offset_gaps(database: sa.Engine, pipeline: str) -> list[str]:
 
     Sees the steps that the store keeps, the newest fifty: a gap further back was for an earlier look.
     """
-    with database.connect() as connection:
+    with reading(database) as connection:
         mine = steps.c.pipeline == pipeline, steps.c.state == "done"
         done = connection.execute(sa.select(steps.c.plan, steps.c.decision).where(*mine).order_by(steps.c.step)).all()
         known = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings().all()

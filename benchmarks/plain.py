@@ -14,7 +14,10 @@ from benchmarks.data import SCHEMA
 
 
 def run(root: Path, spark: SparkSession, source: Path, outputs: Sequence[str]) -> float:
-    """Reads, transforms and writes JSON, once per output; the seconds it took. Broken lines become empty objects; nothing is synced."""
+    """Reads, transforms and writes JSON once per output; gives the seconds.
+
+    Broken lines become empty objects; nothing is synced.
+    """
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
     began = time.perf_counter()
