@@ -145,6 +145,18 @@ class Source(ABC):
     def verify(self, start: Position, end: Position) -> None:  # noqa: B027  # most sources can't change behind our back
         """Raises ``FatalError`` when a range that was given before is not what it was: gone, replaced or cut off."""
 
+    def gives_up(self, start: Position, end: Position) -> bool:
+        """Whether a range that was planned, and never prepared, may be dropped because it is gone. Loses it."""
+        return False
+
+    def within(self, start: Position, end: Position, boundary: Any) -> Position:
+        """The source's position at a boundary that :meth:`read` gave inside this range."""
+        return boundary
+
+    def relocate(self, split: Split) -> Split:
+        """A split of an earlier plan, with where its data is now."""
+        return split
+
     def ack(self, upto: Position, generation: int) -> None:  # noqa: B027  # most sources have nothing to tell
         """Everything up to here is handled end to end. Monotone: a lower one, or of another generation, is ignored.
 
@@ -278,8 +290,15 @@ class Destination(ABC):
         """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""
 
     def settled(self, delivery: Delivery) -> Target:
-        """The target for the next delivery, after one that :meth:`holds` found there. Writes nothing."""
+        """The target for the next delivery, after one that :meth:`holds` found there.
+
+        Makes it durable: whoever wrote it may have died before that.
+        """
         return delivery.target
+
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Another target for a prepared delivery whose own one is lost, where the settings allow it; else None."""
+        return None
 
 
 class DriverDestination(Destination):

@@ -12,7 +12,7 @@ from conduit_dagster.engine.hashes import delivery_hash
 from conduit_dagster.engine.kill_points import reached
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.publish import Publisher, blame
+from conduit_dagster.engine.publish import Publisher, blamed, identity
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.resolve import Resolution, cut, refusal, resolve
 from conduit_dagster.engine.staging import Staged, Stager, as_rows
@@ -64,18 +64,20 @@ class StepLoop:
         return Range(source, known.generation, known.position, end, known.records)
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
-        try:
-            return self.pipeline.inlet(source).source.latest(start, self._limit, horizon)
-        except Exception as error:
-            raise blame(error, f"{self.pipeline.program.pipeline}:{source}") from error
+        inlet = self.pipeline.inlet(source)
+        return blamed(self.node(source), lambda: inlet.source.latest(start, self._limit, horizon))
+
+    def node(self, connector: str) -> str:
+        """A connector's id with the pipeline's."""
+        return f"{self.pipeline.program.pipeline}:{connector}"
 
     def _take_number(self) -> int:
         number = self.state.next_step
         self.state.next_step += 1
         return number
 
-    def _targets(self) -> dict[str, str | None]:
-        return {name: destination.owned for name, destination in self.pipeline.consumers().items()}
+    def _targets(self) -> dict[str, dict[str, str | None]]:
+        return {name: identity(destination) for name, destination in self.pipeline.consumers().items()}
 
     # -- lines 3 to 7 -------------------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class StepLoop:
             plan = self._cut(plan, resolution.refused, refused)
 
     def _cut(self, plan: Plan, row: NackRow, refused: ConduitError) -> Plan:
-        successor = cut(plan, row, self.state.next_step, time.time_ns())
+        successor = cut(plan, row, self._within, self.state.next_step, time.time_ns())
         if successor is not None:
             self.state.next_step += 1
         reached("before-replan")
@@ -114,6 +116,9 @@ class StepLoop:
         if successor is None:
             raise refused
         return successor
+
+    def _within(self, span: Range, boundary: Any) -> Any:
+        return self.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
 
     def _prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         deliveries = [self._delivery(plan, staged, name) for name in self.pipeline.consumers()]
@@ -155,10 +160,7 @@ class StepLoop:
 
     def _target(self, consumer: str) -> dict[str, Any]:
         destination = self.pipeline.consumers()[consumer]
-        try:
-            return destination.target(self.state.targets.get(consumer))
-        except Exception as error:
-            raise blame(error, f"{self.pipeline.program.pipeline}:{consumer}") from error
+        return blamed(self.node(consumer), lambda: destination.target(self.state.targets.get(consumer)))
 
     def _letters(self, plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:
         spans = {span.source: span for span in plan.ranges}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import msgspec
 
 
@@ -49,8 +47,3 @@ class Program(msgspec.Struct, frozen=True):
     def decode(data: bytes) -> Program:
         """The program behind :meth:`encode`."""
         return msgspec.msgpack.decode(data, type=Program)
-
-
-def fingerprint(data: bytes) -> str:
-    """Names an encoded program."""
-    return hashlib.sha256(data).hexdigest()

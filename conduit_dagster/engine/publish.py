@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 from conduit_dagster.connectors.base import Delivery, Destination
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -12,10 +13,17 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError, from_o
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
+T = TypeVar("T")
+
 
 def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
     """A stored delivery as destinations see it."""
     return Delivery(staged.hash, step, staged.consumer, staged.staging, tuple(staged.parts), staged.target)
+
+
+def identity(destination: Destination) -> dict[str, str | None]:
+    """What a destination is, as far as a prepared step is concerned."""
+    return {"plugin": destination.name, "target": destination.owned}
 
 
 class Publisher:
@@ -46,22 +54,20 @@ class Publisher:
     def _one(self, delivery: Delivery) -> None:
         destination = self._pipeline.consumers()[delivery.consumer]
         reached("before-publish")
-        target = self._call(destination, delivery)
+        target = blamed(self._node(delivery.consumer), lambda: destination.publish(delivery))
         reached("after-publish")
         self._store.delivered(delivery.step, delivery.consumer, delivery.records, target)
         reached("after-delivered")
 
-    def _call(self, destination: Destination, delivery: Delivery) -> dict[str, object]:
-        try:
-            return destination.publish(delivery)
-        except Exception as error:
-            raise blame(error, f"{self._pipeline.program.pipeline}:{delivery.consumer}") from error
+    def _node(self, consumer: str) -> str:
+        return f"{self._pipeline.program.pipeline}:{consumer}"
 
     def settle(self, plan: Plan, held: Sequence[StagedDelivery]) -> None:
         """Marks what a destination turned out to hold already; it is not sent again (CASES B14)."""
         for staged in held:
             delivery = as_delivery(staged, plan.step)
-            target = self._pipeline.consumers()[staged.consumer].settled(delivery)
+            destination = self._pipeline.consumers()[staged.consumer]
+            target = blamed(self._node(staged.consumer), lambda: destination.settled(delivery))
             self._store.delivered(plan.step, staged.consumer, delivery.records, target)
 
     def finish(self, plan: Plan, decision: Decision) -> None:
@@ -72,6 +78,14 @@ class Publisher:
         for span in plan.ranges:
             self._pipeline.inlet(span.source).source.ack(span.end, span.generation)
         reached("after-ack")
+
+
+def blamed(node: str, call: Callable[[], T]) -> T:
+    """What ``call`` returns; any error of it names the node."""
+    try:
+        return call()
+    except Exception as error:
+        raise blame(error, node) from error
 
 
 def blame(error: Exception, node: str) -> ConduitError:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
+
+from conduit_dagster.connectors.base import Destination
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.publish import as_delivery
+from conduit_dagster.engine.publish import as_delivery, blamed, identity
 from conduit_dagster.engine.staging import from_rows
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
@@ -39,6 +42,8 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         state = loop.state.sources.get(span.source)
         if span.source not in present or state is None:
             return False
+        if loop.pipeline.inlet(span.source).source.gives_up(span.start, span.end):
+            return False
         if (state.generation, state.position) != (span.generation, span.start):
             return False
     return True
@@ -48,14 +53,53 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
     consumers = loop.pipeline.consumers()
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
-    held = [d for d in todo if consumers[d.consumer].holds(as_delivery(d, plan.step))]
-    missing = [d for d in todo if d not in held]
+    for delivery in todo:
+        _require_same(plan, delivery.consumer, consumers[delivery.consumer])
+    held = [d for d in todo if _holds(loop, plan, d)]
+    missing = _retargeted(loop, plan, decision, [d for d in todo if d not in held])
     loop.publisher.settle(plan, held)
     if any(not _is_staged(delivery) for delivery in missing):
         missing = _rebuild(loop, plan, decision, missing)
     loop.publisher.publish(plan, missing)
     loop.complete(plan, decision, [], started)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in [*decision.deliveries, *missing]})
+
+
+def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
+    """A changed target under a prepared step is refused with both named (DELIVERY.md, Destinations)."""
+    was, now = plan.targets[consumer], identity(destination)
+    if was != now:
+        raise FatalError(
+            f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {_named(now)} now",
+            code="delivery.target_changed",
+            node=consumer,
+            fix=f"set it back to {_named(was)}, let the pipeline finish the step, then change it",
+        )
+
+
+def _named(target: dict[str, str | None]) -> str:
+    return " ".join(filter(None, (target["plugin"], target["target"])))
+
+
+def _holds(loop: StepLoop, plan: Plan, staged: StagedDelivery) -> bool:
+    destination = loop.pipeline.consumers()[staged.consumer]
+    return blamed(loop.node(staged.consumer), lambda: destination.holds(as_delivery(staged, plan.step)))
+
+
+def _retargeted(loop: StepLoop, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
+    """Deliveries whose target was lost, and whose settings allow another one, under that; stored before any write."""
+    changed: dict[str, StagedDelivery] = {}
+    for staged in missing:
+        destination = loop.pipeline.consumers()[staged.consumer]
+        delivery = as_delivery(staged, plan.step)
+        target = blamed(loop.node(staged.consumer), lambda d=destination, x=delivery: d.retarget(x))
+        if target is not None:
+            changed[staged.consumer] = msgspec.structs.replace(staged, target=target)
+    if not changed:
+        return missing
+    every = [changed.get(delivery.consumer, delivery) for delivery in decision.deliveries]
+    loop.store.retarget(plan, msgspec.structs.replace(decision, deliveries=every))
+    return [changed.get(staged.consumer, staged) for staged in missing]
 
 
 def _is_staged(delivery: StagedDelivery) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from conduit_dagster.engine.ledger import Ledger, NackRow
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import Plan, Range, SourceCount
+
+Within = Callable[[Range, Any], Any]
+"""The source's position at a boundary inside a range."""
 
 
 class Resolution(NamedTuple):
@@ -52,13 +56,14 @@ def _bases(plan: Plan, counts: dict[str, SourceCount]) -> dict[str, int]:
     return bases
 
 
-def cut(plan: Plan, refused: NackRow, step: int, clock_ns: int) -> Plan | None:
+def cut(plan: Plan, refused: NackRow, within: Within, step: int, clock_ns: int) -> Plan | None:
     """The plan's successor: the same ranges up to right before the refused record; None when nothing is left."""
     ranges: list[Range] = []
     for span in plan.ranges:
         if span.source == refused.source:
-            if refused.before != span.start:
-                ranges.append(Range(span.source, span.generation, span.start, refused.before, span.offset))
+            end = within(span, refused.before)
+            if end != span.start:
+                ranges.append(Range(span.source, span.generation, span.start, end, span.offset))
             break
         ranges.append(span)
     return Plan(step, clock_ns, ranges, plan.targets) if ranges else None

@@ -14,6 +14,7 @@ from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.kill_points import reached
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.jobs import run_job
 from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Plan, StagedDelivery
@@ -41,12 +42,13 @@ class Staged(NamedTuple):
 class Stager:
     """Runs the stage of one pipeline's steps on a Spark session."""
 
-    def __init__(self, spark: SparkSession, pipeline: CompiledPipeline, base: str, slots: int) -> None:
+    def __init__(self, spark: SparkSession, pipeline: CompiledPipeline, base: str, slots: int, epoch: int) -> None:
         self._spark = spark
         self._pipeline = pipeline
         self._program = pipeline.program.encode()
         self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
         self._slots = slots
+        self._epoch = epoch
         self.tag = f"conduit-{secrets.token_hex(6)}"
 
     def stage(self, plan: Plan, tasks: Tasks | None = None) -> Staged:
@@ -55,7 +57,7 @@ class Stager:
         Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
         """
         reached("before-stage")
-        tasks = tasks if tasks is not None else self._tasks(plan)
+        tasks = self._tasks(plan) if tasks is None else self._relocated(tasks)
         staging = self._folders(plan.step)
         job = StageJob(plan.clock_ns, tasks, staging)
         ledgers = self._run(job) if tasks else []
@@ -73,8 +75,12 @@ class Stager:
             splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
         return group(splits, self._slots)
 
+    def _relocated(self, tasks: Tasks) -> Tasks:
+        source = {inlet.id: inlet.source for inlet in self._pipeline.inlets}
+        return [[SplitOf(s.source, source[s.source].relocate(s.split)) for s in task] for task in tasks]
+
     def _folders(self, step: int) -> dict[str, str]:
-        execution = f"{step:012d}-{secrets.token_hex(8)}"
+        execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
         return {
             consumer: storage.join(self._folder_of(consumer), execution, storage.safe_name(consumer))
             for consumer in self._pipeline.consumers()
@@ -89,6 +95,8 @@ class Stager:
         frame = self._spark.range(0, count, 1, count).mapInArrow(function, LEDGER_SCHEMA)
         table = run_job(self._spark, self.tag, frame.toArrow)
         ledgers = [Ledger.decode(row) for row in table.column(0).to_pylist()]
+        if len(ledgers) != count:
+            raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)
 
     def _verify(self, plan: Plan) -> None:
@@ -99,8 +107,9 @@ class Stager:
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Makes the staged files' names durable; their bytes are since the tasks ended."""
         for consumer in consumers:
-            storage.sync_folder(staging[consumer])
-            storage.sync_folder(staging[consumer].rsplit("/", 1)[0])
+            execution = staging[consumer].rsplit("/", 1)[0]
+            for url in (staging[consumer], execution, execution.rsplit("/", 1)[0]):
+                storage.sync(url)
 
     def discard(self, staging: dict[str, str]) -> None:
         """Removes an execution's folders."""
@@ -108,16 +117,20 @@ class Stager:
             storage.remove_folder(url)
 
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
-        """Removes what runs before this one left staged and no prepared step needs."""
+        """Removes what runs before this one left staged and no prepared step needs.
+
+        Only folders of lower epochs: an old owner that was frozen and goes on touches nothing of a newer one.
+        """
         needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
         for base in {self._folder_of(consumer) for consumer in self._pipeline.consumers()}:
             for name in storage.folders(base):
-                if (url := storage.join(base, name)) not in needed:
+                url, epoch = storage.join(base, name), name.partition("-")[0]
+                if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
                     storage.remove_folder(url)
 
 
 def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
-    """Consecutive splits as at most ``slots`` tasks of about the same weight; little data is one task."""
+    """Consecutive splits as about ``slots`` tasks of about the same weight; little data is one task."""
     total = sum(split.split.bytes for split in splits)
     share = max(_SMALL_TASK, -(-total // slots))
     tasks: Tasks = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Literal
 
 Reason = Literal["user", "system"]
@@ -20,7 +19,6 @@ class StopFlag:
         self._graceful = threading.Event()
         self._forced = threading.Event()
         self.reason: Reason = "user"
-        self._on_force: list[Callable[[], None]] = []
 
     def request(self, reason: Reason = "user") -> None:
         """A graceful stop; the first reason stays."""

@@ -24,7 +24,7 @@ from conduit_dagster.engine.recover import recover
 from conduit_dagster.engine.report import Progress, RunResult, StepReport, error_json
 from conduit_dagster.engine.staging import Stager
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.jobs import JobCancelled, cancel_job
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.state.lease import LeaseLost, acquire
@@ -67,6 +67,8 @@ def run_pipeline(
     progress = Progress()
     try:
         lease = acquire(database, bound.id, options.lease_seconds, lambda: stop.requested)
+    except SQLAlchemyError as error:
+        return RunResult(bound.id, "degraded", "", _unreachable(error), progress)
     except ConduitError as error:
         return RunResult(bound.id, "running" if error.code == "lease.held" else "degraded", "", error, progress)
     reached("after-lease")
@@ -104,6 +106,8 @@ class _Run:
             return self._cancelled(error)
         except ConduitError as error:
             return self._end("degraded", "", error)
+        except SQLAlchemyError as error:
+            return self._end("degraded", "", _unreachable(error))
         except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
             unforeseen = blame(error, self._bound.id)
             unforeseen.add_note("".join(traceback.format_exception(error)))
@@ -134,6 +138,7 @@ class _Run:
     def _register(self) -> None:
         consumers = self._pipeline.consumers()
         self._store.retire(set(consumers))
+        self._store.release_others({d.owned for d in consumers.values() if d.owned is not None})
         for inlet in self._pipeline.inlets:
             self._store.register_source(inlet.id, inlet.source.unit, inlet.source.initial())
         for name, destination in consumers.items():
@@ -183,7 +188,7 @@ class _Run:
         return StepLoop(
             self._pipeline,
             self._store,
-            Stager(self._spark, self._pipeline, self._options.staging, slots),
+            Stager(self._spark, self._pipeline, self._options.staging, slots, self._store.epoch),
             NackWindow(queue.window_size, queue.window_nack_threshold),
             Limit(delivery.batch_size, delivery.batch_bytes),
             self._report,
@@ -216,3 +221,11 @@ class _Run:
             left -= _POLL
         while not ended.wait(_POLL):
             cancel_job(self._spark, stager.tag)
+
+
+def _unreachable(error: SQLAlchemyError) -> TransientError:
+    return TransientError(
+        f"the state store does not answer: {error.__cause__ or error}",
+        code="state.unreachable",
+        fix="look at the store (state.url, .conduit/state.db) and at who else uses it; nothing was lost, run again",
+    )

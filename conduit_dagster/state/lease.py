@@ -114,17 +114,20 @@ def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callabl
     _ensure(engine, pipeline)
     seen = _look(engine, pipeline)
     until = time.monotonic() + seconds
-    while not _is_free(seen) and time.monotonic() < until and not cancelled():
+    while not is_free(seen["owner"]) and time.monotonic() < until and not cancelled():
         time.sleep(min(0.05, seconds / 10))
         now = _look(engine, pipeline)
-        if now["heartbeat"] != seen["heartbeat"] and not _is_free(now):
+        if now["heartbeat"] != seen["heartbeat"] and not is_free(now["owner"]):
             raise _held(pipeline, now["owner"])
         seen = now
+    if not is_free(seen["owner"]) and time.monotonic() < until:
+        raise _held(pipeline, seen["owner"])  # asked to stop while waiting: the owner was never found silent
     return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds)
 
 
-def _is_free(row: dict[str, Any]) -> bool:
-    return not row["owner"] or is_dead(json.loads(row["owner"]))
+def is_free(owner: str) -> bool:
+    """Whether nobody holds the lease, going by the owner that the store names."""
+    return not owner or is_dead(json.loads(owner))
 
 
 def _held(pipeline: str, owner: str) -> TransientError:

@@ -34,8 +34,8 @@ class Plan(msgspec.Struct, frozen=True):
     clock_ns: int
     """The step's time: ``now()`` and ``readAt``, so that a repeat gives the same bytes."""
     ranges: list[Range]
-    targets: dict[str, str | None] = {}
-    """What each destination resolved to when the step was planned."""
+    targets: dict[str, dict[str, str | None]] = {}
+    """What each destination was when the step was planned: its plugin and what it owns."""
 
 
 class SourceCount(msgspec.Struct):

@@ -77,8 +77,8 @@ def size(url: str) -> int | None:
     return int(fs.size(name)) if fs.exists(name) else None
 
 
-def sync_folder(url: str) -> None:
-    """Makes the folder's entries durable: without it a crash may lose a file whose bytes are safe."""
+def sync(url: str) -> None:
+    """Makes a file's bytes, or a folder's entries, durable: a crash may lose a file whose bytes alone are safe."""
     path = local_path(url)
     if path is None:
         return

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.lease import Lease, is_free
 from conduit_dagster.state.schema import (
     consumers,
     dead_letters,
@@ -68,6 +68,11 @@ class PipelineStore:
         self._engine = engine
         self._lease = lease
         self._id = lease.pipeline
+
+    @property
+    def epoch(self) -> int:
+        """The lease's: higher than that of any owner before."""
+        return self._lease.epoch
 
     # -- connectors ---------------------------------------------------------------------------------------------
 
@@ -133,16 +138,26 @@ class PipelineStore:
             if row is None:
                 connection.execute(owners.insert().values(thing=thing, **mine))
             elif (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
-                if other[0] == self._id or self._is_active(connection, other[0]):
+                if other[0] != self._id and self._is_active(connection, other[0]):
                     return other
                 connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))
                 self._event(connection, "taken_over", thing=thing, was=other[0])
         return None
 
+    def release_others(self, things: set[str]) -> None:
+        """Gives up what the pipeline owned and, as its file says now, writes to no more."""
+        with self._engine.begin() as connection:
+            self._lease.guard(connection)
+            mine = (owners.c.pipeline == self._id, owners.c.thing.not_in(things))
+            connection.execute(sa.delete(owners).where(*mine))
+
     def _is_active(self, connection: sa.Connection, pipeline: str) -> bool:
         owner = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar()
         open_ones = (steps.c.pipeline == pipeline, steps.c.state.in_(_OPEN))
-        return bool(owner) or connection.execute(sa.select(steps.c.step).where(*open_ones)).first() is not None
+        return (
+            not is_free(owner or "")
+            or connection.execute(sa.select(steps.c.step).where(*open_ones)).first() is not None
+        )
 
     # -- reading ------------------------------------------------------------------------------------------------
 
@@ -232,6 +247,13 @@ class PipelineStore:
         values = msgspec.structs.asdict(row)
         return {"pipeline": self._id, "step": plan.step, "number": number, "at_ns": plan.clock_ns, **values}
 
+    def retarget(self, plan: Plan, decision: Decision) -> None:
+        """Where the settings say so, a delivery that is not published yet gets another target. Nothing else changes."""
+        with self._engine.begin() as connection:
+            self._lease.guard(connection)
+            self._set_state(connection, plan.step, "prepared", decision=encode(decision))
+            self._event(connection, "retargeted", step=plan.step)
+
     def delivered(self, step: int, consumer: str, records: int, target: Mapping[str, Any]) -> None:
         """Line 6: one delivery is published and durable; the consumer's offset moves past it."""
         with self._engine.begin() as connection:
@@ -304,12 +326,6 @@ class PipelineStore:
                 **({"reason": reason} if reason else {}),
                 **({"error": error} if error else {}),
             )
-
-    def event(self, event: str, **detail: Any) -> None:
-        """An event of the pipeline's life, for its history."""
-        with self._engine.begin() as connection:
-            self._lease.guard(connection)
-            self._event(connection, event, **detail)
 
     def _event(self, connection: sa.Connection, event: str, **detail: Any) -> None:
         connection.execute(

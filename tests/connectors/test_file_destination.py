@@ -93,21 +93,42 @@ def test_a_foreign_change_is_refused_and_can_be_adopted(tmp_path: Path, how: str
     assert rows(path) == {"grown": [1, 9, 2], "replaced": [9, 2], "removed": [2]}[how]
 
 
-def test_foreign_growth_after_prepare_is_never_overwritten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("foreign", ["x", "foreign", "x" * 100])
+def test_foreign_bytes_behind_the_base_are_never_overwritten(tmp_path: Path, foreign: str) -> None:
+    """However few they are; the beginning of the delivery itself, or a hole, is written over."""
     destination, path = make(tmp_path), tmp_path / "out.jsonl"
-    delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
-    path.write_text("x" * 100)
+    delivery = prepared(stage(destination, tmp_path, 1, [[1], [2]]), destination.target(None))
+    path.write_text(foreign)
     with pytest.raises(ConduitError, match="was changed by somebody else"):
         destination.publish(delivery)
-    assert path.read_text() == "x" * 100
+    assert path.read_text() == foreign
+    path.write_bytes(b'{"i":1}\n\0\0\0')
+    destination.publish(delivery)
+    assert rows(path) == [1, 2]
 
 
-def test_a_changed_path_under_a_prepared_step_names_both(tmp_path: Path) -> None:
+def test_a_lost_target_is_replaced_where_the_settings_say_so(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
     delivery = prepared(stage(make(tmp_path), tmp_path, 1, [[1]]), make(tmp_path).target(None))
-    with pytest.raises(ConduitError) as error:
-        make(tmp_path, "other.jsonl").publish(delivery)
-    assert str(tmp_path / "out.jsonl") in error.value.message
-    assert str(tmp_path / "other.jsonl") in error.value.message
+    path.rename(tmp_path / "kept")  # so that its inode is not used again
+    path.write_text('{"i":9}\n')
+    assert make(tmp_path).retarget(delivery) is None
+    adopting = make(tmp_path, **{"if-changed": "adopt"})
+    target = adopting.retarget(delivery)
+    assert target is not None
+    adopting.publish(prepared(delivery, target))
+    assert rows(path) == [9, 1]
+
+
+def test_a_file_that_does_not_end_its_last_line(tmp_path: Path) -> None:
+    """The first record of ours begins a line of its own, also when it is published again."""
+    (tmp_path / "out.jsonl").write_text('{"i":0}')
+    destination = make(tmp_path)
+    delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
+    for _ in range(2):
+        target = destination.publish(delivery)
+    assert rows(tmp_path / "out.jsonl") == [0, 1]
+    assert target["length"] == (tmp_path / "out.jsonl").stat().st_size
 
 
 def test_a_staged_part_that_was_cut_off_is_found(tmp_path: Path) -> None:
@@ -142,3 +163,5 @@ def test_a_folder_whose_bytes_differ_is_not_held(tmp_path: Path) -> None:
     part.unlink()
     part.write_text('{"i":2}\n')
     assert not destination.holds(delivery)
+    with pytest.raises(ConduitError, match="is there with other bytes"):
+        destination.publish(delivery)

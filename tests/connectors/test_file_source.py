@@ -135,7 +135,7 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
     [split] = reader.source.split(start, end, 1)
     for block in reader.source.read(split, ReadOptions(keys=False, block_records=7)):
         for i, record in enumerate(block.records):
-            reader.position = block.boundary(i)
+            reader.position = reader.source.within(start, end, block.boundary(i))
             following = reader.records(end)
             assert [int(r.after) for r in following] == list(range(int(record.after) + 1, 50))
             assert block.complete is not None
@@ -147,7 +147,7 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
 
 
 def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> None:
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
     append(log, "a\nb\n")
     assert reader.step() == ["a", "b"]
     append(log, "c\nunfinished")
@@ -157,6 +157,154 @@ def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> 
     append(log, "e\n")
     reader.restart()
     assert reader.step() == ["e"]
+
+
+def test_a_writer_may_finish_its_line_in_the_renamed_file(tmp_path: Path, log: Path) -> None:
+    """Until the renamed file has been quiet for a while, its unfinished line waits, and the next file with it."""
+    reader = Reader(tmp_path, **{"rotate-wait": "1h"})
+    append(log, "a\nunfin")
+    assert reader.step() == ["a"]
+    log.rename(tmp_path / "app.log.1")
+    append(log, "b\n")
+    assert reader.step() == []
+    append(tmp_path / "app.log.1", "ished\n")
+    assert reader.step() == ["unfinished", "b"]
+
+
+def test_an_unfinished_line_that_was_looked_at_is_read_after_rotation(tmp_path: Path, log: Path) -> None:
+    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
+    append(log, "one\n")
+    assert reader.step() == ["one"]
+    append(log, "two")
+    assert reader.step() == []
+    log.rename(tmp_path / "app.log.1")
+    append(log, "three\n")
+    assert reader.step() == ["two", "three"]
+
+
+def test_the_end_of_a_line_that_was_drained_without_it(tmp_path: Path, log: Path) -> None:
+    """It belongs to the line before and is no line of its own."""
+    reader = Reader(tmp_path)
+    append(log, "a\nlast")
+    assert reader.step(drain=True) == ["a", "last"]
+    append(log, "\nnext\n")
+    assert reader.step(drain=True, n=3) == ["next"]
+    end = reader.source.latest(reader.position, MUCH)
+    assert end == reader.position
+
+
+@pytest.mark.parametrize("size", [5, 500, 3_000_000])
+def test_a_long_last_line_is_drained_whatever_the_limit(tmp_path: Path, log: Path, size: int) -> None:
+    append(log, "a\n" + "x" * size)
+    reader, found = Reader(tmp_path), list[str]()
+    while step := reader.step(Limit(1, 10), drain=True):
+        found += step
+    assert found == ["a", "x" * size]
+
+
+def test_a_limit_inside_a_file_does_not_reach_into_the_next(tmp_path: Path) -> None:
+    """Else lines of the second file would come before the rest of the first."""
+    lines = [f"{name}{i:03d}" for name in "ab" for i in range(50)]
+    for name in "ab":
+        append(tmp_path / f"{name}.txt", "".join(f"{name}{i:03d}\n" for i in range(50)))
+    reader, found = Reader(tmp_path, "*.txt"), list[str]()
+    while step := reader.step(Limit(1000, 37)):
+        found += step
+    assert found == lines
+
+
+def test_a_file_under_two_names_is_read_once(tmp_path: Path) -> None:
+    append(tmp_path / "2024.jsonl", "a\n")
+    (tmp_path / "current.jsonl").symlink_to("2024.jsonl")
+    (tmp_path / "hard.jsonl").hardlink_to(tmp_path / "2024.jsonl")
+    reader = Reader(tmp_path, "*.jsonl")
+    assert reader.step() == ["a"]
+    assert reader.step() == []
+
+
+def test_files_rotated_while_the_pipeline_was_down(tmp_path: Path, log: Path) -> None:
+    """Also when the file that was being read has been deleted in the meantime, all of it read."""
+    append(log, "mon\n")
+    reader = Reader(tmp_path)
+    assert reader.step() == ["mon"]
+    began = log.stat().st_mtime_ns
+    log.unlink()
+    for i, (name, text) in enumerate((("app.log.2", "tue"), ("app.log.1", "wed"), ("app.log", "thu"))):
+        append(tmp_path / name, f"{text}\n")
+        os.utime(tmp_path / name, ns=(1, began + (i + 1) * 1_000_000))
+    reader.restart()
+    assert reader.step() == ["tue", "wed", "thu"]
+
+
+def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None:
+    """What was in vain for one file says nothing of another."""
+    append(tmp_path / "m", "12345")
+    reader = Reader(tmp_path, "[a-z]")
+    assert reader.step() == []
+    append(tmp_path / "a", "abcd\n")
+    assert reader.step() == ["abcd"]
+
+
+def test_a_planned_range_that_is_gone_may_be_given_up(tmp_path: Path, log: Path) -> None:
+    """Only with on-gone: skip; otherwise it is named."""
+    append(log, "a\nb\n")
+    reader, skipping = Reader(tmp_path), Reader(tmp_path, **{"on-gone": "skip"})
+    end = reader.source.latest(reader.position, MUCH)
+    assert not skipping.source.gives_up(reader.position, end)
+    log.unlink()
+    with pytest.raises(FatalError, match="is gone or was changed"):
+        reader.source.split(reader.position, end, 1)
+    assert not reader.source.gives_up(reader.position, end)
+    assert skipping.source.gives_up(reader.position, end)
+
+
+def test_a_split_is_found_again_after_a_rename(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nb\n")
+    reader = Reader(tmp_path)
+    [split] = reader.source.split(reader.position, reader.source.latest(reader.position, MUCH), 1)
+    log.rename(tmp_path / "app.log.1")
+    [block] = reader.source.read(reader.source.relocate(split), ReadOptions())
+    assert isinstance(block, Block)
+    assert [record.after for record in block.records] == [b"a", b"b"]
+
+
+def test_a_root_with_the_characters_of_a_glob(tmp_path: Path) -> None:
+    root = tmp_path / "[odd] *root"
+    root.mkdir()
+    append(root / "app.log", "a\n")
+    assert Reader(root).step() == ["a"]
+    (root / "in").mkdir()
+    append(root / "in" / "b", "b\n")
+    assert Reader(root, "in/").step() == ["b"]
+
+
+def test_paths_in_metadata_are_as_written(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    append(tmp_path / "logs" / "app-1.txt", "a\n")
+    for path in ("logs/", "logs/app-*.txt", "*/app-1.txt", "logs/app-?.txt"):
+        reader = Reader(tmp_path, path)
+        [record] = reader.records(reader.source.latest(reader.position, MUCH))
+        assert record.metadata["file.path"] == "logs/app-1.txt"
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).touch()
+    with pytest.raises(FatalError, match="is no UTF-8"):
+        Reader(tmp_path, "*.txt").step()
+
+
+def test_splits_do_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
+    """A thousand files per step, and each split carries its own file alone."""
+    for i in range(1200):
+        append(tmp_path / f"{i:04d}.txt", "x\n")
+    reader = Reader(tmp_path, "*.txt")
+    end = reader.source.latest(reader.position, MUCH)
+    splits = reader.source.split(reader.position, end, 4)
+    assert len(splits) == 1000
+    assert max(len(str(split)) for split in splits) < 1000
+    assert len(reader.step()) == 1000
+    assert len(reader.step()) == 200
+    assert reader.step() == []
 
 
 def test_rotation_twice_between_two_looks(tmp_path: Path, log: Path) -> None:

@@ -73,6 +73,31 @@ def test_of_two_contenders_one_wins(database: sa.Engine) -> None:
     won[0].release()
 
 
+def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
+    """A second run that is stopped while it waits leaves the healthy owner alone."""
+    lease = acquire(database, "p", 30.0)
+    with pytest.raises(ConduitError, match="already running"):
+        acquire(database, "p", 30.0, cancelled=lambda: True)
+    PipelineStore(database, lease).set_status("running")
+    lease.release()
+
+
+def test_paths_that_a_pipeline_writes_no_more_are_free(database: sa.Engine) -> None:
+    """Two destinations may swap their paths, and another pipeline may take what was given up or its owner is dead."""
+    lease = acquire(database, "p", 30.0)
+    store = PipelineStore(database, lease)
+    for thing, consumer in (("/x", "a"), ("/y", "b"), ("/x", "b"), ("/y", "a")):
+        assert store.claim(thing, consumer) is None
+    other_lease = acquire(database, "q", 30.0)
+    other = PipelineStore(database, other_lease)
+    assert other.claim("/x", "out") == ("p", "b")
+    store.release_others({"/y"})
+    assert other.claim("/x", "out") is None
+    lease.release()
+    assert other.claim("/y", "out") is None
+    other_lease.release()
+
+
 def test_a_dead_owner_is_replaced_at_once(database: sa.Engine) -> None:
     """On the same machine a process that is gone is known to be gone, long before its lease's time."""
     lease = acquire(database, "p", 60.0)
@@ -95,8 +120,8 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
     assert time.monotonic() - began >= 0.4
     assert second.epoch == first.epoch + 1
     with pytest.raises(LeaseLost):
-        PipelineStore(database, first).event("late")
-    PipelineStore(database, second).event("mine")
+        PipelineStore(database, first).set_status("running")
+    PipelineStore(database, second).set_status("running")
     second.release()
 
 

@@ -88,23 +88,16 @@ class FileDestination(Destination):
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the bytes are there."""
-        self._require_same(delivery)
         return self._layout.holds(delivery)
 
     def publish(self, delivery: Delivery) -> Target:
         """All of it or nothing that a later step could follow; may be repeated by anybody."""
-        self._require_same(delivery)
         return self._layout.publish(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Where the next delivery goes on."""
         return self._layout.settled(delivery)
 
-    def _require_same(self, delivery: Delivery) -> None:
-        prepared = delivery.target["path"]
-        if prepared != str(self._path):
-            raise FatalError(
-                f"step {delivery.step} was prepared for {prepared}, but path now says {self._path}",
-                code="delivery.target_changed",
-                fix=f"set path back to {prepared}, let the pipeline finish the step, then change it",
-            )
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Only for one ordered file with ``if-changed: adopt``."""
+        return self._layout.retarget(delivery)

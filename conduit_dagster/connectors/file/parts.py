@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from conduit_dagster.connectors.base import Delivery, Target
-from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.state import storage
 
 
@@ -63,26 +63,48 @@ class PartsFolder:
         return delivery.target
 
     def settled(self, delivery: Delivery) -> Target:
-        """The folder."""
+        """The folder, synced: whoever made it visible may have died before that."""
+        final = self._final(delivery)
+        for path in final.iterdir():
+            storage.sync(str(path))
+        storage.sync(str(final))
+        storage.sync(str(self._path))
         return delivery.target
 
+    def retarget(self, delivery: Delivery) -> Target | None:
+        """Never: a delivery's folder is named by its hash."""
+        return None
+
     def _publish(self, delivery: Delivery) -> None:
-        final = self._final(delivery)
-        if final.exists():
-            return
+        if self._final(delivery).exists() or not self._rename(delivery):
+            self._require_held(delivery)
+            self.settled(delivery)
+        storage.sync(str(self._path))
+
+    def _rename(self, delivery: Delivery) -> bool:
+        """False where another attempt was first."""
         ready = Path(delivery.staging).parent / f"ready-{secrets.token_hex(8)}"
         ready.mkdir(parents=True)
         for i, part in enumerate(delivery.parts):
             _link(Path(delivery.staging, part.name), self._file(ready, i, part.name))
-        storage.sync_folder(str(ready))
+        storage.sync(str(ready))
         try:
-            ready.rename(final)
+            ready.rename(self._final(delivery))
         except OSError:
-            # another attempt was first: the same hash is the same bytes
-            if not final.exists():
+            if not self._final(delivery).exists():
                 raise
             shutil.rmtree(ready)
-        storage.sync_folder(str(self._path))
+            return False
+        return True
+
+    def _require_held(self, delivery: Delivery) -> None:
+        if not self.holds(delivery):
+            raise FatalError(
+                f"{self._final(delivery)} is there with other bytes than this delivery has",
+                code="file.changed",
+                place=str(self._final(delivery)),
+                fix="move that folder away and run again",
+            )
 
 
 def _link(source: Path, into: Path) -> None:
@@ -90,5 +112,4 @@ def _link(source: Path, into: Path) -> None:
         os.link(source, into)
     except OSError:
         shutil.copyfile(source, into)
-        with into.open("rb+") as file:
-            os.fsync(file.fileno())
+        storage.sync(str(into))

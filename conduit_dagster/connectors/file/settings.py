@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, cast
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from conduit_dagster.config.scalars import Duration
 from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.connectors.formats import make_format
 
@@ -27,6 +28,8 @@ class FileSourceSettings(ConnectorSettings):
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
     """What to do when a range that was not read yet is gone (deleted, truncated, replaced): ``fail`` names it and
     stops; ``skip`` loses it and goes on with what is there."""
+    rotate_wait: Duration = Field(5.0, alias="rotate-wait")
+    """How long a renamed file must have been quiet before a last line without its end is taken for whole."""
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """The longest line in bytes. A longer one stops the pipeline: it is more likely not a file of lines at all."""
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
-from collections.abc import Iterator
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.state import storage
 
 _MARK = 256
+_OBSERVED = ("size", "modified")
 
 
 class Tracked(msgspec.Struct, frozen=True):
@@ -30,8 +27,17 @@ class Tracked(msgspec.Struct, frozen=True):
     offset: int = 0
     line: int = 0
     mark: str = ""
+    unended: bool = False
+    """Whether the last line was read without its end, which may follow."""
     size: int = 0
     """Its size when it was last looked at: what lies between ``offset`` and it was there and not read yet."""
+    modified: int = 0
+    """When it was last changed, as of then, in nanoseconds."""
+
+    @property
+    def ident(self) -> str:
+        """What tells files apart: the inode where there is one, else the name."""
+        return str(self.inode) if self.inode else self.name
 
 
 class FilePosition(msgspec.Struct, frozen=True):
@@ -44,43 +50,31 @@ class FilePosition(msgspec.Struct, frozen=True):
         """The tracked file with this number."""
         return next((file for file in self.files if file.number == number), None)
 
-    def moved(self, file: Tracked) -> FilePosition:
-        """The position with ``file`` in its new state."""
-        if self.of(file.number) is None:
-            return FilePosition(max(self.seen, file.number + 1), (*self.files, file))
-        return FilePosition(self.seen, tuple(file if f.number == file.number else f for f in self.files))
+    def with_files(self, files: dict[int, Tracked]) -> FilePosition:
+        """The position with these files in their new states, new ones at the end."""
+        kept = [files.get(file.number, file) for file in self.files]
+        known = {file.number for file in self.files}
+        fresh = [file for number, file in files.items() if number not in known]
+        return FilePosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
 
-    def as_json(self) -> dict[str, object]:
+    def as_json(self) -> dict[str, Any]:
         """The JSON value that the engine stores."""
         return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
 
+    def place(self) -> dict[str, Any]:
+        """Without what was merely observed, which another look may find otherwise."""
+        rows = [msgspec.structs.asdict(file) for file in self.files]
+        return {"seen": self.seen, "files": [{k: v for k, v in r.items() if k not in _OBSERVED} for r in rows]}
 
-def parse_position(value: object) -> FilePosition:
+
+def parse_position(value: Any) -> FilePosition:
     """The position behind a stored JSON value."""
     return msgspec.convert(value, FilePosition)
 
 
-class Found(NamedTuple):
-    """A file as it is now."""
-
-    url: str
-    name: str
-    inode: int
-    size: int
-    modified: int
-
-
-def look(url: str, name: str) -> Found | None:
-    """The file as it is now, or None where there is none. Raises ``OSError`` where it can't be looked at."""
-    path = storage.local_path(url)
-    if path is None:
-        size = storage.size(url)
-        return None if size is None else Found(url, name, 0, size, 0)
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return Found(url, name, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+def parse_tracked(value: Any) -> Tracked:
+    """The file behind a split's start or a boundary."""
+    return msgspec.convert(value, Tracked)
 
 
 def mark_of(url: str, offset: int) -> str:
@@ -90,45 +84,3 @@ def mark_of(url: str, offset: int) -> str:
     head = b"".join(storage.chunks(url, 0, min(_MARK, offset)))
     tail = b"".join(storage.chunks(url, max(0, offset - _MARK), min(_MARK, offset)))
     return hashlib.sha256(head + tail).hexdigest()[:16]
-
-
-def is_many(path: str) -> bool:
-    """Whether the path means a folder or a glob rather than one file."""
-    local = storage.local_path(path)
-    return bool(GLOB & set(path)) or path.endswith("/") or (local is not None and local.is_dir())
-
-
-def list_files(path: str) -> list[Found]:
-    """The files that the path means now, in reading order.
-
-    One file: what it was rotated to (``path.*``, not compressed) from the oldest change on, then the file itself.
-    Folder or glob: by name; hidden files and ``_`` files are left out, as Spark does.
-    """
-    return list(_many(path) if is_many(path) else _rotation(path))
-
-
-def _many(path: str) -> Iterator[Found]:
-    local = storage.local_path(path)
-    if local is None:
-        raise ValueError(f"a folder or glob of files must be local: {path}")
-    pattern = str(local) if GLOB & set(path) else str(local / "*")
-    for name in sorted(glob.glob(pattern)):  # noqa: PTH207  # Path.glob can't take an absolute pattern
-        plain = Path(name).name
-        found = None if plain.startswith((".", "_")) or Path(name).is_dir() else look(name, plain)
-        if found:
-            yield found
-
-
-def _rotation(path: str) -> Iterator[Found]:
-    local = storage.local_path(path)
-    if local is not None and local.parent.is_dir():
-        siblings = [p for p in local.parent.iterdir() if _is_rotated(p.name, local.name) and p.is_file()]
-        found = [f for p in siblings if (f := look(str(p), p.name))]
-        yield from sorted(found, key=lambda f: (f.modified, f.name))
-    current = look(path, local.name if local is not None else path.rsplit("/", 1)[-1])
-    if current:
-        yield current
-
-
-def _is_rotated(name: str, base: str) -> bool:
-    return name.startswith((f"{base}.", f"{base}-")) and not name.endswith((".gz", ".bz2", ".xz", ".zst", ".zip"))

@@ -1,0 +1,49 @@
+"""How far one step may read in one file."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from conduit_dagster.connectors.base import Limit
+from conduit_dagster.connectors.file.lines import Mark, nth_end, scan
+
+
+class Reach(NamedTuple):
+    """Where a step ends in a file."""
+
+    end: Mark
+    marks: list[Mark]
+    """Places between lines on the way, about one per MiB: where the range may be split."""
+    limited: bool
+    """Whether there are more whole lines, which the limit leaves to a later step."""
+    unended: bool
+    """Whether the last line has no end."""
+
+
+def reach(url: str, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> Reach:
+    """As many whole lines as the limit allows, before byte ``upto``; one line where even that is too long.
+
+    ``final``: what follows the last line end is a line as well.
+    """
+    marks = list(scan(url, start, min(upto, start.offset + limit.bytes), max_line))
+    if not marks:
+        marks = _first_line(url, start, upto, max_line)
+    within = [mark for mark in marks if mark.line - start.line <= limit.records]
+    if len(within) < len(marks):
+        last = within[-1] if within else start
+        return Reach(nth_end(url, last, limit.records - (last.line - start.line)), within, True, False)
+    end = within[-1] if within else start
+    if end.offset == upto:
+        return Reach(end, within, False, False)
+    if any(scan(url, end, upto, max_line)):
+        return Reach(end, within, True, False)
+    full = end.line > start.line and (upto - start.offset > limit.bytes or end.line - start.line >= limit.records)
+    if not final or full:
+        return Reach(end, within, final and full, False)
+    return Reach(Mark(upto, end.line + 1), within, False, True)
+
+
+def _first_line(url: str, start: Mark, upto: int, max_line: int) -> list[Mark]:
+    """A line longer than a batch is a batch of its own."""
+    found = any(scan(url, start, upto, max_line))
+    return [nth_end(url, start, 1)] if found else []

@@ -1,0 +1,91 @@
+"""Reading one split of a file, block by block. Runs in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.connectors.file.lines import Mark, read_lines
+from conduit_dagster.connectors.file.listing import look
+from conduit_dagster.connectors.file.tracked import Tracked, mark_of, parse_tracked
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import TransientError
+
+
+class Reader:
+    """The lines of one split."""
+
+    def __init__(self, split: Split, metadata: dict[str, str], prefix: str, options: ReadOptions) -> None:
+        self._file: Tracked = parse_tracked(split.start)
+        self._url, self._end = split.detail["url"], split.detail["to"]
+        self._start = Mark(*split.detail["from"])
+        self._metadata, self._prefix, self._options = metadata, prefix, options
+
+    def blocks(self) -> Iterator[Block]:
+        """Blocks in order. Raises where the file under the path is not the one that was planned."""
+        self._check_file()
+        at = self._start
+        for lines in read_lines(self._url, at.offset, self._end, self._options.block_bytes):
+            for i in range(0, len(lines), self._options.block_records):
+                some = lines[i : i + self._options.block_records]
+                yield self._block(some, at)
+                at = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
+
+    def _check_file(self) -> None:
+        found = look(self._url, self._file.name)
+        if found is None or found.inode != self._file.inode:
+            raise TransientError(
+                f"{self._file.name} was renamed or replaced while it was to be read",
+                code="file.moved",
+                place=self._url,
+                fix="run again; the step is repeated from the file's new place",
+            )
+
+    def _block(self, lines: list[bytes], at: Mark) -> Block:
+        metadata, labels = self._metadata, _Labels(self, lines, at)
+        records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
+        if not self._options.keys:
+            return Block(records, labels.boundary, labels.complete)
+        for i, record in enumerate(records):
+            labels.complete(i, record)
+        return Block(records, labels.boundary)
+
+    def offset(self, offset: int) -> int:
+        """The last line of a file may lack its end."""
+        return min(offset, self._end)
+
+    def position(self, offset: int) -> int | str:
+        """A record's own position: unique in the source and its generation."""
+        return f"{self._prefix}{offset}" if self._prefix else offset
+
+    def boundary(self, mark: Mark) -> Any:
+        """This file at a place inside it; the source puts it into the position of the whole."""
+        digest = mark_of(self._url, mark.offset)
+        file = msgspec.structs.replace(self._file, offset=mark.offset, line=mark.line, mark=digest, unended=False)
+        return msgspec.structs.asdict(file)
+
+
+class _Labels:
+    """Keys, positions and boundaries of one block's records, worked out only when asked for."""
+
+    def __init__(self, reader: Reader, lines: list[bytes], at: Mark) -> None:
+        self._reader, self._lines, self._at = reader, lines, at
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return list(accumulate(map(len, self._lines)))
+
+    def _offset(self, i: int) -> int:
+        return self._reader.offset(self._at.offset + self._lengths[i] + i + 1)
+
+    def boundary(self, i: int) -> Any:
+        return self._reader.boundary(Mark(self._offset(i), self._at.line + i + 1))
+
+    def complete(self, i: int, record: Record) -> None:
+        record.key = b"%d" % (self._at.line + i + 1)
+        record.position = self._reader.position(self._offset(i))
