@@ -1,0 +1,178 @@
+"""Start-up recovery after a crash: what was prepared is published as it was decided, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support import DECODE, Lab, destination, processor, queue, source
+
+from conduit_dagster.engine import loop, publish, staging
+from conduit_dagster.engine.report import RunResult
+
+ROWS = [{"i": i} for i in range(6)]
+
+
+class Crash(BaseException):
+    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", ROWS)
+    return lab
+
+
+@pytest.fixture
+def crash(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Runs the pipeline until it crashes at the named point."""
+
+    def run(point: str) -> None:
+        def reached(name: str) -> None:
+            if name == point:
+                raise Crash
+
+        with monkeypatch.context() as patch:
+            for module in (loop, publish, staging):
+                patch.setattr(module, "reached", reached)
+            with pytest.raises(Crash):
+                lab.run()
+
+    return run
+
+
+def build(lab: Lab, *processors: Any, path: str = "out.jsonl", **settings: str) -> None:
+    output = destination(path=f"./{path}")
+    output["settings"] |= settings
+    lab.pipeline(connectors=[source(), output], processors=[DECODE, *processors], **{"dead-letter-queue": queue()})
+
+
+def lose_staging(lab: Lab) -> None:
+    shutil.rmtree(lab.root / ".conduit" / "staging")
+
+
+def code_of(result: RunResult) -> str:
+    assert result.error is not None
+    assert result.error.fix
+    return result.error.code
+
+
+def test_staging_that_is_lost_is_rebuilt(lab: Lab, crash: Callable[[str], None]) -> None:
+    build(lab)
+    crash("after-prepare")
+    lose_staging(lab)
+    result = lab.run()
+    assert result.error is None
+    assert lab.documents("out.jsonl") == ROWS
+    assert result.progress.delivered == {"out": 6}
+
+
+def test_a_rebuild_finds_the_source_under_its_new_name(lab: Lab, crash: Callable[[str], None]) -> None:
+    build(lab)
+    crash("after-prepare")
+    lose_staging(lab)
+    (lab.root / "in.jsonl").rename(lab.root / "in.jsonl.1")
+    lab.write("in.jsonl", [{"i": 6}])
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 6}]
+
+
+def test_a_rebuild_that_would_deliver_something_else_is_refused(lab: Lab, crash: Callable[[str], None]) -> None:
+    """The decision is fixed: put the processors back, let it finish, then change them."""
+    build(lab)
+    crash("after-prepare")
+    lose_staging(lab)
+    build(lab, processor("more", "field.set", field=".Payload.After.more", value="x"))
+    assert code_of(lab.run()) == "delivery.rebuild_differs"
+    assert lab.lines("out.jsonl") == []
+    build(lab)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_changed_processor_does_not_change_what_is_staged(lab: Lab, crash: Callable[[str], None]) -> None:
+    build(lab)
+    crash("after-prepare")
+    build(lab, processor("more", "field.set", field=".Payload.After.more", value="x"))
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 6, "more": "x"}]
+
+
+@pytest.mark.parametrize("how", ["path", "plugin"])
+def test_a_changed_target_under_a_prepared_step_is_refused(lab: Lab, crash: Callable[[str], None], how: str) -> None:
+    build(lab)
+    crash("after-prepare")
+    if how == "path":
+        build(lab, path="other.jsonl")
+    else:
+        log = {"id": "out", "type": "destination", "plugin": "log"}
+        lab.pipeline(connectors=[source(), log], processors=[DECODE], **{"dead-letter-queue": queue()})
+    result = lab.run()
+    assert code_of(result) == "delivery.target_changed"
+    assert result.error is not None
+    assert str(lab.root / "out.jsonl") in result.error.message
+    build(lab)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_destination_that_is_gone_from_the_file_is_retired(lab: Lab, crash: Callable[[str], None]) -> None:
+    lab.pipeline(connectors=[source(), destination("out"), destination("gone")], processors=[DECODE])
+    crash("after-prepare")
+    build(lab)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+    assert lab.lines("gone.jsonl") == []
+
+
+def test_a_planned_range_that_is_gone(lab: Lab, crash: Callable[[str], None]) -> None:
+    """It is named at every start, until the file is back or the settings let it go."""
+    build(lab)
+    crash("after-plan")
+    lab.write("in.jsonl", [])
+    assert code_of(lab.run()) == "file.range_gone"
+    skipping = source()
+    skipping["settings"]["on-gone"] = "skip"
+    lab.pipeline(connectors=[skipping, destination()], processors=[DECODE], **{"dead-letter-queue": queue()})
+    lab.write("in.jsonl", [{"i": 9}])
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 9}]
+
+
+def test_a_lost_destination_file_is_adopted_where_the_settings_say_so(lab: Lab, crash: Callable[[str], None]) -> None:
+    build(lab)
+    crash("after-prepare")
+    (lab.root / "out.jsonl").rename(lab.root / "kept")
+    assert code_of(lab.run()) == "file.changed"
+    build(lab, **{"if-changed": "adopt"})
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_nothing_is_left_in_staging(lab: Lab, crash: Callable[[str], None]) -> None:
+    """After a run that ends well, whatever the runs before it left there."""
+    build(lab)
+    crash("after-stage")
+    crash("after-prepare")
+    assert list((lab.root / ".conduit" / "staging" / "p").iterdir())
+    assert lab.run().error is None
+    assert list((lab.root / ".conduit" / "staging" / "p").iterdir()) == []
+
+
+def test_a_crash_between_publish_and_mark_sends_nothing_again(lab: Lab, crash: Callable[[str], None]) -> None:
+    """The destination is asked, and what it holds is not published a second time (CASES B14)."""
+    lab.pipeline(connectors=[source(), destination("out", "./out/")], processors=[DECODE])
+    crash("after-publish")
+    [part] = (lab.root / "out").glob("step=*/*")
+    before = part.stat().st_mtime_ns
+    assert lab.run().error is None
+    [part] = (lab.root / "out").glob("step=*/*")
+    assert part.stat().st_mtime_ns == before
+    assert [json.loads(line) for line in part.open()] == ROWS
