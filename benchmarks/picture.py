@@ -21,6 +21,7 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     for place, result in zip(places, results, strict=True):
         top = max(result["records_per_second"].values()) / 1000
         axes.text(place, top * 1.02, f"{result['ratio_to_plain']:.2f}", ha="center")
+    axes.margins(y=0.12)
     labels = [f"{r['records'] // 1_000_000}M, {r['destinations']} dest.\n{r['layout']}" for r in results]
     axes.set_xticks(list(places), labels)
     axes.set_ylabel("thousand records per second")

@@ -52,6 +52,9 @@ class Ledger(msgspec.Struct):
     task: int
     sources: dict[str, SourceCount] = {}
     nacks: list[NackRow] = []
+    """One row per nack, as far as the driver needs them (``stage.NackRows``)."""
+    nacked: dict[str, int] = {}
+    """All nacks, by ``node code``."""
     filtered: dict[str, int] = {}
     parts: dict[str, Part] = {}
     """Consumer to what was staged for it; missing where there was nothing."""

@@ -65,7 +65,7 @@ class StepLoop:
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
         inlet = self.pipeline.inlet(source)
-        return blamed(self.node(source), lambda: inlet.source.latest(start, self._limit, horizon))
+        return blamed(self.node(source), inlet.source.latest, start, self._limit, horizon)
 
     def node(self, connector: str) -> str:
         """A connector's id with the pipeline's."""
@@ -128,7 +128,7 @@ class StepLoop:
             deliveries,
             resolution.window,
             _added(ledger.filtered for ledger in staged.ledgers),
-            _nack_counts(resolution.nacks),
+            _added(ledger.nacked for ledger in staged.ledgers),
         )
         self.stager.sync(staged.staging, [delivery.consumer for delivery in deliveries if delivery.parts])
         reached("before-prepare")
@@ -160,7 +160,7 @@ class StepLoop:
 
     def _target(self, consumer: str) -> dict[str, Any]:
         destination = self.pipeline.consumers()[consumer]
-        return blamed(self.node(consumer), lambda: destination.target(self.state.targets.get(consumer)))
+        return blamed(self.node(consumer), destination.target, self.state.targets.get(consumer))
 
     def _letters(self, plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:
         spans = {span.source: span for span in plan.ranges}
@@ -186,7 +186,3 @@ def _added(counts: Any) -> dict[str, int]:
         for name, number in count.items():
             total[name] = total.get(name, 0) + number
     return total
-
-
-def _nack_counts(nacks: list[NackRow]) -> dict[str, int]:
-    return _added({f"{row.node} {row.code}": 1} for row in nacks)

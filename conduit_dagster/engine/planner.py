@@ -83,6 +83,7 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         [_connector(config.id, c) for c in config.destinations],
         ConnectorSpec("dead_letters", queue.plugin, dict(queue.settings)),
         queue.window_size,
+        queue.window_nack_threshold,
         plugins.texts if _uses_plugins(config, plugins) else {},
     )
 

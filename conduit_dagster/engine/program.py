@@ -36,6 +36,7 @@ class Program(msgspec.Struct, frozen=True):
     destinations: list[ConnectorSpec]
     dead_letters: ConnectorSpec
     window_size: int
+    window_threshold: int = 0
     plugins: dict[str, str] = {}
     """Module name to source text."""
 

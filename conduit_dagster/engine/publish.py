@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 from conduit_dagster.connectors.base import Delivery, Destination
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -14,6 +14,7 @@ from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
@@ -54,7 +55,7 @@ class Publisher:
     def _one(self, delivery: Delivery) -> None:
         destination = self._pipeline.consumers()[delivery.consumer]
         reached("before-publish")
-        target = blamed(self._node(delivery.consumer), lambda: destination.publish(delivery))
+        target = blamed(self._node(delivery.consumer), destination.publish, delivery)
         reached("after-publish")
         self._store.delivered(delivery.step, delivery.consumer, delivery.records, target)
         reached("after-delivered")
@@ -67,7 +68,7 @@ class Publisher:
         for staged in held:
             delivery = as_delivery(staged, plan.step)
             destination = self._pipeline.consumers()[staged.consumer]
-            target = blamed(self._node(staged.consumer), lambda: destination.settled(delivery))
+            target = blamed(self._node(staged.consumer), destination.settled, delivery)
             self._store.delivered(plan.step, staged.consumer, delivery.records, target)
 
     def finish(self, plan: Plan, decision: Decision) -> None:
@@ -80,10 +81,10 @@ class Publisher:
         reached("after-ack")
 
 
-def blamed(node: str, call: Callable[[], T]) -> T:
+def blamed(node: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """What ``call`` returns; any error of it names the node."""
     try:
-        return call()
+        return call(*args, **kwargs)
     except Exception as error:
         raise blame(error, node) from error
 

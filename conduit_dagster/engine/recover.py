@@ -83,7 +83,7 @@ def _named(target: dict[str, str | None]) -> str:
 
 def _holds(loop: StepLoop, plan: Plan, staged: StagedDelivery) -> bool:
     destination = loop.pipeline.consumers()[staged.consumer]
-    return blamed(loop.node(staged.consumer), lambda: destination.holds(as_delivery(staged, plan.step)))
+    return blamed(loop.node(staged.consumer), destination.holds, as_delivery(staged, plan.step))
 
 
 def _retargeted(loop: StepLoop, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
@@ -92,7 +92,7 @@ def _retargeted(loop: StepLoop, plan: Plan, decision: Decision, missing: list[St
     for staged in missing:
         destination = loop.pipeline.consumers()[staged.consumer]
         delivery = as_delivery(staged, plan.step)
-        target = blamed(loop.node(staged.consumer), lambda d=destination, x=delivery: d.retarget(x))
+        target = blamed(loop.node(staged.consumer), destination.retarget, delivery)
         if target is not None:
             changed[staged.consumer] = msgspec.structs.replace(staged, target=target)
     if not changed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import secrets
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +22,8 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
 
 _MESSAGE = 2_000
+_INDEXED = 10_000
+"""Dead letters of one split that get a row in the state store; the queue itself has all of them."""
 
 
 class SplitOf(msgspec.Struct, frozen=True):
@@ -88,7 +91,7 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], {}, {})
+        self._ledger = Ledger(number, {}, [], {}, {}, {})
 
     def _writer(self, consumer: str) -> Writer:
         task = WriterTask(self._job.staging[consumer], self._number, self._token)
@@ -143,6 +146,7 @@ class _SplitRun:
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
         self._filtered = ledger.filtered
+        self._rows = NackRows(pipeline.program.window_size, pipeline.program.window_threshold)
         self._cuts = pipeline.program.window_size > 0
         plain = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if not o.needs_own_records]
         own = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if o.needs_own_records]
@@ -206,7 +210,10 @@ class _SplitRun:
         letters: list[Record] = []
         for origin in sorted(self._nacks):
             rank, node, nack, record = self._nacks[origin]
-            self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
+            reason = f"{node} {nack.code}"
+            self._ledger.nacked[reason] = self._ledger.nacked.get(reason, 0) + 1
+            if self._rows.wants(self._ordinal + origin):
+                self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
             program, clock = self._pipeline.program, self._pipeline.clock
             letters.append(dead_letter(program.pipeline, self._inlet.id, node, nack, record, clock.now_ns))
         if refused := self._writers[DEAD_LETTERS].write(letters):
@@ -231,6 +238,31 @@ class _SplitRun:
 
     def _boundary_before(self, origin: int) -> Any:
         return self._block.boundary(origin - 1) if origin else self._before()
+
+
+class NackRows:
+    """Which nacks of a split get a row: enough to decide where the step is cut, and a bounded index of the others.
+
+    Once the nacks of the split alone exceed the threshold the step is cut here or before, so no later one matters.
+    Without a window nothing is cut, and the rows are only the index of the dead letters.
+    """
+
+    def __init__(self, size: int, threshold: int) -> None:
+        self._size, self._recent = size, deque[int](maxlen=threshold + 1)
+        self._left = _INDEXED if size == 0 else None
+        self._decided = False
+
+    def wants(self, ordinal: int) -> bool:
+        """Whether the nack of this record gets a row; asked once per nack, in order."""
+        if self._left is not None:
+            self._left -= 1
+            return self._left >= 0
+        if self._decided:
+            return False
+        self._recent.append(ordinal)
+        full = len(self._recent) == self._recent.maxlen
+        self._decided = full and ordinal - self._recent[0] < self._size
+        return True
 
 
 def _distinct(origins: Sequence[int], nacked: dict[int, Any]) -> int:
