@@ -52,7 +52,7 @@ class Ledger(msgspec.Struct):
     task: int
     sources: dict[str, SourceCount] = {}
     nacks: list[NackRow] = []
-    """One row per nack, as far as the driver needs them (``stage.NackRows``)."""
+    """One row per nack, as far as the driver needs them (``nack_rows.py``)."""
     nacked: dict[str, int] = {}
     """All nacks, by ``node code``."""
     filtered: dict[str, int] = {}

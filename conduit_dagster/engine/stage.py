@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import secrets
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,13 +16,12 @@ from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, W
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Inlet, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
+from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
 
 _MESSAGE = 2_000
-_INDEXED = 10_000
-"""Dead letters of one split that get a row in the state store; the queue itself has all of them."""
 
 
 class SplitOf(msgspec.Struct, frozen=True):
@@ -238,31 +236,6 @@ class _SplitRun:
 
     def _boundary_before(self, origin: int) -> Any:
         return self._block.boundary(origin - 1) if origin else self._before()
-
-
-class NackRows:
-    """Which nacks of a split get a row: enough to decide where the step is cut, and a bounded index of the others.
-
-    Once the nacks of the split alone exceed the threshold the step is cut here or before, so no later one matters.
-    Without a window nothing is cut, and the rows are only the index of the dead letters.
-    """
-
-    def __init__(self, size: int, threshold: int) -> None:
-        self._size, self._recent = size, deque[int](maxlen=threshold + 1)
-        self._left = _INDEXED if size == 0 else None
-        self._decided = False
-
-    def wants(self, ordinal: int) -> bool:
-        """Whether the nack of this record gets a row; asked once per nack, in order."""
-        if self._left is not None:
-            self._left -= 1
-            return self._left >= 0
-        if self._decided:
-            return False
-        self._recent.append(ordinal)
-        full = len(self._recent) == self._recent.maxlen
-        self._decided = full and ordinal - self._recent[0] < self._size
-        return True
 
 
 def _distinct(origins: Sequence[int], nacked: dict[int, Any]) -> int:

@@ -112,16 +112,21 @@ class _Run:
             unforeseen = blame(error, self._bound.id)
             unforeseen.add_note("".join(traceback.format_exception(error)))
             return self._end("degraded", "", unforeseen)
+        if self._stop.forced:
+            return self._forced()
         return self._end("stopped", self._stop.reason if self._stop.requested else "system", None)
+
+    def _forced(self) -> RunResult:
+        cause = FatalError(
+            "the pipeline was stopped by force; what was not prepared is read again at the next start",
+            code="pipeline.forced_stop",
+            fix="run it again when you are ready",
+        )
+        return self._end("degraded", "user", cause)
 
     def _cancelled(self, error: ConduitError) -> RunResult:
         if self._stop.forced:
-            cause = FatalError(
-                "the pipeline was stopped by force; what was not prepared is read again at the next start",
-                code="pipeline.forced_stop",
-                fix="run it again when you are ready",
-            )
-            return self._end("degraded", "user", cause)
+            return self._forced()
         if self._stop.requested:
             return self._end("stopped", self._stop.reason, None)
         return self._end("degraded", "", error)

@@ -1,0 +1,206 @@
+"""Checks what a pipeline says about plugins: names, settings, conditions, and what they promise together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.findings import Severity, did_you_mean, nearest
+from conduit_dagster.config.parse import ParsedPipeline
+from conduit_dagster.config.pipeline import Connector, Pipeline, Processor
+from conduit_dagster.connectors import registry as connectors
+from conduit_dagster.connectors.base import ConnectorSettings, Destination, Source
+from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
+from conduit_dagster.processors import registry as processors
+
+_SDK_IGNORED = ("sdk.batch.*", "sdk.rate.*", "sdk.schema.*")
+
+
+def not_yet(config: Pipeline) -> Iterable[str]:
+    """Options that parse but whose engine part is not there yet."""
+    delivery = config.delivery
+    if delivery.strategy != "at-least-once":
+        yield f"delivery.strategy: {delivery.strategy}"
+    if delivery.max_in_flight > 1:
+        yield f"delivery.max-in-flight: {delivery.max_in_flight}"
+    if delivery.log == "records":
+        yield "delivery.log: records"
+    if delivery.drift:
+        yield "delivery.drift: true"
+    if config.fan_in != "merge":
+        yield f"fan-in: {config.fan_in}"
+    if config.trigger.kind in ("every", "cron"):
+        yield f"trigger: {config.trigger.kind}"
+
+
+class Binder:
+    """Collects every finding about plugins, settings, conditions and what they promise together."""
+
+    def __init__(self, parsed: ParsedPipeline, plugins: Plugins, strict: bool) -> None:
+        self._parsed, self._plugins = parsed, plugins
+        self._lax: Severity = "error" if strict else "warning"
+
+    def check(self) -> None:
+        """Adds them to the parsed pipeline."""
+        config = self._parsed.config
+        for connector in config.connectors:
+            self._check_connector(connector)
+            for processor in connector.processors:
+                self._check_processor(processor)
+        for processor in config.processors:
+            self._check_processor(processor)
+        self._check_queue(config)
+        for option in not_yet(config):
+            name, _, value = option.partition(": ")
+            message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
+            self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
+
+    def _add(self, pointer: str, code: str, message: str, **more: Any) -> None:
+        self._parsed.findings.append(self._parsed.finding(pointer, code, message, **more))
+
+    # -- connectors ---------------------------------------------------------------------------------------------
+
+    def _check_connector(self, connector: Connector) -> None:
+        is_source = connector.type == "source"
+        kind = self._find(connector.plugin, is_source)
+        pointer = f"{connector.where}/plugin"
+        if kind is None:
+            self._unknown_connector(connector, pointer, is_source)
+            return
+        self._check_settings(kind.Settings, connector.settings, connector.where)
+        if issubclass(kind, Destination):
+            self._check_strategy(kind, pointer, connector.id)
+        elif not kind.replayable:
+            message = f"{connector.plugin} cannot be read again, which needs the log of records: not there yet"
+            self._add(pointer, "source.not_replayable", message)
+
+    def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
+        if is_source:
+            return connectors.find_source(plugin, self._plugins.sources)
+        return connectors.find_destination(plugin, self._plugins.destinations)
+
+    def _unknown_connector(self, connector: Connector, pointer: str, is_source: bool) -> None:
+        own = self._plugins.sources if is_source else self._plugins.destinations
+        names = [*(connectors.source_names() if is_source else connectors.destination_names()), *own]
+        what = "source" if is_source else "destination"
+        if self._find(connector.plugin, not is_source) is not None:
+            message = f"{connector.plugin} is no {what}, only a {'destination' if is_source else 'source'}"
+        else:
+            message = f"there is no {what} {connector.plugin}"
+        self._unknown(pointer, message, connectors.plain_name(connector.plugin), names)
+
+    def _unknown(self, pointer: str, message: str, name: str, names: Iterable[str]) -> None:
+        known = sorted(set(names))
+        fix = did_you_mean(name, known) or "write it as a plugin of the project: a class in plugins/*.py"
+        if not self._parsed.has_finding(pointer):
+            self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
+
+    def _check_strategy(self, kind: type[Destination], pointer: str, name: str) -> None:
+        strategy = self._parsed.config.delivery.strategy
+        if strategy not in kind.strategies:
+            self._add(
+                pointer,
+                "delivery.strategy_unsupported",
+                f"{name} cannot keep {strategy}",
+                expected=", ".join(sorted(kind.strategies)),
+                fix="set delivery.strategy: at-least-once, or use a destination that keeps it",
+            )
+        if kind.placement == "direct":
+            self._add(pointer, "destination.direct", "destinations of placement direct are not there yet")
+
+    def _check_queue(self, config: Pipeline) -> None:
+        queue = config.dead_letter_queue
+        kind = connectors.find_destination(queue.plugin, self._plugins.destinations)
+        where = "/dead-letter-queue"
+        if kind is None:
+            names = [*connectors.destination_names(), *self._plugins.destinations]
+            name = connectors.plain_name(queue.plugin)
+            self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
+            return
+        self._check_settings(kind.Settings, queue.settings, where)
+        stores_nothing = queue.window_size > 0 and queue.window_nack_threshold == 0
+        if not stores_nothing:
+            self._check_strategy(kind, f"{where}/plugin", "the dead-letter queue")
+
+    # -- processors ---------------------------------------------------------------------------------------------
+
+    def _check_processor(self, processor: Processor) -> None:
+        kind = processors.find(processor.plugin, self._plugins.processors)
+        if kind is None:
+            names = [*processors.names(), *self._plugins.processors]
+            pointer, name = (
+                f"{processor.where}/plugin",
+                processor.plugin.removeprefix("builtin:").partition("@")[0],
+            )
+            self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
+        else:
+            self._check_settings(kind.Settings, processor.settings, processor.where)
+        if processor.condition:
+            self._check_condition(processor)
+
+    def _check_condition(self, processor: Processor) -> None:
+        try:
+            compile_condition(processor.condition or "", Clock())
+        except ExpressionError as error:
+            self._add(
+                f"{processor.where}/condition",
+                "expression.invalid",
+                error.message,
+                got=processor.condition,
+                fix=error.fix,
+                column_offset=error.column or 0,
+            )
+
+    # -- settings -----------------------------------------------------------------------------------------------
+
+    def _check_settings(self, model: type[BaseModel], settings: Mapping[str, str], where: str) -> None:
+        base = f"{where}/settings"
+        known = _known_keys(model)
+        patterns = model.open_keys if issubclass(model, ConnectorSettings) else ()
+        for key in settings:
+            if key not in known and not any(fnmatch(key, pattern) for pattern in (*patterns, *_SDK_IGNORED)):
+                self._unknown_setting(pointers.child(base, key), key, known)
+        try:
+            model.model_validate(dict(settings))
+        except ValidationError as error:
+            for flaw in error.errors():
+                self._setting_finding(base, where, settings, dict(flaw))
+
+    def _unknown_setting(self, pointer: str, key: str, known: set[str]) -> None:
+        fix = did_you_mean(key, known) or "remove it"
+        severity = "error" if nearest(key, known) is None and self._lax == "error" else self._lax
+        message = "no such setting; it is ignored"
+        self._add(
+            pointer, "setting.unknown", message, severity=severity, got=key, expected=", ".join(sorted(known)), fix=fix,
+            on_key=True,
+        )  # fmt: skip
+
+    def _setting_finding(self, base: str, where: str, settings: Mapping[str, str], flaw: dict[str, Any]) -> None:
+        key = str(flaw["loc"][0]) if flaw["loc"] else ""
+        context = flaw.get("ctx") or {}
+        if flaw["type"] == "missing":
+            self._add(where, "setting.required", f"the setting {key} is missing", fix=f"add settings.{key}")
+            return
+        pointer = pointers.child(base, key) if key in settings else (base if settings else where)
+        self._add(
+            pointer,
+            f"{flaw['type']}.invalid" if flaw["type"] in ("expression", "reference") else "setting.invalid",
+            _message(flaw),
+            got=self._parsed.written(pointer) if key in settings else None,
+            expected=context.get("expected"),
+            fix=context.get("fix"),
+            column_offset=context.get("column") or 0,
+        )
+
+
+def _message(flaw: dict[str, Any]) -> str:
+    return str(flaw["msg"]).removeprefix("Value error, ")
+
+
+def _known_keys(model: type[BaseModel]) -> set[str]:
+    return {field.alias or name for name, field in model.model_fields.items()}

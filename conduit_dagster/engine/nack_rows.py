@@ -1,0 +1,33 @@
+"""Which nacks a task reports one by one."""
+
+from __future__ import annotations
+
+from collections import deque
+
+_INDEXED = 10_000
+"""Dead letters of one split that get a row in the state store; the queue itself has all of them."""
+
+
+class NackRows:
+    """Which nacks of a split get a row: enough to decide where the step is cut, and a bounded index of the others.
+
+    Once the nacks of the split alone exceed the threshold the step is cut here or before, so no later one matters.
+    Without a window nothing is cut, and the rows are only the index of the dead letters.
+    """
+
+    def __init__(self, size: int, threshold: int) -> None:
+        self._size, self._recent = size, deque[int](maxlen=threshold + 1)
+        self._left = _INDEXED if size == 0 else None
+        self._decided = False
+
+    def wants(self, ordinal: int) -> bool:
+        """Whether the nack of this record gets a row; asked once per nack, in order."""
+        if self._left is not None:
+            self._left -= 1
+            return self._left >= 0
+        if self._decided:
+            return False
+        self._recent.append(ordinal)
+        full = len(self._recent) == self._recent.maxlen
+        self._decided = full and ordinal - self._recent[0] < self._size
+        return True
