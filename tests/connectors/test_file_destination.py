@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,21 @@ def test_a_staged_part_that_was_cut_off_is_found(tmp_path: Path) -> None:
     with pytest.raises(ConduitError) as error:
         destination.publish(delivery)
     assert error.value.code == "delivery.staging_damaged"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody without rights")
+@pytest.mark.parametrize("path", ["locked/out.jsonl", "locked/out/"])
+def test_a_folder_without_permission_is_named(tmp_path: Path, path: str) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    destination = make(tmp_path, path)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(ConduitError) as error:
+            destination.check()
+    finally:
+        os.seteuid(0)
+    assert error.value.code == "file.no_permission"
+    assert error.value.fix
 
 
 def test_a_folder_of_parts_is_one_ordered_stream(tmp_path: Path) -> None:
