@@ -60,9 +60,8 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
         message = "\n".join(errors) or f"there is no pipeline {pipeline} in {file} any more"
         fix = "mend the file and run again; after adding, moving or removing pipelines reload the code location"
         raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
-    if bound.not_yet:
-        message = f"not there yet: {', '.join(bound.not_yet)}"
-        raise FatalError(message, code="option.not_yet", place=file, fix="remove it from the pipeline file")
+    if refusal := bound.refusal():
+        raise refusal
     return bound
 
 

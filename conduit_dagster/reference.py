@@ -5,6 +5,7 @@ What resolving creates and refuses is what Conduit's own output shows (``golden/
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ class UnsuitableValueError(FieldError):
 
 
 @dataclass(frozen=True)
-class Reference:
+class Reference(ABC):
     """A field of a record.
 
     Reading never changes the record. Changing a field creates the documents on the way to it.
@@ -66,9 +67,9 @@ class Reference:
         root, path = read_reference(text)
         return _CLASSES[root](text, root, path)
 
+    @abstractmethod
     def get(self, record: Record) -> Any:
         """The field's value, ``None`` where it is missing. Raises :class:`UnresolvedReferenceError`."""
-        raise NotImplementedError
 
     def set(self, record: Record, value: Any) -> None:
         """Make the field hold ``value``, which is the record's from then on. Raises :class:`FieldError`."""
@@ -82,7 +83,7 @@ class Reference:
         """Give the field another name; a missing one becomes a null. Raises :class:`FieldError`."""
         raise self._fixed("renamed")
 
-    def create_way(self, record: Record) -> None:
+    def create_way(self, record: Record) -> None:  # noqa: B027  # a whole part of a record needs no way to it
         """Create the missing documents on the way to the field, as Conduit does in all that names a field."""
 
     def _fixed(self, change: str) -> UnsuitableValueError:

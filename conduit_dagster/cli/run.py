@@ -88,20 +88,9 @@ def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundP
         first = f"{errors[0].file}:{errors[0].line}:{errors[0].column}: {errors[0].message}"
         return FatalError(f"nothing was started: {first}", code="validation.failed", fix=fix)
     for bound in chosen:
-        if bound.not_yet:
-            return _not_yet(bound)
+        if refusal := bound.refusal():
+            return refusal
     return None if chosen else _nothing(catalogue)
-
-
-def _not_yet(bound: BoundPipeline) -> ConduitError:
-    options = ", ".join(bound.not_yet)
-    return FatalError(
-        f"nothing was started: pipeline {bound.id} asks for {options}, which is not there yet",
-        code="option.not_yet",
-        node=bound.id,
-        place=bound.file,
-        fix="leave the option out, or leave this pipeline out of the run",
-    )
 
 
 def _nothing(catalogue: Catalogue) -> ConduitError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ _encode = _encoder.encode
 _encode_lines = _encoder.encode_lines
 
 
-class Format:
+class Format(ABC):
     """Records as lines. Each line ends in a line feed; what is inside a line is the format's promise.
 
     A float that is NaN or infinite would be written as ``null``: records with one must be refused before.
@@ -35,8 +36,9 @@ class Format:
         except Exception:  # noqa: BLE001  # one record's fault: find it
             return self._one_by_one(records)
 
+    @abstractmethod
     def _block(self, records: list[Record]) -> bytes:
-        raise NotImplementedError
+        """The lines of all records; raises where one of them cannot be encoded."""
 
     def _one_by_one(self, records: list[Record]) -> tuple[bytes, Refused]:
         lines: list[bytes] = []

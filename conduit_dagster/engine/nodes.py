@@ -10,7 +10,7 @@ import re2
 
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors.base import DROP, Processor, Result, Results
-from conduit_dagster.record import OPERATIONS, Nack, Record
+from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 
 CONDITION_FAILED = "condition.failed"
 
@@ -154,10 +154,19 @@ def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result
 def _checked(result: Any) -> Result:
     if isinstance(result, list):
         faults = [fault for record in result if (fault := _fault(record))]
-        return faults[0] if faults else result
+        return faults[0] if faults else _apart(result)
     if result is DROP or isinstance(result, Nack):
         return result
     return _fault(result) or result
+
+
+def _apart(records: list[Record]) -> list[Record]:
+    """The same record returned twice is two records: what happens to one must not happen to both."""
+    apart: dict[int, Record] = {}
+    for record in records:
+        made = copy(record) if id(record) in apart else record
+        apart[id(made)] = made
+    return list(apart.values())
 
 
 def _fault(record: Any) -> Nack | None:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,18 @@ class BoundPipeline:
     def id(self) -> str:
         """The pipeline's id."""
         return self.config.id
+
+    def refusal(self) -> FatalError | None:
+        """Why a run of this pipeline is refused although its file is sound; None where it is not."""
+        if not self.not_yet:
+            return None
+        return FatalError(
+            f"nothing was started: pipeline {self.id} asks for {', '.join(self.not_yet)}, which is not there yet",
+            code="option.not_yet",
+            node=self.id,
+            place=self.file,
+            fix="leave the option out, or leave this pipeline out of the run",
+        )
 
     def log(self) -> tuple[str, str]:
         """The log that the planner chose, and why."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from operator import length_hint
 from typing import Any, ClassVar, cast
@@ -16,7 +17,7 @@ Loop = Callable[[Iterator[Any]], None]
 reason: :meth:`InPlaceProcessor.change` then looks at that record, and the loop goes on behind it."""
 
 
-class InPlaceProcessor(Processor):
+class InPlaceProcessor(Processor, ABC):
     """Changes each record in place, or raises to nack it.
 
     A record that is nacked after a part of its changes keeps that part, as in Conduit.
@@ -26,9 +27,9 @@ class InPlaceProcessor(Processor):
     loop: Loop | None = None
     """The fast way for the common case. Without one each record goes through :meth:`change`."""
 
+    @abstractmethod
     def change(self, record: Record) -> None:
         """Change one record, whatever it holds. Raises what becomes its nack."""
-        raise NotImplementedError
 
     @override
     def process(self, record: Record) -> Record:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions
+from conduit_dagster.connectors.file import reach, source
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
@@ -243,6 +244,23 @@ def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None
     assert reader.step() == []
     append(tmp_path / "a", "abcd\n")
     assert reader.step() == ["abcd"]
+
+
+def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the listing and the reading: nothing of the new file is taken for the old one's."""
+    append(log, "a\n")
+    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
+    assert reader.step() == ["a"]
+    append(log, "bb\n")
+
+    def rotating(*args: Any) -> Any:
+        if not (tmp_path / "app.log.1").exists():
+            log.rename(tmp_path / "app.log.1")
+            append(log, "x\ny\nzz\n")
+        return reach.reach(*args)
+
+    monkeypatch.setattr(source, "reach", rotating)
+    assert reader.step() == ["bb", "x", "y", "zz"]
 
 
 def test_a_planned_range_that_is_gone_may_be_given_up(tmp_path: Path, log: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -176,12 +177,13 @@ def test_very_deep_documents(lab: Lab) -> None:
 
 
 def test_a_processor_of_the_users_that_misbehaves(lab: Lab) -> None:
-    """What it raises or returns wrongly nacks that record alone."""
+    """What it raises or returns wrongly nacks that record alone; one that it returns twice is two records."""
     lab.write("plugins/odd.py", [ODD])
     lab.write("in.jsonl", [{"i": i} for i in range(6)])
-    simple(lab, DECODE, processor("odd", "odd"))
+    more = processor("more", "field.set", field=".Payload.After.i", expression="after.i + 1")
+    simple(lab, DECODE, processor("odd", "odd"), more)
     assert lab.run().error is None
-    assert lab.documents("out.jsonl") == [{"i": 0}, {"i": 5}, {"i": 5}]
+    assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 6}, {"i": 6}]
     assert [reason for _, reason, _ in lab.letters()] == [
         "ZeroDivisionError: division by zero",
         "the processor returned a NoneType, not a record, a list of them or DROP",
@@ -249,3 +251,23 @@ def test_somebody_else_writes_to_the_destination(lab: Lab) -> None:
     simple(lab, DECODE, connectors=[source(), adopting])
     assert lab.run().error is None
     assert lab.lines("out.jsonl") == ['{"i":1}', "foreign", '{"i":2}']
+
+
+def test_a_state_store_that_does_not_answer(lab: Lab) -> None:
+    """It is named; with the store back the run goes on, and every record is there once."""
+    lab.write("in.jsonl", [{"i": 1}])
+    simple(lab, DECODE)
+    assert lab.run().error is None
+    lab.write("in.jsonl", [{"i": 2}], mode="a")
+    store = sqlite3.connect(lab.root / ".conduit" / "state.db")
+    store.execute("ALTER TABLE conduit_steps RENAME TO away")
+    store.commit()
+    result = lab.run()
+    assert result.error is not None
+    assert (result.error.code, result.error.fatal) == ("state.unreachable", False)
+    assert result.error.fix
+    store.execute("ALTER TABLE away RENAME TO conduit_steps")
+    store.commit()
+    store.close()
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 1}, {"i": 2}]

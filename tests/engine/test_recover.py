@@ -176,3 +176,19 @@ def test_a_crash_between_publish_and_mark_sends_nothing_again(lab: Lab, crash: C
     [part] = (lab.root / "out").glob("step=*/*")
     assert part.stat().st_mtime_ns == before
     assert [json.loads(line) for line in part.open()] == ROWS
+
+
+def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[str], None]) -> None:
+    """One that was frozen and goes on has a list of open steps that is out of date."""
+    build(lab)
+    crash("after-stage")
+    crash("after-prepare")
+    folder = lab.root / ".conduit" / "staging" / "p"
+    epochs = sorted(int(path.name.split("-")[0]) for path in folder.iterdir())
+    bound = lab.catalogue().get("p")
+    assert bound is not None
+    spark: Any = None  # cleaning runs no job
+    staging.Stager(spark, bound.compiled, str(folder.parent), 1, epochs[0]).clean([])
+    assert len(list(folder.iterdir())) == len(epochs)
+    staging.Stager(spark, bound.compiled, str(folder.parent), 1, epochs[-1] + 1).clean([])
+    assert list(folder.iterdir()) == []

@@ -13,7 +13,7 @@ import pytest
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain
-from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
+from conduit_dagster.spark.jobs import JobCancelled, _runs, cancel_job, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -151,7 +151,7 @@ def test_a_run_between_two_of_its_jobs_is_cancelled_too(spark: SparkSession, tmp
 
     def action() -> int:
         assert asked.wait(10)
-        time.sleep(0.5)
+        assert _runs[id(spark), "gap"].cancelled.wait(10)
         return spark.range(2).mapInArrow(_sleeping(str(tmp_path / "x")), "id long").count()
 
     def cancel() -> None:
