@@ -43,6 +43,7 @@ class ConnectorContext:
     root: str
     """The project root; relative paths in settings start there."""
     clock: Clock
+    strategy: Strategy = "at-least-once"
 
     @property
     def full_id(self) -> str:
@@ -197,10 +198,19 @@ class WriterTask:
     """The task's place; parts in order of their index are the delivery in order."""
     token: str
     """Random, one per task attempt: a zombie's files never meet ours (DELIVERY.md, Stage)."""
+    hash: str = ""
+    """The delivery hash: the same for every attempt. For side effects of a writer's own."""
 
 
 class Writer(ABC):
     """Stages a task's share of a delivery. Runs in a task."""
+
+    wants_origins: ClassVar[bool] = False
+    """Whether :meth:`place` is called before each :meth:`write`."""
+
+    def place(self, source: str, ordinals: Sequence[int]) -> None:
+        """Where the records of the next block come from: their source, and each one's place in the step's range."""
+        raise NotImplementedError
 
     @abstractmethod
     def write(self, records: list[Record]) -> Sequence[Refusal]:
@@ -217,7 +227,7 @@ class Writer(ABC):
 
 @dataclass(frozen=True)
 class Delivery:
-    """One step for one consumer, under its hash."""
+    """One step for one consumer, or a child of it (a range of its records), under its hash."""
 
     hash: str
     step: int
@@ -226,11 +236,15 @@ class Delivery:
     """URL of the folder with its parts; empty when it could not be found any more."""
     parts: tuple[Part, ...]
     target: Target
+    skip: int = 0
+    """A child's name holds it: how many records of the delivery lie before the child's first."""
+    take: int | None = None
+    """How many records of the parts a child holds, from ``skip`` on; None: the parts hold just this delivery."""
 
     @property
     def records(self) -> int:
         """How many records it holds."""
-        return sum(part.records for part in self.parts)
+        return sum(part.records for part in self.parts) if self.take is None else self.take
 
     @property
     def bytes(self) -> int:
@@ -238,14 +252,46 @@ class Delivery:
         return sum(part.bytes for part in self.parts)
 
 
+Claim = Literal["split", "nacked"]
+Claimed = Literal["split", "nacked", "delivered"]
+
+
+class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
+    """What ``publish`` raises when the destination names the record that it refuses. Nothing of the delivery is in.
+
+    ``place`` counts the records of this delivery (of the child, for a child) from 0.
+    """
+
+    def __init__(self, place: int, nack: Nack) -> None:
+        super().__init__(f"record {place}: {nack.message}")
+        self.place = place
+        self.nack = nack
+
+
+class AlreadyClaimed(Exception):  # noqa: N818  # as above
+    """What ``publish`` raises when the delivery's hash is claimed at the destination as split or nacked."""
+
+    def __init__(self, state: Claim) -> None:
+        super().__init__(state)
+        self.state: Claim = state
+
+
 class Destination(ABC):
-    """Where records go: tasks stage, the driver publishes each delivery all or nothing under its hash."""
+    """Where records go: tasks stage, the driver publishes each delivery all or nothing under its hash.
+
+    What ``publish`` raises decides what becomes of the delivery (DELIVERY.md, When publishing fails): a
+    ``ConduitError`` or an ``OSError`` is an outage, never a nack: the run stops and repeats the same delivery.
+    :class:`Rejected` names a record, which is nacked. Anything else is an unclassified bulk error: where the
+    destination is ``divisible`` the delivery is sent again as children.
+    """
 
     name: ClassVar[str]
     Settings: ClassVar[type[ConnectorSettings]] = ConnectorSettings
     placement: ClassVar[Literal["staged", "driver", "direct"]] = "staged"
     strategies: ClassVar[frozenset[Strategy]] = frozenset({"at-least-once", "at-most-once"})
     """What it can keep; ``exactly-once`` only where it stores, or is named by, the delivery hash."""
+    divisible: ClassVar[bool] = False
+    """Whether ``publish`` takes children: deliveries with ``take``, a range of the staged records."""
 
     def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
         self.settings = settings
@@ -269,6 +315,9 @@ class Destination(ABC):
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raises where it can't be written at all: before anything is read."""
 
+    def fence(self, epoch: int) -> None:  # noqa: B027  # most keep no connection
+        """Called once per run, before anything is published: ends what owners of lower epochs hold open there."""
+
     def staging(self, default: str) -> str:
         """The folder URL where parts are staged; ``default`` is the pipeline's own."""
         return default
@@ -289,6 +338,18 @@ class Destination(ABC):
     def publish(self, delivery: Delivery) -> Target:
         """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""
 
+    def expected(self, delivery: Delivery) -> Target:
+        """The target for the next delivery, once this one is published; at-most-once stores it before it publishes."""
+        return delivery.target
+
+    def claim(self, delivery: Delivery, state: Claim) -> Claimed:
+        """Puts ``state`` under the delivery's hash if nothing is there, and gives what is there then.
+
+        So that a frozen owner's late success and our decision can't both happen (DELIVERY.md, When publishing fails).
+        A destination that stores no hash has nothing to claim.
+        """
+        return state
+
     def settled(self, delivery: Delivery) -> Target:
         """The target for the next delivery, after one that :meth:`holds` found there.
 
@@ -305,16 +366,17 @@ class DriverDestination(Destination):
     """A destination whose records are few enough for the driver: ``deliver`` gets them in order, at least once."""
 
     placement = "driver"
+    divisible = True
 
     @abstractmethod
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
         """Takes the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages the records as lines of OpenCDC JSON."""
-        from conduit_dagster.connectors.staged import StagedWriter
+        """Stages the records, each with its origin."""
+        from conduit_dagster.connectors.staged import RecordWriter
 
-        return StagedWriter.opencdc(task)
+        return RecordWriter(task)
 
     @property
     def changes_records(self) -> bool:
@@ -322,8 +384,78 @@ class DriverDestination(Destination):
         return False
 
     def publish(self, delivery: Delivery) -> Target:
-        """Reads the staged lines back and hands them to :meth:`deliver`."""
+        """Reads the staged records back and hands them to :meth:`deliver`."""
         from conduit_dagster.connectors.staged import staged_records
 
-        self.deliver(staged_records(delivery), delivery)
+        self.deliver((staged.record for staged in staged_records(delivery)), delivery)
         return delivery.target
+
+
+class Receipt(NamedTuple):
+    """What became of a record that a sender was given."""
+
+    place: int
+    """As it was numbered in ``send``."""
+    nack: Nack | None = None
+    upto: bool = False
+    """An ack that means this record and every one before it."""
+
+
+@dataclass(frozen=True)
+class SenderTask:
+    """What a sender is told before its first record."""
+
+    hash: str
+    """The delivery hash: the same for every attempt."""
+    consumer: str
+    step: int
+
+
+class Sender(ABC):
+    """Sends staged records to where they go. Runs in a task; one instance sees one delivery, or the rest of one."""
+
+    @abstractmethod
+    def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
+        """Takes records in order; the i-th is numbered ``first + i``. None acks all of them.
+
+        Receipts may come in any order, and later, from :meth:`finish`: what has none is not acked. Raising
+        ``OSError`` or a ``ConduitError`` is an outage; anything else is a bulk error that names no record.
+        """
+
+    def finish(self) -> Iterable[Receipt]:
+        """Waits for what is outstanding. Called after the last record, and once in every flush interval before."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027  # most hold nothing open
+        """Called at the end, whatever happened."""
+
+
+class DirectDestination(Destination):
+    """A destination that a second Spark job feeds with the staged records, in order, at least once.
+
+    Its sender acks or nacks single records; a delivery that was acked in part goes on behind its consumer's offset.
+    """
+
+    placement = "direct"
+    divisible = True
+    batch: ClassVar[int] = 1_000
+    """How many records :meth:`Sender.send` is given at a time, at most."""
+
+    @abstractmethod
+    def sender(self, task: SenderTask) -> Sender:
+        """A sender for one delivery. Runs in a task."""
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages the records, each with its origin."""
+        from conduit_dagster.connectors.staged import RecordWriter
+
+        return RecordWriter(task)
+
+    @property
+    def changes_records(self) -> bool:
+        """Staging only encodes."""
+        return False
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Never called: the engine runs the sender in a job of its own."""
+        raise NotImplementedError

@@ -47,7 +47,7 @@ class Format(ABC):
             try:
                 lines.append(self._block([record]))
             except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
-                refused.append((index, _nack(error)))
+                refused.append((index, nack_of(error)))
         return b"".join(lines), refused
 
 
@@ -157,7 +157,8 @@ def _line(raw: bytes) -> msgspec.Raw:
     return msgspec.Raw(raw)
 
 
-def _nack(error: Exception) -> Nack:
+def nack_of(error: Exception) -> Nack:
+    """Why a record could not be encoded."""
     if isinstance(error, EvaluationError):
         return Nack("format.refused", str(error))
     return Nack("format.invalid", f"the record cannot be encoded: {type(error).__name__}: {error}")

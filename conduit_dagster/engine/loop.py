@@ -9,7 +9,7 @@ from typing import Any
 from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.hashes import delivery_hash
-from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.publish import Publisher, blamed, identity

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from conduit_dagster.connectors.base import Delivery, Destination
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore

@@ -11,7 +11,7 @@ import msgspec
 
 from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
 from conduit_dagster.recovery.errors import TransientError

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.engine.kill_points import reached
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.planner import BoundPipeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
 
-VERSION = 1
+VERSION = 2
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
 
 metadata = MetaData()
@@ -29,6 +29,7 @@ pipelines = Table(
     Column("next_step", BigInteger, nullable=False),
     Column("window", Text, nullable=False),  # '1' a nack, '0' an ack, the newest last
     Column("file", Text, nullable=False),
+    Column("txn", String(32), nullable=False, server_default=""),  # the owner's last transaction, to repeat it safely
     Column("updated_ns", BigInteger, nullable=False),
 )
 
@@ -75,8 +76,60 @@ deliveries = Table(
     Column("pipeline", String(128), primary_key=True),
     Column("step", BigInteger, primary_key=True),
     Column("consumer", String(256), primary_key=True),
+    Column("skip", BigInteger, primary_key=True),  # 0; a dead letter of a nack found at publishing has its own
     Column("hash", String(64), nullable=False),
-    Column("state", String(8), nullable=False),  # open | done | void
+    Column("state", String(8), nullable=False),  # open | split | done | void | dropped
+    Column("handled", BigInteger, nullable=False),  # records of it that are handled, from the front
+    Column("pending", Text, nullable=False),  # JSON: the children still to send, in order, where it is split
+    Column("staged", Text, nullable=False),  # JSON: a dead letter's own staged delivery; else empty
+)
+
+offsets = Table(
+    "conduit_offsets",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("consumer", String(256), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("namespace", String(256), primary_key=True),  # "*": all of the source's
+    Column("offset", BigInteger, nullable=False),  # the last one up to which everything is handled
+    Column("at_ns", BigInteger, nullable=False),
+)
+
+collections = Table(
+    "conduit_collections",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("namespace", String(256), primary_key=True),
+    Column("mode", String(8), nullable=False),  # copy | complete | sync
+    Column("offset", BigInteger, nullable=False),  # its last record that is handled
+    Column("at_ns", BigInteger, nullable=False),
+)
+
+logs = Table(
+    "conduit_logs",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("position", Text, nullable=False),  # JSON: the source's position up to which it is in the log
+)
+
+log_parts = Table(
+    "conduit_log_parts",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("first", BigInteger, primary_key=True),  # the first offset that its range covers
+    Column("next", BigInteger, nullable=False),  # the first offset after it
+    Column("segment", BigInteger, nullable=False),  # the first offset of its segment
+    Column("name", String(256), nullable=False),  # the file's name in the segment's folder
+    Column("entries", BigInteger, nullable=False),  # how many it holds; fewer than next - first once it is compacted
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("nacked", BigInteger, nullable=False),  # entries that a source processor nacked
+    Column("compacted", Integer, nullable=False),  # 1 once it is
+    Column("position", Text, nullable=False),  # JSON: the source's position after its last entry
 )
 
 dead_letters = Table(

@@ -36,6 +36,8 @@ class Plan(msgspec.Struct, frozen=True):
     ranges: list[Range]
     targets: dict[str, dict[str, str | None]] = {}
     """What each destination was when the step was planned: its plugin and what it owns."""
+    hashes: dict[str, str] = {}
+    """The delivery hash of each consumer, computed once; under the empty name the step's own, for processors."""
 
 
 class SourceCount(msgspec.Struct):
@@ -44,6 +46,19 @@ class SourceCount(msgspec.Struct):
     read: int = 0
     filtered: int = 0
     nacked: int = 0
+
+
+class Seen(msgspec.Struct):
+    """The last record of one namespace in a step."""
+
+    ordinal: int
+    """Its place in the step's range of its source, from 0."""
+    mode: str = "sync"
+    """copy | complete | sync: where the collection stands after it."""
+
+
+Namespaces = dict[str, dict[str, Seen]]
+"""Source to namespace to its last record."""
 
 
 class StagedDelivery(msgspec.Struct, frozen=True):
@@ -86,6 +101,7 @@ class Decision(msgspec.Struct, frozen=True):
     """Records that each node dropped, destination by destination for those behind the fan-out."""
     nacked: dict[str, int] = {}
     """Nacks by ``node code``."""
+    namespaces: Namespaces = {}
 
 
 def encode(value: msgspec.Struct) -> str:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.engine.kill_points import POINTS
+from conduit_dagster.recovery.kill_points import POINTS
 
 HERE = Path(__file__).parent
 CUTTING = ("before-replan", "after-replan")

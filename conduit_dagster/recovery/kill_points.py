@@ -1,0 +1,71 @@
+"""Named points before and after each line of the protocol, where a test may end or freeze the process.
+
+``CONDUIT_KILL_AT=after-prepare`` kills at the first passage, ``after-prepare:3`` at the third. A test may put a hook
+of its own in the place of that.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+POINTS: Final = (
+    "after-lease",
+    "after-fence",
+    "after-register",
+    "after-reack",
+    "before-log",
+    "after-log-stage",
+    "after-log",
+    "before-plan",
+    "after-plan",
+    "before-stage",
+    "after-stage",
+    "before-replan",
+    "after-replan",
+    "before-prepare",
+    "after-prepare",
+    "before-publish",
+    "mid-publish",
+    "after-publish",
+    "after-delivered",
+    "before-split",
+    "after-split",
+    "before-claim",
+    "after-claim",
+    "before-child",
+    "after-child",
+    "before-nack",
+    "after-nack",
+    "before-done",
+    "after-done",
+    "after-ack",
+)
+"""``mid-publish`` is passed by destinations themselves, in the middle of their work."""
+
+_passed: Counter[str] = Counter()
+_lock = threading.Lock()
+
+
+def _kill(point: str, pipeline: str) -> None:
+    wanted = os.environ.get("CONDUIT_KILL_AT")
+    if not wanted:
+        return
+    name, _, times = wanted.partition(":")
+    with _lock:
+        _passed[point] += 1
+        if name == point and _passed[point] == int(times or 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+hook: Callable[[str, str], None] = _kill
+"""Called with the point and the pipeline's id; a test may replace it."""
+
+
+def reached(point: str, pipeline: str = "") -> None:
+    """A point of the protocol is passed; costs a look-up where nobody waits for it."""
+    hook(point, pipeline)
