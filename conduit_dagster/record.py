@@ -20,6 +20,8 @@ COLLECTION = "opencdc.collection"
 CREATED_AT = "opencdc.createdAt"
 READ_AT = "opencdc.readAt"
 SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
+MODE = "conduit.mode"
+"""Metadata that says where a collection stands: copy, complete (the last record of its copy) or sync."""
 DLQ_NACK_ERROR = "conduit.dlq.nack.error"
 DLQ_NACK_NODE_ID = "conduit.dlq.nack.node.id"
 
@@ -42,6 +44,11 @@ class Record(msgspec.Struct, gc=False):
     def collection(self) -> str:
         """The record's namespace: its ``opencdc.collection``, or an empty string."""
         return self.metadata.get(COLLECTION, "")
+
+
+def mode_of(record: Record) -> str:
+    """copy, complete or sync: what the record says, else copy for a snapshot (reference 4, Mode)."""
+    return record.metadata.get(MODE) or ("copy" if record.operation == "snapshot" else "sync")
 
 
 class Nack(msgspec.Struct, frozen=True):

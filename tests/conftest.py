@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from postgres_server import PostgresServer, installations
 
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
@@ -28,6 +29,17 @@ def spark() -> Iterator[SparkSession]:
     session = open_session(SparkSettings(url="local[2]"), "tests")
     yield session
     close_session(session)
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A PostgreSQL on loopback for the whole test run; ask it for a database of your own."""
+    found = installations()
+    if not found:
+        pytest.skip("no PostgreSQL: install Debian's postgresql, or pgserver (Python 3.12 or older)")
+    server = PostgresServer(found[0])
+    yield server
+    server.close()
 
 
 @dataclass(frozen=True)

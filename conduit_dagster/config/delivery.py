@@ -46,6 +46,12 @@ class Delivery(Section):
     redelivery: Redelivery = "one-at-a-time"
     """How records are sent again after a bulk error that names none of them."""
 
+    offset_flush_interval: PositiveDuration = 1.0
+    """How often acks of a destination that gives them record by record are made durable."""
+
+    log_segment_size: ByteSize = 1_000_000_000
+    """Bytes after which the commit log begins a new segment."""
+
     shutdown_timeout: Duration = 30.0
     """How long a graceful stop waits for the records in flight."""
 

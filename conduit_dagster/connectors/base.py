@@ -7,8 +7,8 @@ targets are JSON values, chosen by the connector and opaque to the engine.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state.steps import Part
+from conduit_dagster.turn import Turn
 
 Position = Any
 """A JSON value: the boundary *after* a record, so that a source resumes exactly there (DELIVERY.md, Units)."""
@@ -84,6 +85,8 @@ class Block(NamedTuple):
     """The position right after record i."""
     complete: Callable[[int, Record], None] | None = None
     """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
+    nacks: Mapping[int, tuple[str, Nack]] = {}
+    """Records that were nacked before they were logged: by which node, and why."""
 
     @staticmethod
     def of(records: list[Record]) -> Block:
@@ -200,17 +203,18 @@ class WriterTask:
     """Random, one per task attempt: a zombie's files never meet ours (DELIVERY.md, Stage)."""
     hash: str = ""
     """The delivery hash: the same for every attempt. For side effects of a writer's own."""
+    turn: Turn = field(default_factory=Turn)
+    """Names of single records: ``turn.key_of(record)``."""
 
 
 class Writer(ABC):
     """Stages a task's share of a delivery. Runs in a task."""
 
-    wants_origins: ClassVar[bool] = False
-    """Whether :meth:`place` is called before each :meth:`write`."""
+    def place(self, source: str, first: int, origins: Sequence[int]) -> None:  # noqa: B027  # most don't ask
+        """Called before each ``write``: the i-th record comes from record ``first + origins[i]`` of the step's range.
 
-    def place(self, source: str, ordinals: Sequence[int]) -> None:
-        """Where the records of the next block come from: their source, and each one's place in the step's range."""
-        raise NotImplementedError
+        ``first`` and ``origins`` count the records of ``source`` from 0.
+        """
 
     @abstractmethod
     def write(self, records: list[Record]) -> Sequence[Refusal]:
@@ -312,6 +316,11 @@ class Destination(ABC):
         """The one thing that nobody else may write to, such as a file's absolute path; None where sharing is fine."""
         return None
 
+    @property
+    def address(self) -> str | None:
+        """Where it writes to, for people, without secrets; another one under a prepared step is refused."""
+        return self.owned
+
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raises where it can't be written at all: before anything is read."""
 
@@ -409,6 +418,8 @@ class SenderTask:
     """The delivery hash: the same for every attempt."""
     consumer: str
     step: int
+    turn: Turn = field(default_factory=Turn)
+    """Names of single records: ``turn.key_of(record)``."""
 
 
 class Sender(ABC):

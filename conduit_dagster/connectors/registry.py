@@ -12,6 +12,7 @@ _SOURCES = {
     "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
 }
 _DESTINATIONS = {
+    "delta": ("conduit_dagster.connectors.delta.destination", "DeltaDestination"),
     "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
     "log": ("conduit_dagster.connectors.log", "LogDestination"),
 }

@@ -70,16 +70,14 @@ class StagedRecord(NamedTuple):
 class RecordWriter(Writer):
     """Stages whole records with their origins: for destinations that take records, not bytes."""
 
-    wants_origins = True
-
     def __init__(self, task: WriterTask) -> None:
         self._lines = StagedWriter(task, _OriginLines(self))
-        self.source = ""
-        self.ordinals: Sequence[int] = ()
+        self.source, self.first = "", 0
+        self.origins: Sequence[int] = ()
 
-    def place(self, source: str, ordinals: Sequence[int]) -> None:
+    def place(self, source: str, first: int, origins: Sequence[int]) -> None:
         """Keeps them for the next block."""
-        self.source, self.ordinals = source, ordinals
+        self.source, self.first, self.origins = source, first, origins
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Encodes and appends; what cannot be encoded is refused."""
@@ -104,10 +102,10 @@ class _OriginLines:
         """As a format does."""
         lines: list[bytes] = []
         refused: Refused = []
-        source, ordinals = self._writer.source, self._writer.ordinals
-        for place, (record, ordinal) in enumerate(zip(records, ordinals, strict=True)):
+        source, first = self._writer.source, self._writer.first
+        for place, (record, origin) in enumerate(zip(records, self._writer.origins, strict=True)):
             try:
-                lines.append(_encode((source, ordinal, envelope(record))) + b"\n")
+                lines.append(_encode((source, first + origin, envelope(record))) + b"\n")
             except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
                 refused.append((place, nack_of(error)))
         return b"".join(lines), refused

@@ -24,15 +24,11 @@ _SDK_IGNORED = ("sdk.batch.*", "sdk.rate.*", "sdk.schema.*")
 def not_yet(config: Pipeline) -> Iterable[str]:
     """Options that parse but whose engine part is not there yet."""
     delivery = config.delivery
-    if delivery.strategy != "at-least-once":
-        yield f"delivery.strategy: {delivery.strategy}"
-    if delivery.max_in_flight > 1:
-        yield f"delivery.max-in-flight: {delivery.max_in_flight}"
     if delivery.log == "records":
         yield "delivery.log: records"
     if delivery.drift:
         yield "delivery.drift: true"
-    if config.fan_in != "merge":
+    if config.fan_in == "join":
         yield f"fan-in: {config.fan_in}"
     if config.trigger.kind in ("every", "cron"):
         yield f"trigger: {config.trigger.kind}"
@@ -110,8 +106,6 @@ class Binder:
                 expected=", ".join(sorted(kind.strategies)),
                 fix="set delivery.strategy: at-least-once, or use a destination that keeps it",
             )
-        if kind.placement == "direct":
-            self._add(pointer, "destination.direct", "destinations of placement direct are not there yet")
 
     def _check_queue(self, config: Pipeline) -> None:
         queue = config.dead_letter_queue

@@ -6,27 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from conduit_dagster.connectors.base import ConnectorContext, Destination, Source
+from conduit_dagster.connectors.base import ConnectorContext, Destination
 from conduit_dagster.connectors.registry import find_destination, find_source
-from conduit_dagster.engine.nodes import NamespaceFilter, Node
+from conduit_dagster.engine.inlets import Inlet, inlets_of
+from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import Processor, ProcessorContext
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.turn import Turn
 
-Step = Node | NamespaceFilter
 DEAD_LETTERS = "dead_letters"
-
-
-@dataclass(frozen=True)
-class Inlet:
-    """A source with what its records pass before the fan-in."""
-
-    id: str
-    source: Source
-    nodes: Sequence[Step]
 
 
 @dataclass(frozen=True)
@@ -50,7 +42,11 @@ class CompiledPipeline:
 
     program: Program
     clock: Clock
+    turn: Turn
+    sources: Sequence[Inlet]
+    """The pipeline's own sources."""
     inlets: Sequence[Inlet]
+    """What a step reads: the sources, or the log of them."""
     nodes: Sequence[Step]
     outlets: Sequence[Outlet]
     dead_letters: Destination
@@ -81,18 +77,20 @@ def compile_program(program: Program, plugins: Plugins | None = None) -> Compile
 class _Maker:
     def __init__(self, program: Program, plugins: Plugins) -> None:
         self._program, self._plugins, self._clock = program, plugins, Clock()
+        self._turn = Turn(program.pipeline)
         self._processors: list[Processor] = []
 
     def pipeline(self) -> CompiledPipeline:
         program = self._program
-        inlets = [self._inlet(spec) for spec in program.sources]
+        sources = [self._inlet(spec) for spec in program.sources]
+        inlets = inlets_of(program, sources)
         nodes = [self._node(spec) for spec in program.processors]
         outlets = [self._outlet(spec) for spec in program.destinations]
         letters = self._destination(program.dead_letters)
         # a condition may look at the key as well; where there is one, keys are filled in
         reads = any(processor.reads_key for processor in self._processors) or self._has_condition_on_key()
         reads = reads or any(outlet.destination.reads_key for outlet in outlets)
-        return CompiledPipeline(program, self._clock, inlets, nodes, outlets, letters, reads)
+        return CompiledPipeline(program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, reads)
 
     def _has_condition_on_key(self) -> bool:
         specs = [*self._program.processors]
@@ -101,7 +99,8 @@ class _Maker:
         return any(_reads_key(spec.condition, self._clock) for spec in specs if spec.condition)
 
     def _context(self, spec: ConnectorSpec) -> ConnectorContext:
-        return ConnectorContext(self._program.pipeline, spec.id, self._program.root, self._clock)
+        program = self._program
+        return ConnectorContext(program.pipeline, spec.id, program.root, self._clock, program.strategy)
 
     def _inlet(self, spec: ConnectorSpec) -> Inlet:
         kind = find_source(spec.plugin, self._plugins.sources)
@@ -110,12 +109,14 @@ class _Maker:
         source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
         return Inlet(spec.id, source, self._around(spec))
 
-    def _around(self, spec: ConnectorSpec) -> list[Step]:
+    def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
         gate = [NamespaceFilter(f"{self._program.pipeline}:{spec.id}", spec.namespace)] if spec.namespace else []
-        return [*gate, *(self._node(processor) for processor in spec.processors)]
+        return [*gate, *(self._node(processor, consumer) for processor in spec.processors)]
 
     def _outlet(self, spec: ConnectorSpec) -> Outlet:
-        return Outlet(spec.id, f"{self._program.pipeline}:{spec.id}", self._destination(spec), self._around(spec))
+        return Outlet(
+            spec.id, f"{self._program.pipeline}:{spec.id}", self._destination(spec), self._around(spec, spec.id)
+        )
 
     def _destination(self, spec: ConnectorSpec) -> Destination:
         kind = find_destination(spec.plugin, self._plugins.destinations)
@@ -123,11 +124,11 @@ class _Maker:
             raise _unknown("destination", spec.plugin)
         return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
 
-    def _node(self, spec: ProcessorSpec) -> Node:
+    def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
         kind = processors.find(spec.plugin, self._plugins.processors)
         if kind is None:
             raise _unknown("processor", spec.plugin)
-        context = ProcessorContext(self._program.pipeline, spec.node, self._clock)
+        context = ProcessorContext(self._program.pipeline, spec.node, self._clock, consumer, self._turn)
         processor: Processor = kind(kind.Settings.model_validate(spec.settings), context)
         self._processors.append(processor)
         return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)

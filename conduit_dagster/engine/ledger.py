@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
-from conduit_dagster.state.steps import Part, SourceCount
+from conduit_dagster.state.steps import Namespaces, Part, SourceCount
 
 
 class NackRow(msgspec.Struct):
@@ -58,6 +58,7 @@ class Ledger(msgspec.Struct):
     filtered: dict[str, int] = {}
     parts: dict[str, Part] = {}
     """Consumer to what was staged for it; missing where there was nothing."""
+    namespaces: Namespaces = {}
     error: TaskError | None = None
 
     def encode(self) -> bytes:

@@ -2,62 +2,91 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from conduit_dagster.connectors.base import Limit, Position
+from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.hashes import delivery_hash
-from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.moves import after_step
 from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.publish import Publisher, blamed, identity
+from conduit_dagster.engine.namespaces import merged
+from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.publish import Publisher, identity
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.resolve import Resolution, cut, refusal, resolve
+from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, as_rows
+from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import DeadLetter, Decision, Plan, Range, StagedDelivery
-from conduit_dagster.state.store import PipelineState, PipelineStore
+from conduit_dagster.state.store import PipelineStore
 
 
 class StepLoop:
-    """One pipeline's steps, one after another. Not safe to call again after an error: start-up recovery comes first."""
+    """One pipeline's steps in order. Not safe to call again after an error: start-up recovery comes first.
+
+    One thread may plan and stage ahead while another finishes the steps before, one after the other.
+    """
 
     def __init__(
         self,
         pipeline: CompiledPipeline,
         store: PipelineStore,
+        state: PipelineState,
         stager: Stager,
+        restaged: Restaged,
+        publisher: Publisher,
         window: NackWindow,
         limit: Limit,
         report: Callable[[StepReport], None],
     ) -> None:
-        self.pipeline = pipeline
-        self.store = store
-        self.stager = stager
-        self.publisher = Publisher(pipeline, store)
-        self._window = window
-        self._limit = limit
-        self._report = report
-        self.state: PipelineState = store.load()
+        self.pipeline, self.store, self.state = pipeline, store, state
+        self.stager, self.restaged, self.publisher = stager, restaged, publisher
+        self._window, self._limit, self._report = window, limit, report
+        self._names = Names(pipeline)
+        self._name = pipeline.program.pipeline
+        self._planning = threading.Lock()
+        self._closed = False
+        self.tail = Tail(state)
 
     # -- line 1 -------------------------------------------------------------------------------------------------
 
     def plan_next(self, horizons: dict[str, Any] | None) -> Plan | None:
         """Records a range per source that has something new; None where no source has."""
-        ranges = [span for inlet in self.pipeline.inlets if (span := self._range(inlet.id, horizons))]
+        ranges = self._ranges(horizons)
         if not ranges:
             return None
-        plan = Plan(self._take_number(), time.time_ns(), ranges, self._targets())
-        reached("before-plan")
-        self.store.plan(plan)
-        reached("after-plan")
+        hashes, targets = self._names.of_step(ranges), self._targets()
+        reached("before-plan", self._name)
+        with self._planning:
+            if self._closed:
+                return None  # a step before was cut: nothing follows it in this run
+            plan = Plan(self._take_number(), time.time_ns(), ranges, targets, hashes)
+            self.store.plan(plan)
+        reached("after-plan", self._name)
+        self.tail.planned(plan)
         return plan
 
+    def _ranges(self, horizons: dict[str, Any] | None) -> list[Range]:
+        inlets = [inlet.id for inlet in self.pipeline.inlets]
+        if self.pipeline.program.fan_in != "alternate":
+            return [span for name in inlets if (span := self._range(name, horizons))]
+        # one source per step; the choice is pinned, because a plan is never made again with other ranges
+        for name in self.tail.turns(inlets):
+            if span := self._range(name, horizons):
+                return [span]
+        return []
+
     def _range(self, source: str, horizons: dict[str, Any] | None) -> Range | None:
-        known = self.state.sources[source]
-        horizon = None if horizons is None else horizons[source]
+        known = self.tail.sources[source]
+        horizon = None if horizons is None else horizons.get(source)
         end = self._latest(source, known.position, horizon)
         if end == known.position:
             return None
@@ -69,7 +98,7 @@ class StepLoop:
 
     def node(self, connector: str) -> str:
         """A connector's id with the pipeline's."""
-        return f"{self.pipeline.program.pipeline}:{connector}"
+        return f"{self._name}:{connector}"
 
     def _take_number(self) -> int:
         number = self.state.next_step
@@ -79,40 +108,55 @@ class StepLoop:
     def _targets(self) -> dict[str, dict[str, str | None]]:
         return {name: identity(destination) for name, destination in self.pipeline.consumers().items()}
 
-    # -- lines 3 to 7 -------------------------------------------------------------------------------------------
+    # -- line 3 -------------------------------------------------------------------------------------------------
+
+    def stage(self, plan: Plan) -> Staged:
+        """Reads, processes and stages a planned step."""
+        staged = self.stager.stage(plan)
+        self.tail.staged(plan, staged.ledgers)
+        return staged
+
+    # -- lines 4 to 7 -------------------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> None:
-        """Takes a planned step through all the lines.
+        """Takes a planned step through all the lines."""
+        self.finish(plan, self.stage(plan))
+
+    def finish(self, plan: Plan, staged: Staged) -> None:
+        """Takes a staged step through the rest of the lines, once every step before it is done.
 
         Raises, once everything before it is done and acked, the error of a nack that the window does not accept.
         """
         started = time.monotonic()
-        plan, staged, resolution, refused = self._stage_and_resolve(plan)
+        plan, staged, resolution, refused = self._resolved(plan, staged)
         decision = self._prepare(plan, staged, resolution)
-        self.publisher.publish(plan, decision.deliveries)
+        self.publisher.publish([Shipment(plan, decision, delivery) for delivery in decision.deliveries])
         self.complete(plan, decision, resolution.nacks, started)
         self.stager.discard(staged.staging)
         if refused is not None:
             raise refused
 
-    def _stage_and_resolve(self, plan: Plan) -> tuple[Plan, Staged, Resolution, ConduitError | None]:
+    def _resolved(self, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Resolution, ConduitError | None]:
         refused: ConduitError | None = None
         while True:
-            staged = self.stager.stage(plan)
             resolution = resolve(plan, staged.ledgers, self._window, self.state.window)
             if resolution.refused is None:
                 return plan, staged, resolution, refused
             refused = refusal(resolution.refused, self._window)
             self.stager.discard(staged.staging)
             plan = self._cut(plan, resolution.refused, refused)
+            staged = self.stager.stage(plan)
 
     def _cut(self, plan: Plan, row: NackRow, refused: ConduitError) -> Plan:
-        successor = cut(plan, row, self._within, self.state.next_step, time.time_ns())
-        if successor is not None:
-            self.state.next_step += 1
-        reached("before-replan")
-        self.store.replan(plan.step, successor)
-        reached("after-replan")
+        with self._planning:
+            self._closed = True
+            successor = cut(plan, row, self._within, self.state.next_step, time.time_ns(), self._names.of_step)
+            if successor is not None:
+                self.state.next_step += 1
+            reached("before-replan", self._name)
+            # the step, every later one and the successor in one transaction
+            self.store.replan(plan.step, successor)
+            reached("after-replan", self._name)
         if successor is None:
             raise refused
         return successor
@@ -129,34 +173,28 @@ class StepLoop:
             resolution.window,
             _added(ledger.filtered for ledger in staged.ledgers),
             _added(ledger.nacked for ledger in staged.ledgers),
+            merged(ledger.namespaces for ledger in staged.ledgers),
         )
         self.stager.sync(staged.staging, [delivery.consumer for delivery in deliveries if delivery.parts])
-        reached("before-prepare")
-        self.store.prepare(plan, decision, self._letters(plan, resolution.nacks))
-        reached("after-prepare")
+        once = self.pipeline.program.strategy == "at-most-once"
+        moves = after_step(self.pipeline, plan, decision) if once else None
+        reached("before-prepare", self._name)
+        self.store.prepare(plan, decision, self._letters(plan, resolution.nacks), moves)
+        reached("after-prepare", self._name)
         self.state.window = resolution.window
         return decision
 
     def _delivery(self, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:
         parts = staged.parts(consumer)
         kind = "dlq" if consumer == DEAD_LETTERS else "data"
-        name = delivery_hash(
-            kind=kind,
-            pipeline=self.pipeline.program.pipeline,
-            destination=consumer,
-            sources=[self._named(span) for span in plan.ranges],
-        )
         target = self._target(consumer) if parts else {}
-        return StagedDelivery(consumer, kind, name, staged.staging[consumer], parts, target)
-
-    def _named(self, span: Range) -> dict[str, Any]:
-        place = self.pipeline.inlet(span.source).source.place
-        return {
-            "source": span.source,
-            "generation": span.generation,
-            "start": place(span.start),
-            "end": place(span.end),
-        }
+        # a consumer that was added after the step was planned has its name computed here
+        name = plan.hashes.get(consumer) or self._names.of_step(plan.ranges)[consumer]
+        made = StagedDelivery(consumer, kind, name, staged.staging[consumer], parts, target)
+        if not parts or self.pipeline.program.strategy != "at-most-once":
+            return made
+        expected = self.pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))
+        return StagedDelivery(consumer, kind, made.hash, made.staging, parts, target, 0, expected)
 
     def _target(self, consumer: str) -> dict[str, Any]:
         destination = self.pipeline.consumers()[consumer]
@@ -175,7 +213,9 @@ class StepLoop:
     def complete(self, plan: Plan, decision: Decision, nacks: list[NackRow], started: float) -> None:
         """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""
         self.publisher.finish(plan, decision)
-        self._report(StepReport.of(plan, decision, nacks, time.monotonic() - started))
+        refused = self.publisher.refusals.take_rows()
+        self._report(StepReport.of(plan, decision, nacks, refused, time.monotonic() - started))
+        self.restaged.discard()
         fresh = self.store.load()
         self.state.sources, self.state.targets = fresh.sources, fresh.targets
 

@@ -143,6 +143,10 @@ class NamespaceFilter:
         return on, from_
 
 
+Step = Node | NamespaceFilter
+"""Whatever a record passes on its way."""
+
+
 def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
     """What an author's processor returned, with everything that is not a record as it should be made a nack."""
     if len(results) != len(records):

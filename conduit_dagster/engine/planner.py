@@ -85,6 +85,9 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         ConnectorSpec("dead_letters", queue.plugin, dict(queue.settings)),
         queue.window_size,
         queue.window_nack_threshold,
+        config.delivery.strategy,
+        "positions",
+        config.fan_in,
         plugins.texts if _uses_plugins(config, plugins) else {},
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -37,6 +39,9 @@ class Program(msgspec.Struct, frozen=True):
     dead_letters: ConnectorSpec
     window_size: int
     window_threshold: int = 0
+    strategy: Literal["exactly-once", "at-least-once", "at-most-once"] = "at-least-once"
+    log: Literal["records", "positions"] = "positions"
+    fan_in: Literal["merge", "join", "alternate"] = "merge"
     plugins: dict[str, str] = {}
     """Module name to source text."""
 

@@ -2,100 +2,204 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
 
-from conduit_dagster.connectors.base import Delivery, Destination
+from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destination, Rejected, Target
+from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.direct import DirectSender
+from conduit_dagster.engine.moves import Offsets, after_step
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.redelivery import Redelivery, around, is_outage, pieces, split_error
+from conduit_dagster.engine.refusals import Refusals
+from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.shipment import Shipment, as_delivery
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
-from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
+from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
-
-T = TypeVar("T")
-P = ParamSpec("P")
-
-
-def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
-    """A stored delivery as destinations see it."""
-    return Delivery(staged.hash, step, staged.consumer, staged.staging, tuple(staged.parts), staged.target)
 
 
 def identity(destination: Destination) -> dict[str, str | None]:
     """What a destination is, as far as a prepared step is concerned."""
-    return {"plugin": destination.name, "target": destination.owned}
+    return {"plugin": destination.name, "target": destination.address}
 
 
 class Publisher:
     """Publishes prepared steps."""
 
-    def __init__(self, pipeline: CompiledPipeline, store: PipelineStore) -> None:
-        self._pipeline = pipeline
-        self._store = store
+    def __init__(
+        self,
+        pipeline: CompiledPipeline,
+        store: PipelineStore,
+        state: PipelineState,
+        window: NackWindow,
+        direct: DirectSender,
+        restaged: Restaged,
+        bisect: bool,
+    ) -> None:
+        self._pipeline, self._store, self._state = pipeline, store, state
+        self._direct, self._restaged, self._bisect = direct, restaged, bisect
+        self._once = pipeline.program.strategy == "at-most-once"
+        self.refusals = Refusals(pipeline, store, state, window, self.publish_letter)
 
-    def publish(self, plan: Plan, deliveries: Sequence[StagedDelivery]) -> None:
+    def publish(self, shipments: Sequence[Shipment]) -> None:
         """Publishes each delivery under its hash. The first error is raised when all have ended."""
-        open_ones = [as_delivery(delivery, plan.step) for delivery in deliveries if delivery.parts]
-        letters = [delivery for delivery in open_ones if delivery.consumer == DEAD_LETTERS]
-        others = [delivery for delivery in open_ones if delivery.consumer != DEAD_LETTERS]
-        for delivery in letters:
-            self._one(delivery)
+        open_ones = [shipment for shipment in shipments if shipment.staged.parts]
+        for shipment in open_ones:
+            if shipment.consumer == DEAD_LETTERS:
+                self._one(shipment)
+        others = [shipment for shipment in open_ones if shipment.consumer != DEAD_LETTERS]
         if len(others) == 1:
             self._one(others[0])
         elif others:
             self._side_by_side(others)
 
-    def _side_by_side(self, deliveries: list[Delivery]) -> None:
-        with ThreadPoolExecutor(len(deliveries), "publish") as pool:
-            running: list[Future[None]] = [pool.submit(self._one, delivery) for delivery in deliveries]
+    def _side_by_side(self, shipments: list[Shipment]) -> None:
+        with ThreadPoolExecutor(len(shipments), "publish") as pool:
+            running: list[Future[None]] = [pool.submit(self._one, shipment) for shipment in shipments]
         for future in running:
             future.result()
 
-    def _one(self, delivery: Delivery) -> None:
-        destination = self._pipeline.consumers()[delivery.consumer]
-        reached("before-publish")
-        target = blamed(self._node(delivery.consumer), destination.publish, delivery)
-        reached("after-publish")
-        self._store.delivered(delivery.step, delivery.consumer, delivery.records, target)
-        reached("after-delivered")
+    def _one(self, shipment: Shipment) -> None:
+        reached("before-publish", self._name)
+        if self._once:
+            self._publish_once(shipment)
+            return
+        destination = self._destination(shipment)
+        if destination.placement == "direct" or shipment.is_split:
+            self._in_pieces(shipment)
+            target = shipment.staged.target
+        else:
+            target = self._whole(shipment, destination)
+        reached("after-publish", self._name)
+        records = shipment.staged.records - shipment.progress.refused
+        self._delivered(shipment.plan, shipment.staged, records, target, self._moves(shipment))
+        reached("after-delivered", self._name)
 
-    def _node(self, consumer: str) -> str:
-        return f"{self._pipeline.program.pipeline}:{consumer}"
+    def _whole(self, shipment: Shipment, destination: Destination) -> Target:
+        try:
+            return destination.publish(shipment.whole())
+        except Exception as error:
+            node = self._node(shipment.consumer)
+            if is_outage(error) or not destination.divisible or shipment.consumer == DEAD_LETTERS:
+                # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
+                raise blame(error, node) from error
+            self._not_whole(shipment, error, node)
+        return shipment.staged.target
 
-    def settle(self, plan: Plan, held: Sequence[StagedDelivery]) -> None:
+    def _not_whole(self, shipment: Shipment, error: Exception, node: str) -> None:
+        total = shipment.staged.records
+        if isinstance(error, Rejected) and total > 1:
+            self._split(shipment, around(Child(0, total), error.place), str(error))
+        elif isinstance(error, AlreadyClaimed) and total > 1:
+            self._split(shipment, pieces(Child(0, total), self._bisect), "claimed as split before")
+        elif not isinstance(error, Rejected | AlreadyClaimed):
+            if total > 1:
+                self._split(shipment, pieces(Child(0, total), self._bisect), str(error))
+                raise split_error(error, node) from error
+            raise blame(error, node) from error
+        self._in_pieces(shipment)
+
+    def _split(self, shipment: Shipment, children: list[Child], cause: str) -> None:
+        shipment.progress = Progress(0, children)
+        reached("before-split", self._name)
+        self._store.deliveries.split(shipment.plan.step, shipment.consumer, shipment.progress, cause)
+        reached("after-split", self._name)
+
+    def _in_pieces(self, shipment: Shipment) -> None:
+        Redelivery(self._pipeline, self._store, self.refusals, self._direct, self.records, self._bisect, shipment).run()
+
+    def records(self, shipment: Shipment) -> Delivery:
+        """Its records one by one, each with its origin."""
+        if self._destination(shipment).placement in ("direct", "driver"):
+            return shipment.whole()
+        return self._restaged.records(shipment)
+
+    # -- at-most-once -------------------------------------------------------------------------------------------
+
+    def _publish_once(self, shipment: Shipment) -> None:
+        """Positions and offsets have moved already: whatever happens here, nothing of it is sent again."""
+        try:
+            left = self._attempt(shipment)
+        except Exception as error:
+            cause = blame(error, self._node(shipment.consumer))
+            self._drop(shipment, shipment.staged.records, cause)
+            raise cause from error
+        if left is not None:
+            self._drop(shipment, *left)
+            raise left[1]
+        reached("after-publish", self._name)
+
+    def _attempt(self, shipment: Shipment) -> tuple[int, ConduitError] | None:
+        """How many records did not get there, and why; None where all did."""
+        destination = self._destination(shipment)
+        if destination.placement != "direct":
+            destination.publish(shipment.whole())
+            return None
+        total = shipment.staged.records
+        sent = self._direct.send(shipment.plan, shipment.staged, 0, total, {}, False, lambda acked: None)
+        if sent.error is None and not sent.nacks:
+            return None
+        refused = ConduitError(sent.nacks[0][2], code=sent.nacks[0][1]) if sent.nacks else None
+        cause = sent.error.as_error() if sent.error else refused
+        assert cause is not None
+        return total - sent.acked.handled + len(sent.nacks), cause
+
+    def _drop(self, shipment: Shipment, records: int, cause: ConduitError) -> None:
+        self._store.deliveries.dropped(shipment.plan.step, shipment.consumer, records, cause.message)
+        cause.message = f"{records} records of step {shipment.plan.step} are dropped (at-most-once): {cause.message}"
+
+    # -- after a crash ------------------------------------------------------------------------------------------
+
+    def settle(self, shipment: Shipment) -> None:
         """Marks what a destination turned out to hold already; it is not sent again (CASES B14)."""
-        for staged in held:
-            delivery = as_delivery(staged, plan.step)
-            destination = self._pipeline.consumers()[staged.consumer]
-            target = blamed(self._node(staged.consumer), destination.settled, delivery)
-            self._store.delivered(plan.step, staged.consumer, delivery.records, target)
+        target = blamed(self._node(shipment.consumer), self._destination(shipment).settled, shipment.whole())
+        self._delivered(shipment.plan, shipment.staged, shipment.staged.records, target, self._moves(shipment))
+
+    def publish_letter(self, staged: StagedDelivery, plan: Plan) -> None:
+        """One dead letter that was found at publishing. Idempotent under its hash."""
+        queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
+        target = blamed(node, queue.publish, as_delivery(staged, plan.step))
+        self._delivered(plan, staged, staged.records, target, {})
+
+    def settle_letter(self, staged: StagedDelivery, plan: Plan) -> bool:
+        """Whether the queue turned out to hold it already."""
+        queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
+        delivery = as_delivery(staged, plan.step)
+        if not blamed(node, queue.holds, delivery):
+            return False
+        self._delivered(plan, staged, staged.records, blamed(node, queue.settled, delivery), {})
+        return True
+
+    def _delivered(self, plan: Plan, staged: StagedDelivery, records: int, target: Target, moves: Offsets) -> None:
+        self._store.deliveries.delivered(plan.step, staged.consumer, records, target, moves, staged.skip)
+        self._state.targets[staged.consumer] = target
+
+    # -- line 7 -------------------------------------------------------------------------------------------------
 
     def finish(self, plan: Plan, decision: Decision) -> None:
         """Done, and only then the acks: a source is never acked ahead of its stored position."""
-        reached("before-done")
-        self._store.done(plan, decision)
-        reached("after-done")
+        reached("before-done", self._name)
+        if not self._once:
+            moves = after_step(self._pipeline, plan, decision)
+            self._store.done(plan, decision, moves, list(self._pipeline.consumers()))
+        reached("after-done", self._name)
         for span in plan.ranges:
             self._pipeline.inlet(span.source).source.ack(span.end, span.generation)
-        reached("after-ack")
+        reached("after-ack", self._name)
 
+    def _moves(self, shipment: Shipment) -> Offsets:
+        return after_step(self._pipeline, shipment.plan, shipment.decision)
 
-def blamed(node: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What ``call`` returns; any error of it names the node."""
-    try:
-        return call(*args, **kwargs)
-    except Exception as error:
-        raise blame(error, node) from error
+    def _destination(self, shipment: Shipment) -> Destination:
+        return self._pipeline.consumers()[shipment.consumer]
 
+    @property
+    def _name(self) -> str:
+        return self._pipeline.program.pipeline
 
-def blame(error: Exception, node: str) -> ConduitError:
-    """Any error of a connector as one of ours that names its node; what nobody classified is transient."""
-    if isinstance(error, ConduitError):
-        known = error
-    elif isinstance(error, OSError):
-        known = from_os_error(error, f"{node} failed")
-    else:
-        known = TransientError(f"{type(error).__name__}: {error}", code="connector.failed")
-    known.node = known.node or node
-    return known
+    def _node(self, consumer: str) -> str:
+        return f"{self._name}:{consumer}"

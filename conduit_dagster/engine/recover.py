@@ -7,13 +7,19 @@ import time
 import msgspec
 
 from conduit_dagster.connectors.base import Destination
+from conduit_dagster.connectors.staged import StagedRecord
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.direct import last_flush
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.publish import as_delivery, blamed, identity
-from conduit_dagster.engine.staging import from_rows
+from conduit_dagster.engine.publish import identity
+from conduit_dagster.engine.redelivery import progress_of
+from conduit_dagster.engine.shipment import Records, Shipment, as_delivery
+from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
-from conduit_dagster.state.steps import Decision, Part, Plan, StagedDelivery
-from conduit_dagster.state.store import OpenStep
+from conduit_dagster.state.pipeline_state import OpenStep
+from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, StagedDelivery
 
 
 def recover(loop: StepLoop) -> None:
@@ -22,8 +28,9 @@ def recover(loop: StepLoop) -> None:
         if any(inlet.id == source for inlet in loop.pipeline.inlets):
             # an ack may have been lost in the crash
             loop.pipeline.inlet(source).source.ack(state.position, state.generation)
+    reached("after-reack", loop.pipeline.program.pipeline)
     open_steps = loop.state.open_steps
-    loop.stager.clean([d for step in open_steps if step.decision for d in step.decision.deliveries])
+    loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
     for step in open_steps:
         if step.decision is not None:
             # a prepared step is never planned anew: a frozen owner may still publish it
@@ -32,7 +39,11 @@ def recover(loop: StepLoop) -> None:
             loop.execute(step.plan)
         else:
             loop.store.void(step.plan.step)
-    loop.state = loop.store.load()
+            break
+
+
+def _staged(step: OpenStep, decision: Decision) -> list[StagedDelivery]:
+    return [*decision.deliveries, *(letter.delivery for letter in step.letters)]
 
 
 def _is_current(loop: StepLoop, plan: Plan) -> bool:
@@ -51,23 +62,67 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
-    consumers = loop.pipeline.consumers()
+    shipments = prepared(loop, step, decision)
+    _finish_letters(loop, step, shipments)
+    loop.publisher.publish(shipments)
+    loop.complete(plan, decision, [], started)
+    loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
+
+
+def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipment]:
+    """What is still to be published of a prepared step; what its destinations hold already is marked."""
+    plan, consumers = step.plan, loop.pipeline.consumers()
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     for delivery in todo:
         _require_same(plan, delivery.consumer, consumers[delivery.consumer])
     held = [d for d in todo if _holds(loop, plan, d)]
     missing = _retargeted(loop, plan, decision, [d for d in todo if d not in held])
-    loop.publisher.settle(plan, held)
+    for staged in held:
+        loop.publisher.settle(Shipment(plan, decision, staged))
     if any(not _is_staged(delivery) for delivery in missing):
-        missing = _rebuild(loop, plan, decision, missing)
-    loop.publisher.publish(plan, missing)
-    loop.complete(plan, decision, [], started)
-    loop.stager.discard({delivery.consumer: delivery.staging for delivery in [*decision.deliveries, *missing]})
+        missing = loop.restaged.again(plan, decision, missing)
+    return [Shipment(plan, decision, staged, _progress(loop, step, staged)) for staged in missing]
+
+
+def _progress(loop: StepLoop, step: OpenStep, staged: StagedDelivery) -> Progress:
+    """What the store knows, and what a direct job made durable before it could say so."""
+    known = step.progress.get(staged.consumer, Progress())
+    if loop.pipeline.consumers()[staged.consumer].placement == "direct":
+        for acked in last_flush(staged.staging):
+            known = progress_of(acked, known)
+    return known
+
+
+def _finish_letters(loop: StepLoop, step: OpenStep, shipments: list[Shipment]) -> None:
+    """Dead letters that were recorded and whose publishing is not: before any destination goes on."""
+    for letter in step.letters:
+        staged = letter.delivery
+        if loop.publisher.settle_letter(staged, step.plan):
+            continue
+        if not _is_staged(staged):
+            staged = _letter_again(loop, letter, shipments)
+        loop.publisher.publish_letter(staged, step.plan)
+
+
+def _letter_again(loop: StepLoop, letter: Letter, shipments: list[Shipment]) -> StagedDelivery:
+    shipment = next((s for s in shipments if s.consumer == letter.consumer), None)
+    if shipment is None:
+        raise FatalError(
+            f"the staging of a dead letter of {letter.consumer} is gone, and that destination is done",
+            code="dead_letters.staging_lost",
+            place=letter.delivery.staging,
+            fix="put the staging folder back",
+        )
+    records = Records(loop.publisher.records(shipment))
+    record: StagedRecord = records.at(letter.place)
+    made = loop.publisher.refusals.stage_letter(shipment, record, Nack(*letter.nack))
+    return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
 
 
 def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
     """A changed target under a prepared step is refused with both named (DELIVERY.md, Destinations)."""
-    was, now = plan.targets[consumer], identity(destination)
+    now = identity(destination)
+    was = plan.targets.get(consumer, now)
     if was != now:
         raise FatalError(
             f"step {plan.step} was prepared for {_named(was)}, but {consumer} is {_named(now)} now",
@@ -104,27 +159,3 @@ def _retargeted(loop: StepLoop, plan: Plan, decision: Decision, missing: list[St
 
 def _is_staged(delivery: StagedDelivery) -> bool:
     return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in delivery.parts)
-
-
-def _rebuild(loop: StepLoop, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
-    """Staging that is gone, made again from the same splits; the digests must be those that were prepared."""
-    staged = loop.stager.stage(plan, from_rows(decision.splits))
-    rebuilt: list[StagedDelivery] = []
-    for old in missing:
-        parts = staged.parts(old.consumer)
-        if [_content(part) for part in parts] != [_content(part) for part in old.parts]:
-            raise FatalError(
-                f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
-                f"{old.consumer}: a processor, a setting or the source has changed",
-                code="delivery.rebuild_differs",
-                place=old.staging,
-                fix="put the pipeline file, the plugins and the source back as they were, run, then change them",
-            )
-        rebuilt.append(
-            StagedDelivery(old.consumer, old.kind, old.hash, staged.staging[old.consumer], parts, old.target)
-        )
-    return rebuilt
-
-
-def _content(part: Part) -> tuple[int, int, str]:
-    return part.records, part.bytes, part.sha256

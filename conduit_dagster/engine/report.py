@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,18 +32,29 @@ class StepReport:
     """The newest few."""
 
     @staticmethod
-    def of(plan: Plan, decision: Decision, nacks: list[NackRow], seconds: float) -> StepReport:
-        """The report of a step."""
+    def of(
+        plan: Plan, decision: Decision, nacks: list[NackRow], refused: Mapping[str, list[NackRow]], seconds: float
+    ) -> StepReport:
+        """The report of a step; ``refused``: nacks found at publishing, by the destination that refused."""
+        late = [row for rows in refused.values() for row in rows]
+        sources = {name: copy(count) for name, count in decision.sources.items()}
+        nacked = dict(decision.nacked)
+        for row in late:
+            sources[row.source].nacked += 1
+            reason = f"{row.node} {row.code}"
+            nacked[reason] = nacked.get(reason, 0) + 1
+        delivered = {d.consumer: d.records - len(refused.get(d.consumer, ())) for d in decision.deliveries}
+        delivered[DEAD_LETTERS] = delivered.get(DEAD_LETTERS, 0) + len(late)
         return StepReport(
             plan.step,
             seconds,
-            decision.sources,
+            sources,
             {span.source: span.end for span in plan.ranges},
-            {delivery.consumer: delivery.records for delivery in decision.deliveries},
+            delivered,
             {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
             decision.filtered,
-            decision.nacked,
-            nacks[-_SAMPLE:],
+            nacked,
+            [*nacks, *late][-_SAMPLE:],
         )
 
 

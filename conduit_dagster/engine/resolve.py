@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from conduit_dagster.engine.ledger import Ledger, NackRow
@@ -29,7 +29,7 @@ def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -
     counts = _counts(plan, ledgers)
     order = {span.source: i for i, span in enumerate(plan.ranges)}
     nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
-    bases = _bases(plan, counts)
+    bases = {span.source: base_of(plan, counts, span.source) for span in plan.ranges}
     indexes = [bases[row.source] + row.ordinal for row in nacks]
     verdict = window.resolve(state, sum(c.read for c in counts.values()), indexes)
     refused = None if verdict.exceeded is None else nacks[indexes.index(verdict.exceeded)]
@@ -47,16 +47,20 @@ def _counts(plan: Plan, ledgers: list[Ledger]) -> dict[str, SourceCount]:
     return counts
 
 
-def _bases(plan: Plan, counts: dict[str, SourceCount]) -> dict[str, int]:
-    bases: dict[str, int] = {}
-    total = 0
-    for span in plan.ranges:
-        bases[span.source] = total
-        total += counts[span.source].read
-    return bases
+def base_of(plan: Plan, counts: Mapping[str, SourceCount], source: str) -> int:
+    """How many records of the step lie before the source's first one."""
+    before = [span.source for span in plan.ranges[: [s.source for s in plan.ranges].index(source)]]
+    return sum(counts[name].read for name in before)
 
 
-def cut(plan: Plan, refused: NackRow, within: Within, step: int, clock_ns: int) -> Plan | None:
+def cut(
+    plan: Plan,
+    refused: NackRow,
+    within: Within,
+    step: int,
+    clock_ns: int,
+    hashes: Callable[[list[Range]], dict[str, str]],
+) -> Plan | None:
     """The plan's successor: the same ranges up to right before the refused record; None when nothing is left."""
     ranges: list[Range] = []
     for span in plan.ranges:
@@ -66,7 +70,7 @@ def cut(plan: Plan, refused: NackRow, within: Within, step: int, clock_ns: int) 
                 ranges.append(Range(span.source, span.generation, span.start, end, span.offset))
             break
         ranges.append(span)
-    return Plan(step, clock_ns, ranges, plan.targets) if ranges else None
+    return Plan(step, clock_ns, ranges, plan.targets, hashes(ranges)) if ranges else None
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

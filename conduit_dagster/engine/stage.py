@@ -13,10 +13,13 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, WriterTask
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Inlet, Outlet, compile_encoded
+from conduit_dagster.connectors.staged import RecordWriter
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
+from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
+from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
@@ -38,6 +41,10 @@ class StageJob(msgspec.Struct, frozen=True):
     tasks: list[list[SplitOf]]
     staging: dict[str, str]
     """Consumer to the folder URL for this execution."""
+    hashes: dict[str, str] = {}
+    generations: dict[str, int] = {}
+    as_records: list[str] = []
+    """Consumers whose share is staged as whole records with their origins, whatever their own writer would stage."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -79,6 +86,7 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
     try:
         pipeline = compile_encoded(program)
         pipeline.clock.now_ns = job.clock_ns
+        pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
         return _Task(pipeline, job, number).run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
         return Ledger(number, error=task_error(error, "a task failed"))
@@ -89,10 +97,13 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], {}, {}, {})
+        self._ledger = Ledger(number, {}, [], {}, {}, {}, {})
 
     def _writer(self, consumer: str) -> Writer:
-        task = WriterTask(self._job.staging[consumer], self._number, self._token)
+        name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
+        task = WriterTask(self._job.staging[consumer], self._number, self._token, name, turn)
+        if consumer in self._job.as_records:
+            return RecordWriter(task)
         return self._pipeline.consumers()[consumer].writer(task)
 
     def run(self) -> Ledger:
@@ -111,7 +122,7 @@ class _Task:
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
         run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger)
-        options = ReadOptions(keys=self._pipeline.reads_key)
+        options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
         for read in inlet.source.read(split.split, options):
             block = read if isinstance(read, Block) else Block.of(read)
             if not inlet.source.sets_metadata:
@@ -144,6 +155,7 @@ class _SplitRun:
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
         self._filtered = ledger.filtered
+        self._seen = Tracker(ledger.namespaces.setdefault(inlet.id, {}))
         self._rows = NackRows(pipeline.program.window_size, pipeline.program.window_threshold)
         self._cuts = pipeline.program.window_size > 0
         plain = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if not o.needs_own_records]
@@ -157,7 +169,10 @@ class _SplitRun:
         if not records:
             return
         self._block, self._nacks, self._rank = block, {}, 0
+        self._seen.see(records, self._ordinal)
         total, origins = len(records), range(len(records))
+        if block.nacks:
+            records, origins = self._without_nacked(block)
         for node in (*self._inlet.nodes, *self._pipeline.nodes):
             records, origins = node.run(records, origins, self)
         nacked = len(self._nacks)
@@ -171,6 +186,13 @@ class _SplitRun:
         self._ordinal += total
         if self._cuts:
             self._before = partial(block.boundary, total - 1)
+
+    def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
+        """Records that were nacked before they were logged are nacked here, in their place, and go no further."""
+        for origin, (node, nack) in block.nacks.items():
+            self.nacked(node, origin, nack, block.records[origin])
+        on = [origin for origin in range(len(block.records)) if origin not in block.nacks]
+        return [block.records[origin] for origin in on], on
 
     def _fan_out(self, records: list[Record], origins: Sequence[int]) -> None:
         last = self._branches[-1][0]
@@ -188,7 +210,9 @@ class _SplitRun:
         if outlet.destination.changes_records:
             for record in records:
                 record.metadata = dict(record.metadata)
-        for place, nack in self._writers[outlet.id].write(records):
+        writer = self._writers[outlet.id]
+        writer.place(self._inlet.id, self._ordinal, origins)
+        for place, nack in writer.write(records):
             self.nacked(outlet.node, origins[place], nack, records[place])
 
     def filtered(self, node: str, origin: int) -> None:
@@ -206,6 +230,7 @@ class _SplitRun:
 
     def _record_nacks(self) -> None:
         letters: list[Record] = []
+        self._writers[DEAD_LETTERS].place(self._inlet.id, self._ordinal, sorted(self._nacks))
         for origin in sorted(self._nacks):
             rank, node, nack, record = self._nacks[origin]
             reason = f"{node} {nack.code}"

@@ -5,22 +5,19 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Plan, StagedDelivery
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 Tasks = list[list[SplitOf]]
 _SMALL_TASK = 1_000_000
@@ -40,32 +37,34 @@ class Staged(NamedTuple):
 
 
 class Stager:
-    """Runs the stage of one pipeline's steps on a Spark session."""
+    """Runs the stage of one pipeline's steps."""
 
-    def __init__(self, spark: SparkSession, pipeline: CompiledPipeline, base: str, slots: int, epoch: int) -> None:
-        self._spark = spark
+    def __init__(self, jobs: Jobs, pipeline: CompiledPipeline, base: str, slots: int, epoch: int) -> None:
+        self._jobs = jobs
         self._pipeline = pipeline
         self._program = pipeline.program.encode()
         self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
         self._slots = slots
         self._epoch = epoch
-        self.tag = f"conduit-{secrets.token_hex(6)}"
 
-    def stage(self, plan: Plan, tasks: Tasks | None = None) -> Staged:
+    def stage(self, plan: Plan, tasks: Tasks | None = None, as_records: Sequence[str] = ()) -> Staged:
         """Reads and stages a plan. Given tasks (a rebuild) make the same parts again.
+
+        ``as_records``: consumers whose share is staged as whole records with their origins.
 
         Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
         """
-        reached("before-stage")
+        reached("before-stage", self._pipeline.program.pipeline)
         tasks = self._tasks(plan) if tasks is None else self._relocated(tasks)
         staging = self._folders(plan.step)
-        job = StageJob(plan.clock_ns, tasks, staging)
+        generations = {span.source: span.generation for span in plan.ranges}
+        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, generations, list(as_records))
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
             if ledger.error is not None:
                 raise ledger.error.as_error()
         self._verify(plan)
-        reached("after-stage")
+        reached("after-stage", self._pipeline.program.pipeline)
         return Staged(tasks, ledgers, staging)
 
     def _tasks(self, plan: Plan) -> Tasks:
@@ -92,8 +91,8 @@ class Stager:
     def _run(self, job: StageJob) -> list[Ledger]:
         count = len(job.tasks)
         function = partial(run_tasks, self._program, job.encode())
-        frame = self._spark.range(0, count, 1, count).mapInArrow(function, LEDGER_SCHEMA)
-        table = run_job(self._spark, self.tag, frame.toArrow)
+        frame = self._jobs.spark.range(0, count, 1, count).mapInArrow(function, LEDGER_SCHEMA)
+        table = self._jobs.run(frame.toArrow)
         ledgers = [Ledger.decode(row) for row in table.column(0).to_pylist()]
         if len(ledgers) != count:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")

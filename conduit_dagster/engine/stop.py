@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Literal
 
 Reason = Literal["user", "system"]
@@ -19,15 +20,19 @@ class StopFlag:
         self._graceful = threading.Event()
         self._forced = threading.Event()
         self.reason: Reason = "user"
+        self.since: float | None = None
+        """When it was asked for, on the monotonic clock; None before."""
 
     def request(self, reason: Reason = "user") -> None:
         """A graceful stop; the first reason stays."""
         if not self._graceful.is_set():
             self.reason = reason
+            self.since = time.monotonic()
             self._graceful.set()
 
     def force(self) -> None:
         """A forced stop."""
+        self.since = self.since or time.monotonic()
         self._forced.set()
         self._graceful.set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -13,19 +14,19 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.connectors.base import Limit
+from conduit_dagster.engine.assembly import make_loop
+from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.engine.flight import Flight
+from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.publish import blame
 from conduit_dagster.engine.recover import recover
 from conduit_dagster.engine.report import Progress, RunResult, StepReport, error_json
-from conduit_dagster.engine.staging import Stager
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.spark.jobs import JobCancelled, cancel_job
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.store import PipelineStore
@@ -50,6 +51,10 @@ class RunOptions:
     lease_seconds: float = 10.0
     parallelism: int | None = None
     """Tasks per step; None asks Spark."""
+    patience: float = 30.0
+    """Seconds to wait for a state store that does not answer, before the run stops."""
+    log: str = ""
+    """URL of the folder for the commit log."""
 
 
 def run_pipeline(
@@ -71,8 +76,8 @@ def run_pipeline(
         return RunResult(bound.id, "degraded", "", _unreachable(error), progress)
     except ConduitError as error:
         return RunResult(bound.id, "running" if error.code == "lease.held" else "degraded", "", error, progress)
-    reached("after-lease")
-    store = PipelineStore(database, lease)
+    reached("after-lease", bound.id)
+    store = PipelineStore(database, lease, options.patience, lambda: stop.forced)
     try:
         run = _Run(bound, spark, store, options, stop, progress, observe)
         return run.run()
@@ -94,10 +99,13 @@ class _Run:
         self._bound, self._spark, self._store, self._options = bound, spark, store, options
         self._stop, self._progress, self._observe = stop, progress, observe
         self._pipeline = bound.compiled
+        self._failed_step: int | None = None
+        self._jobs = Jobs(spark)
 
     def run(self) -> RunResult:
         try:
             self._store.set_status("running", file=self._bound.file)
+            self._fence()
             self._register()
             self._move()
         except LeaseLost as error:
@@ -133,30 +141,36 @@ class _Run:
 
     def _end(self, status: str, reason: str, error: ConduitError | None) -> RunResult:
         try:
-            self._store.set_status(status, reason, None if error is None else error_json(error))
+            # steps that were staged ahead end with the run, in the transaction that says so
+            first = None if self._failed_step is None else self._failed_step + 1
+            self._store.set_status(status, reason, None if error is None else error_json(error), void_from=first)
         except (LeaseLost, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(lost))
         return RunResult(self._bound.id, status, reason, error, self._progress)
 
     # -- before the first step ----------------------------------------------------------------------------------
 
+    def _fence(self) -> None:
+        """Ends what a frozen owner holds open at a destination, so that nothing waits for it."""
+        for name, destination in self._pipeline.consumers().items():
+            blamed(f"{self._bound.id}:{name}", destination.fence, self._store.epoch)
+        reached("after-fence", self._bound.id)
+
     def _register(self) -> None:
-        consumers = self._pipeline.consumers()
-        self._store.retire(set(consumers))
-        self._store.release_others({d.owned for d in consumers.values() if d.owned is not None})
+        registry, consumers = self._store.registry, self._pipeline.consumers()
+        registry.retire(set(consumers))
+        registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
         for inlet in self._pipeline.inlets:
-            self._store.register_source(inlet.id, inlet.source.unit, inlet.source.initial())
+            registry.register_source(inlet.id, inlet.source.unit, inlet.source.initial())
         for name, destination in consumers.items():
-            self._store.register_consumer(name, "dlq" if name == DEAD_LETTERS else "data")
+            registry.register_consumer(name, "dlq" if name == DEAD_LETTERS else "data")
             if destination.owned is not None:
                 self._claim(destination.owned, name)
-            try:
-                destination.check()
-            except Exception as error:
-                raise blame(error, f"{self._bound.id}:{name}") from error
+            blamed(f"{self._bound.id}:{name}", destination.check)
+        reached("after-register", self._bound.id)
 
     def _claim(self, thing: str, consumer: str) -> None:
-        if other := self._store.claim(thing, consumer):
+        if other := self._store.registry.claim(thing, consumer):
             raise FatalError(
                 f"{thing} is written by {other[1]} of pipeline {other[0]} already",
                 code="destination.owned",
@@ -167,47 +181,52 @@ class _Run:
     # -- steps --------------------------------------------------------------------------------------------------
 
     def _move(self) -> None:
-        loop = self._loop()
-        with self._watching(loop.stager):
+        depth = self._bound.config.delivery.max_in_flight
+        with self._watching():
+            loop = self._loop()
             recover(loop)
+            loop = self._loop()
             horizons = self._horizons() if self._options.drain else None
-            while not self._stop.requested:
-                plan = loop.plan_next(horizons)
-                if plan is not None:
-                    loop.execute(plan)
-                elif self._options.drain or self._stop.wait(_POLL):
-                    break
+            with Flight(loop, depth, self._goes_on) as flight:
+                try:
+                    self._fly(loop, flight, horizons)
+                    flight.land()
+                finally:
+                    self._failed_step = flight.failed_step
+
+    def _fly(self, loop: StepLoop, flight: Flight, horizons: dict[str, Any] | None) -> None:
+        while not self._stop.requested:
+            plan = loop.plan_next(horizons)
+            if plan is not None:
+                flight.take(plan)
+            elif self._options.drain or self._stop.wait(_POLL):
+                break
+            flight.look()
+
+    def _goes_on(self) -> bool:
+        """Whether a step that was staged ahead may still be prepared: a stop leaves it the shutdown timeout."""
+        since = self._stop.since
+        limit = self._bound.config.delivery.shutdown_timeout
+        return not self._stop.forced and (since is None or time.monotonic() - since < limit)
 
     def _horizons(self) -> dict[str, Any]:
-        horizons: dict[str, Any] = {}
-        for inlet in self._pipeline.inlets:
-            try:
-                horizons[inlet.id] = inlet.source.horizon()
-            except Exception as error:
-                raise blame(error, f"{self._bound.id}:{inlet.id}") from error
-        return horizons
+        return {
+            inlet.id: blamed(f"{self._bound.id}:{inlet.id}", inlet.source.horizon) for inlet in self._pipeline.inlets
+        }
 
     def _loop(self) -> StepLoop:
-        delivery, queue = self._bound.config.delivery, self._bound.config.dead_letter_queue
         slots = self._options.parallelism or parallelism(self._spark)
-        return StepLoop(
-            self._pipeline,
-            self._store,
-            Stager(self._spark, self._pipeline, self._options.staging, slots, self._store.epoch),
-            NackWindow(queue.window_size, queue.window_nack_threshold),
-            Limit(delivery.batch_size, delivery.batch_bytes),
-            self._report,
-        )
+        return make_loop(self._bound, self._store, self._jobs, self._options.staging, slots, self._report)
 
     def _report(self, step: StepReport) -> None:
         self._progress.add(step)
         self._observe(step, self._progress)
 
     @contextmanager
-    def _watching(self, stager: Stager) -> Generator[None]:
-        """Cancels the step's Spark job on a forced stop, or when a graceful one takes longer than it may."""
+    def _watching(self) -> Generator[None]:
+        """Cancels the Spark jobs on a forced stop, or when a graceful one takes longer than it may."""
         ended = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(stager, ended), daemon=True, name="stop-watcher")
+        watcher = threading.Thread(target=self._watch, args=(ended,), daemon=True, name="stop-watcher")
         watcher.start()
         try:
             yield
@@ -215,7 +234,7 @@ class _Run:
             ended.set()
             watcher.join()
 
-    def _watch(self, stager: Stager, ended: threading.Event) -> None:
+    def _watch(self, ended: threading.Event) -> None:
         while not self._stop.wait(_POLL):
             if ended.is_set():
                 return
@@ -225,7 +244,7 @@ class _Run:
                 return
             left -= _POLL
         while not ended.wait(_POLL):
-            cancel_job(self._spark, stager.tag)
+            self._jobs.cancel()
 
 
 def _unreachable(error: SQLAlchemyError) -> TransientError:

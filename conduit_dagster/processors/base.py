@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.turn import RecordKey, Turn
 
 
 class Drop(enum.Enum):
@@ -51,6 +52,18 @@ class ProcessorContext:
     node_id: str
     clock: Clock
     """The step's recorded time, so that a repeat of the step gives the same bytes (DELIVERY.md, Plan)."""
+    consumer: str = ""
+    """The destination that the processor belongs to; empty before the fan-out."""
+    turn: Turn = field(default_factory=Turn)
+
+    @property
+    def delivery_hash(self) -> str:
+        """The hash of what is being delivered: the same for every attempt. Store it with a side effect (CASES D12)."""
+        return self.turn.hash_of(self.consumer)
+
+    def record_key(self, record: Record) -> RecordKey:
+        """Source, generation and position: the record's own name for side effects, the same for every attempt."""
+        return self.turn.key_of(record)
 
 
 class ProcessError(Exception):

@@ -1,74 +1,163 @@
-"""Opening the state store's database."""
+"""Opening the state store's database: SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.state import schema
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import migrations, schema
+from conduit_dagster.state.outage import cause_of, is_outage, place_of, unreachable
 
 _READS = "conduit_reads"
+BUSY = "conduit_busy_ms"
+"""Execution option: how long a transaction waits for SQLite's lock, in milliseconds."""
+_BUSY_MS = 30_000
+_WAL_SECONDS = 5
+
+_POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
+_CONNECT: dict[str, Any] = {
+    "connect_timeout": 10,
+    "application_name": "conduit-dagster",
+    # a server that is gone without a word is noticed after 10 to 25 s, by us and by it
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+    # a frozen owner inside a transaction holds the pipeline's row: nobody waits for it longer than this
+    "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=10s"
+    " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",
+}
 
 
 def open_database(url: str) -> sa.Engine:
-    """A connected engine whose tables are there, in the version that this program knows.
+    """A connected engine whose tables are there, in the version that this program knows; an older one is migrated.
 
-    SQLite runs in WAL mode with full synchronisation: a committed transaction survives a power cut.
+    A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``) and
+    ``FatalError`` (``state.url``, ``state.version``, ``state.unusable``).
     """
-    engine = sa.create_engine(url, pool_pre_ping=not url.startswith("sqlite"))
-    if engine.dialect.name == "sqlite":
+    engine = make_engine(url)
+    try:
+        _make_folder(engine)
+        _prepare(engine)
+    except FatalError:
+        engine.dispose()
+        raise
+    except (SQLAlchemyError, OSError) as error:
+        engine.dispose()
+        if is_outage(error) or isinstance(error, OSError):
+            raise unreachable(engine, error, "the state store can't be opened") from error
+        raise _unusable(engine, error) from error
+    return engine
+
+
+def make_engine(url: str) -> sa.Engine:
+    """An engine for the store at ``url``, not connected yet; its tables may be missing or old.
+
+    Raises ``FatalError`` (``state.url``).
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        engine = sa.create_engine(parsed)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_immediate)
+        return engine
+    ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
+    # READ COMMITTED: a guard that waited for the pipeline's row sees the epoch that it has then
+    return sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")
+
+
+def _parse(url: str) -> sa.URL:
     try:
-        if url.startswith("sqlite:///"):
-            Path(url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
-        _prepare(engine)
-    except (SQLAlchemyError, OSError) as error:
-        raise TransientError(
-            f"the state store can't be opened: {error.__cause__ or error}",
-            code="state.unreachable",
-            place=engine.url.render_as_string(hide_password=True),
-            fix="check CONDUIT_STATE_URL or state.url in conduit.yaml, and that the folder can be written",
-        ) from error
-    return engine
+        parsed = sa.make_url(url)
+    except (ArgumentError, ValueError):
+        raise _bad_url("it is no database URL") from None  # the cause may quote a part of the password
+    if parsed.drivername in _POSTGRES:
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    elif parsed.drivername not in ("sqlite", "sqlite+pysqlite"):
+        raise _bad_url(f"a store of kind {parsed.drivername} is not known")
+    if "@" in (parsed.host or ""):
+        raise _bad_url("an @ in its password must be written as %40")
+    return parsed
+
+
+def _bad_url(why: str) -> FatalError:
+    return FatalError(
+        f"the state store's URL can't be used: {why}",
+        code="state.url",
+        place="CONDUIT_STATE_URL or state.url in conduit.yaml",
+        fix="write sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded",
+    )
+
+
+def _unusable(engine: sa.Engine, error: Exception) -> FatalError:
+    return FatalError(
+        f"the state store can't be used: {cause_of(error)}",
+        code="state.unusable",
+        place=place_of(engine),
+        fix="give the user the right to create tables there, or name another store in CONDUIT_STATE_URL or state.url",
+    )
+
+
+def _make_folder(engine: sa.Engine) -> None:
+    file = engine.url.database
+    if engine.dialect.name == "sqlite" and file and file != ":memory:":
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _prepare(engine: sa.Engine) -> None:
+    with reading(engine) as connection:  # an up-to-date store is opened without waiting for a writer
+        if migrations.version_of(connection) == schema.VERSION:
+            return
+    with engine.begin() as connection:
+        migrations.bring(connection, place_of(engine))
 
 
 def _configure_sqlite(connection: Any, _: Any) -> None:
     connection.isolation_level = None  # BEGIN is ours: the driver's own would start read transactions
     cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=30000", "foreign_keys=ON"):
+    for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
+    _use_wal(cursor)
     cursor.close()
+
+
+def _use_wal(cursor: Any) -> None:
+    """Of several that open a new file at once SQLite refuses this to all but one, without waiting."""
+    until = time.monotonic() + _WAL_SECONDS
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.01)
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
     # two writers must meet at the beginning, not after one of them has read what the other changes
-    reads = connection.get_execution_options().get(_READS, False)
-    connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+    options = connection.get_execution_options()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(options.get(BUSY, _BUSY_MS))}")
+    connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
-    """A connection that only reads: it waits for no writer, and no writer for it."""
-    return engine.execution_options(**{_READS: True}).connect()
+    """A connection that only reads, all of it at one moment: it waits for no writer, and no writer for it."""
+    if engine.dialect.name == "sqlite":
+        return engine.execution_options(**{_READS: True}).connect()
+    return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True).connect()
 
 
-def _prepare(engine: sa.Engine) -> None:
-    version = sa.select(schema.meta.c.value).where(schema.meta.c.name == "version")
-    with engine.begin() as connection:
-        schema.meta.create(connection, checkfirst=True)
-        found = connection.execute(version).scalar_one_or_none()
-        if found is None:
-            schema.metadata.create_all(connection)
-            connection.execute(schema.meta.insert().values(name="version", value=str(schema.VERSION)))
-        elif int(found) != schema.VERSION:
-            raise FatalError(
-                f"the state store has version {found}, this program knows version {schema.VERSION}",
-                code="state.version",
-                place=engine.url.render_as_string(hide_password=True),
-                fix="install the version of conduit-dagster that wrote it",
-            )
+def insert_if_absent(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
+    """Inserts a row unless its key is there; says whether it did. Of two at the same moment one does."""
+    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
+    row = insert(table).values(**values).on_conflict_do_nothing().returning(sa.literal_column("1"))
+    return connection.execute(row).first() is not None

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.state.database import reading
+from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.schema import pipelines
 
 
@@ -131,9 +131,10 @@ def is_free(owner: str) -> bool:
 
 
 def _held(pipeline: str, owner: str) -> TransientError:
-    who = json.loads(owner)
+    who = json.loads(owner) if owner else None  # None: it was taken and released while we looked
+    where = f", in process {who['pid']} on {who['host']}" if who else ""
     return TransientError(
-        f"pipeline {pipeline} is already running, in process {who['pid']} on {who['host']}",
+        f"pipeline {pipeline} is already running{where}",
         code="lease.held",
         fix="stop that run first, or leave it to its work",
     )
@@ -145,9 +146,7 @@ def _ensure(engine: sa.Engine, pipeline: str) -> None:
         "error": "", "next_step": 1, "window": "", "file": "", "updated_ns": time.time_ns(),
     }  # fmt: skip
     with engine.begin() as connection:
-        known = connection.execute(sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == pipeline)).first()
-        if known is None:
-            connection.execute(pipelines.insert().values(**fresh))
+        insert_if_absent(connection, pipelines, **fresh)
 
 
 def _look(engine: sa.Engine, pipeline: str) -> dict[str, Any]:

@@ -80,7 +80,7 @@ deliveries = Table(
     Column("hash", String(64), nullable=False),
     Column("state", String(8), nullable=False),  # open | split | done | void | dropped
     Column("handled", BigInteger, nullable=False),  # records of it that are handled, from the front
-    Column("pending", Text, nullable=False),  # JSON: the children still to send, in order, where it is split
+    Column("pending", Text, nullable=False),  # JSON: how far it is, and its children where it is split
     Column("staged", Text, nullable=False),  # JSON: a dead letter's own staged delivery; else empty
 )
 

@@ -70,11 +70,49 @@ class StagedDelivery(msgspec.Struct, frozen=True):
     staging: str
     parts: list[Part]
     target: dict[str, Any]
+    skip: int = 0
+    """What its name holds: 0, or the place of a dead letter that was found at publishing."""
+    expected: dict[str, Any] = {}
+    """The target behind it; at-most-once goes on from there whether it was published or not."""
 
     @property
     def records(self) -> int:
         """How many records it holds."""
         return sum(part.records for part in self.parts)
+
+
+class Child(msgspec.Struct, frozen=True):
+    """A range of a split delivery's records that is still to be sent."""
+
+    skip: int
+    take: int
+    single: bool = False
+    """One record at a time."""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """How far a delivery is that was acked in part, or split."""
+
+    handled: int = 0
+    """Records of it that are handled, from the front."""
+    pending: list[Child] = []
+    """What is still to be sent, in order, once it is split; empty where it is not."""
+    namespaces: dict[str, int] = {}
+    """Namespace to the last place in it that is handled, where acks went ahead of ``handled``."""
+    refused: int = 0
+    """Records among the handled ones that the destination refused."""
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """A dead letter that was found at publishing: a delivery of its own (DELIVERY.md, When publishing fails)."""
+
+    delivery: StagedDelivery
+    consumer: str
+    """The destination that refused the record."""
+    place: int
+    """The record's place in that destination's delivery."""
+    nack: tuple[str, str]
+    """Code and message."""
 
 
 class DeadLetter(msgspec.Struct, frozen=True):

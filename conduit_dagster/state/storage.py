@@ -110,6 +110,27 @@ def folders(url: str) -> list[str]:
     return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
 
 
+def files(url: str) -> list[str]:
+    """The names of the files directly below."""
+    path = local_path(url)
+    if path is not None:
+        return sorted(p.name for p in path.iterdir() if p.is_file()) if path.is_dir() else []
+    fs, name = _remote(url)
+    entries = fs.ls(name, detail=True) if fs.exists(name) else []
+    return sorted(e["name"].rsplit("/", 1)[-1] for e in entries if e["type"] == "file")
+
+
+def remove(url: str) -> None:
+    """Removes a file; nothing happens where there is none."""
+    path = local_path(url)
+    if path is not None:
+        path.unlink(missing_ok=True)
+        return
+    fs, name = _remote(url)
+    if fs.exists(name):
+        fs.rm_file(name)
+
+
 def chunks(url: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
     """The bytes from ``start``, at most ``length`` of them, a piece at a time."""
     left = length if length is not None else 1 << 62

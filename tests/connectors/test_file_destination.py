@@ -2,48 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from file_deliveries import killed_mid_publish, make, prepared, rows, stage
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, WriterTask
-from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.settings import FileDestinationSettings
-from conduit_dagster.expressions import Clock
-from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
-
-
-def make(root: Path, path: str = "out.jsonl", **settings: str) -> FileDestination:
-    values = {"path": path, "sdk.record.format": "payload/json", **settings}
-    context = ConnectorContext("p", "out", str(root), Clock())
-    return FileDestination(FileDestinationSettings.model_validate(values), context)
-
-
-def stage(destination: FileDestination, root: Path, step: int, tasks: Sequence[Sequence[int]]) -> Delivery:
-    """A prepared delivery of documents, one part per task."""
-    staging = destination.staging(str(root / "staging")) + f"/{step:012d}-token/out"
-    parts = []
-    for index, numbers in enumerate(tasks):
-        writer = destination.writer(WriterTask(staging, index, f"t{index}"))
-        assert list(writer.write([Record(i, {}, {"i": i}) for i in numbers])) == []
-        part = writer.finish()
-        assert part is not None
-        parts.append(part)
-    return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})
-
-
-def prepared(delivery: Delivery, target: dict[str, Any]) -> Delivery:
-    return replace(delivery, target=target)
-
-
-def rows(path: Path) -> list[int]:
-    return [json.loads(line)["i"] for line in path.read_text().splitlines()]
 
 
 def test_deliveries_follow_each_other_in_one_file(tmp_path: Path) -> None:
@@ -130,6 +95,59 @@ def test_a_file_that_does_not_end_its_last_line(tmp_path: Path) -> None:
         target = destination.publish(delivery)
     assert rows(tmp_path / "out.jsonl") == [0, 1]
     assert target["length"] == (tmp_path / "out.jsonl").stat().st_size
+
+
+@pytest.mark.parametrize("change", ["foreign", "hole"])
+def test_the_line_end_before_our_first_line_is_part_of_the_delivery(tmp_path: Path, change: str) -> None:
+    """A foreign byte in its place is not lost; a hole in its place is not held, and is written again."""
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"i":0}')
+    destination = make(tmp_path)
+    delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
+    if change == "foreign":
+        path.write_text('{"i":0}x')
+        with pytest.raises(ConduitError, match="was changed by somebody else"):
+            destination.publish(delivery)
+        assert path.read_text() == '{"i":0}x'
+        return
+    destination.publish(delivery)
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\0", 1))
+    assert not destination.holds(delivery)
+    destination.publish(delivery)
+    assert destination.holds(delivery)
+    assert rows(path) == [0, 1]
+
+
+@pytest.mark.parametrize("tasks", [[[1, 2]], [[1], [2]], [[1], [2], [3, 4, 5]]])
+def test_half_of_the_bytes_are_there_mid_publish(tmp_path: Path, tasks: list[list[int]]) -> None:
+    """However many parts there are; a repeat by another process completes the delivery."""
+    destination = make(tmp_path)
+    delivery = prepared(stage(destination, tmp_path, 1, tasks), destination.target(None))
+    with killed_mid_publish():
+        destination.publish(delivery)
+    assert (tmp_path / "out.jsonl").stat().st_size == delivery.bytes // 2
+    assert not destination.holds(delivery)
+    again = make(tmp_path)
+    assert again.publish(delivery) == again.settled(delivery) == again.expected(delivery)
+    assert rows(tmp_path / "out.jsonl") == [i for task in tasks for i in task]
+
+
+def test_a_folder_in_the_place_of_the_file_left_nothing_behind(tmp_path: Path) -> None:
+    """A path that was a folder of parts, and is a file now, starts anew."""
+    folder = make(tmp_path, "out", layout="folder")
+    target = folder.publish(prepared(stage(folder, tmp_path, 1, [[1]]), folder.target(None)))
+    (tmp_path / "out").rename(tmp_path / "kept")
+    file = make(tmp_path, "out", layout="file")
+    file.publish(prepared(stage(file, tmp_path, 2, [[2]]), file.target(target)))
+    assert rows(tmp_path / "out") == [2]
+
+
+def test_the_address_is_the_absolute_path(tmp_path: Path) -> None:
+    """As written: a link is not followed, while what is owned is the file behind it."""
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "real.jsonl")
+    destination = make(tmp_path, "link.jsonl")
+    assert destination.address == str(tmp_path / "link.jsonl")
+    assert destination.owned == str((tmp_path / "real.jsonl").resolve())
 
 
 def test_a_staged_part_that_was_cut_off_is_found(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.engine import loop, publish, staging
+from conduit_dagster.engine import staging
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.recovery import kill_points
 
 ROWS = [{"i": i} for i in range(6)]
 
@@ -34,13 +35,12 @@ def crash(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Runs the pipeline until it crashes at the named point."""
 
     def run(point: str) -> None:
-        def reached(name: str) -> None:
+        def reached(name: str, pipeline: str) -> None:
             if name == point:
                 raise Crash
 
         with monkeypatch.context() as patch:
-            for module in (loop, publish, staging):
-                patch.setattr(module, "reached", reached)
+            patch.setattr(kill_points, "hook", reached)
             with pytest.raises(Crash):
                 lab.run()
 

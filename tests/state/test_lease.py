@@ -7,25 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import schema
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, acquire, is_dead, myself
 from conduit_dagster.state.store import PipelineStore
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[sa.Engine]:
-    engine = open_database(f"sqlite:///{tmp_path}/state.db")
-    yield engine
-    engine.dispose()
 
 
 def owner_of(database: sa.Engine) -> Any:
@@ -87,14 +79,14 @@ def test_paths_that_a_pipeline_writes_no_more_are_free(database: sa.Engine) -> N
     lease = acquire(database, "p", 30.0)
     store = PipelineStore(database, lease)
     for thing, consumer in (("/x", "a"), ("/y", "b"), ("/x", "b"), ("/y", "a")):
-        assert store.claim(thing, consumer) is None
+        assert store.registry.claim(thing, consumer) is None
     other_lease = acquire(database, "q", 30.0)
     other = PipelineStore(database, other_lease)
-    assert other.claim("/x", "out") == ("p", "b")
-    store.release_others({"/y"})
-    assert other.claim("/x", "out") is None
+    assert other.registry.claim("/x", "out") == ("p", "b")
+    store.registry.release_others({"/y"})
+    assert other.registry.claim("/x", "out") is None
     lease.release()
-    assert other.claim("/y", "out") is None
+    assert other.registry.claim("/y", "out") is None
     other_lease.release()
 
 
@@ -131,15 +123,41 @@ def test_this_process_is_not_dead() -> None:
     assert not is_dead({**myself(), "started": "1", "boot": "another machine"})
 
 
-def test_a_store_of_another_version_is_refused(tmp_path: Path, database: sa.Engine) -> None:
-    with database.begin() as connection:
-        connection.execute(sa.update(schema.meta).values(value="999"))
-    with pytest.raises(FatalError, match="version 999"):
-        open_database(f"sqlite:///{tmp_path}/state.db")
+def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: sa.Engine) -> None:
+    first = acquire(database, "p", 0.4)
+    silence(first)
+    change_owner(database, host="elsewhere", boot="other")
+    won, refused = list[Lease](), list[str]()
+
+    def contend() -> None:
+        try:
+            won.append(acquire(database, "p", 0.4))
+        except ConduitError as error:
+            refused.append(error.code)
+
+    threads = [threading.Thread(target=contend) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(won), refused) == (1, ["lease.held"])
+    assert won[0].epoch == first.epoch + 1
+    won[0].release()
 
 
-def test_a_store_that_cannot_be_opened_is_named() -> None:
-    with pytest.raises(ConduitError) as error:
-        open_database("sqlite:////proc/nothing/state.db")
-    assert error.value.code == "state.unreachable"
-    assert error.value.fix
+def test_an_owner_that_is_frozen_inside_a_transaction_blocks_nobody(postgres_url: str) -> None:
+    """It holds the pipeline's row; the server ends its transaction, and it finds that out when it thaws."""
+    patient = open_database(postgres_url)
+    hasty = open_database(f"{postgres_url}?options=-c%20idle_in_transaction_session_timeout%3D500ms")
+    frozen = acquire(hasty, "p", 0.4)
+    silence(frozen)
+    change_owner(patient, host="elsewhere", boot="other")
+    with hasty.connect() as connection:
+        frozen.guard(connection)
+        second = acquire(patient, "p", 0.4)
+        with pytest.raises(SQLAlchemyError):
+            connection.execute(sa.select(schema.pipelines))
+    assert second.epoch == frozen.epoch + 1
+    second.release()
+    for engine in (patient, hasty):
+        engine.dispose()

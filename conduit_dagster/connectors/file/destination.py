@@ -23,7 +23,10 @@ from conduit_dagster.state import storage
 
 
 class FileDestination(Destination):
-    """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes."""
+    """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes.
+
+    With at-most-once nothing is repeated: a delivery that was cut off stays so, and the next begins on a new line.
+    """
 
     name = "file"
     Settings = FileDestinationSettings
@@ -34,8 +37,10 @@ class FileDestination(Destination):
         self._settings = as_destination(settings)
         self._format = make_format(self._settings.format, self._settings.format_options)
         self._path = self._local(context.resolve(self._settings.path))
-        adopt = self._settings.if_changed == "adopt"
-        self._layout = PartsFolder(self._path) if self._is_folder() else OrderedFile(self._path, adopt)
+        self._layout = PartsFolder(self._path, context) if self._is_folder() else self._one_file()
+
+    def _one_file(self) -> OrderedFile:
+        return OrderedFile(self._path, self.context, adopt=self._settings.if_changed == "adopt")
 
     def _local(self, path: str) -> Path:
         local = storage.local_path(path)
@@ -67,6 +72,11 @@ class FileDestination(Destination):
         """One path has one owner."""
         return str(self._path.resolve())
 
+    @property
+    def address(self) -> str:
+        """The absolute path, as written: links are not followed."""
+        return str(self._path.absolute())
+
     def check(self) -> None:
         """Tries to open the file or to make the folder."""
         self._layout.check()
@@ -74,7 +84,7 @@ class FileDestination(Destination):
     def staging(self, default: str) -> str:
         """Next to where it becomes visible, for a folder."""
         if isinstance(self._layout, PartsFolder):
-            return self._layout.staging(self.context.pipeline, self.context.connector)
+            return self._layout.staging()
         return default
 
     def target(self, previous: Target | None) -> Target:
@@ -93,6 +103,10 @@ class FileDestination(Destination):
     def publish(self, delivery: Delivery) -> Target:
         """All of it or nothing that a later step could follow; may be repeated by anybody."""
         return self._layout.publish(delivery)
+
+    def expected(self, delivery: Delivery) -> Target:
+        """What :meth:`settled` will give, whether or not the delivery gets there."""
+        return self._layout.expected(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """Where the next delivery goes on."""

@@ -2,38 +2,69 @@
 
 from __future__ import annotations
 
-import errno
+import hashlib
 import os
 import stat
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from conduit_dagster.connectors.base import Delivery, Target
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
+from conduit_dagster.connectors.file.entries import sync_entry
+from conduit_dagster.connectors.file.mending import mend
+from conduit_dagster.connectors.file.positioned import write_delivery
 from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 
-_PIECE = 1 << 20
-_NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
+
+class _Span(NamedTuple):
+    """A range of the file, and the bytes that belong there."""
+
+    at: int
+    bytes: int
+    sha256: str
+
+
+_LINE_END = hashlib.sha256(b"\n").hexdigest()
 
 
 class OrderedFile:
-    """Appends each delivery after the last, so that a repeat rewrites the same bytes in the same place."""
+    """Appends each delivery after the last, so that a repeat rewrites the same bytes in the same place.
 
-    def __init__(self, path: Path, adopt: bool) -> None:
+    With at-most-once a delivery is never repeated: its place stays its own, and line ends are written where its bytes
+    are missing before the next one is prepared.
+    """
+
+    def __init__(self, path: Path, context: ConnectorContext, adopt: bool = False) -> None:
         self._path = path
+        self._context = context
         self._adopt = adopt
+        self._synced_inode: int | None = None
+        self._whole: Target | None = None
+        """The target after the last delivery that this instance wrote to its end: nothing of it is to be mended."""
 
     def check(self) -> None:
         """Makes the folder and tries to open the file for writing, changing nothing of it."""
-        try:
+        with self._naming_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                found = os.fstat(descriptor)
+            finally:
+                os.close(descriptor)
+            self._require_regular(found)
+            if found.st_ino != self._synced_inode:
+                sync_entry(self._path)
+                self._synced_inode = found.st_ino
+
+    @contextmanager
+    def _naming_errors(self) -> Generator[None]:
+        try:
+            yield
         except OSError as error:
             raise from_os_error(error, f"can't write {self._path}") from error
-        try:
-            self._require_regular(os.fstat(descriptor))
-        finally:
-            os.close(descriptor)
-        storage.sync(str(self._path.parent))
 
     def _require_regular(self, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
@@ -46,16 +77,29 @@ class OrderedFile:
 
     def target(self, previous: Target | None) -> Target:
         """Inode and base length, stored before anything is published (DELIVERY.md, Destinations)."""
+        if previous and "length" not in previous:
+            previous = None  # it was a folder then
         if previous and not self._path.exists() and not self._adopt:
             raise self._changed("was removed", previous["length"])
         self.check()
-        found = self._path.stat()
-        if previous and not self._adopt and found.st_ino != previous["inode"]:
-            raise self._changed("was replaced by another file", previous["length"])
-        if previous and not self._adopt and found.st_size != previous["length"]:
-            raise self._changed(f"is {found.st_size} bytes long, not {previous['length']}", previous["length"])
-        gap = 0 if _ends_a_line(self._path, found.st_size) else 1
-        return {"path": str(self._path), "inode": found.st_ino, "base": found.st_size + gap, "gap": gap}
+        with self._naming_errors():
+            found = self._path.stat()
+            size = self._end_of(previous, found) if previous else found.st_size
+            gap = 0 if _ends_a_line(self._path, size) else 1
+        return {"path": str(self._path), "inode": found.st_ino, "base": size + gap, "gap": gap}
+
+    def _end_of(self, previous: Target, found: os.stat_result) -> int:
+        """Where the last delivery ends, mended where it may be broken; with ``adopt``, where a changed file ends."""
+        change = _change(previous, found)
+        if change is not None:
+            if not self._adopt:
+                raise self._changed(change, previous["length"])
+            return found.st_size
+        # mended before the next delivery is prepared, so that a file is never shorter than its last delivery's base,
+        # and in that delivery's own range only, so that a deposed owner's late mending can't meet later bytes
+        if "base" in previous and (found.st_size < previous["length"] or previous != self._whole):
+            mend(self._path, previous)
+        return previous["length"]
 
     def _changed(self, what: str, after: int) -> FatalError:
         return FatalError(
@@ -67,14 +111,10 @@ class OrderedFile:
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the bytes are there, whoever wrote them."""
-        if not self._is_same(delivery):
-            return False
-        at = delivery.target["base"]
-        for part in delivery.parts:
-            if storage.digest(str(self._path), at, part.bytes) != (part.bytes, part.sha256):
-                return False
-            at += part.bytes
-        return True
+        return self._is_same(delivery) and all(
+            storage.digest(str(self._path), span.at, span.bytes) == (span.bytes, span.sha256)
+            for span in _spans(delivery)
+        )
 
     def _is_same(self, delivery: Delivery) -> bool:
         return self._path.exists() and self._path.stat().st_ino == delivery.target["inode"]
@@ -86,24 +126,35 @@ class OrderedFile:
         return self.target(None)
 
     def publish(self, delivery: Delivery) -> Target:
-        """Positioned writes at the base: never append, never truncate, so recovery and zombies write the same bytes."""
-        try:
+        """Positioned writes at the base, so that recovery and zombies write the same bytes; durable when it returns."""
+        base = delivery.target["base"]
+        with self._naming_errors():
             if not self._is_same(delivery) or not self._is_ours(delivery):
-                raise self._changed("was changed by somebody else", delivery.target["base"])
-            descriptor = os.open(self._path, os.O_WRONLY)
-            try:
-                _write(descriptor, delivery)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            raise from_os_error(error, f"can't write {self._path}") from error
-        return self.settled(delivery)
+                raise self._changed("was changed by somebody else", base)
+            with self._path.open("r+b", buffering=0) as file:
+                if os.fstat(file.fileno()).st_ino != delivery.target["inode"]:
+                    raise self._changed("was replaced by another file", base)
+                write_delivery(file.fileno(), delivery, self._midway)
+                os.fsync(file.fileno())
+        self._whole = self.expected(delivery)
+        return self._whole
+
+    def _midway(self) -> None:
+        reached("mid-publish", self._context.pipeline)
 
     def settled(self, delivery: Delivery) -> Target:
         """The file after the delivery, synced: whoever wrote it may have died before that."""
         storage.sync(str(self._path))
+        return self.expected(delivery)
+
+    def expected(self, delivery: Delivery) -> Target:
+        """The file after the delivery. With at-most-once it may turn out shorter, and so names what belongs where."""
         length = delivery.target["base"] + delivery.bytes
-        return {"path": str(self._path), "inode": delivery.target["inode"], "length": length}
+        after: Target = {"path": str(self._path), "inode": delivery.target["inode"], "length": length}
+        if self._context.strategy == "at-most-once":
+            after["base"] = delivery.target["base"] - delivery.target["gap"]
+            after["parts"] = [[span.bytes, span.sha256] for span in _spans(delivery)]
+        return after
 
     def _fits(self, delivery: Delivery) -> bool:
         base, gap = delivery.target["base"], delivery.target["gap"]
@@ -114,6 +165,8 @@ class OrderedFile:
         if not self._fits(delivery):
             return False
         at, size = delivery.target["base"], self._path.stat().st_size
+        if delivery.target["gap"] and b"".join(storage.chunks(str(self._path), at - 1, 1)) not in (b"", b"\n", b"\0"):
+            return False
         for part in delivery.parts:
             length = min(part.bytes, size - at)
             if length <= 0:
@@ -125,6 +178,25 @@ class OrderedFile:
         return True
 
 
+def _change(previous: Target, found: os.stat_result) -> str | None:
+    """What somebody else did to the file. Only the range of a delivery that is never repeated may be cut short."""
+    if found.st_ino != previous["inode"]:
+        return "was replaced by another file"
+    if not previous.get("base", previous["length"]) <= found.st_size <= previous["length"]:
+        return f"is {found.st_size} bytes long, not {previous['length']}"
+    return None
+
+
+def _spans(delivery: Delivery) -> Iterator[_Span]:
+    """All that a delivery writes, in order: the line end where one was missing, then its parts."""
+    at = delivery.target["base"]
+    if delivery.target["gap"]:
+        yield _Span(at - 1, 1, _LINE_END)
+    for part in delivery.parts:
+        yield _Span(at, part.bytes, part.sha256)
+        at += part.bytes
+
+
 def _ends_a_line(path: Path, size: int) -> bool:
     return size == 0 or b"".join(storage.chunks(str(path), size - 1, 1)) == b"\n"
 
@@ -133,33 +205,3 @@ def _is_beginning(path: str, at: int, staged: str, length: int) -> bool:
     """Whether the bytes are the staged ones; where a power cut left a hole, they may be zero as well."""
     pieces = zip(storage.chunks(path, at, length), storage.chunks(staged, 0, length), strict=False)
     return all(a == b or all(x in (0, y) for x, y in zip(a, b, strict=True)) for a, b in pieces)
-
-
-def _write(descriptor: int, delivery: Delivery) -> None:
-    base = delivery.target["base"]
-    if delivery.target["gap"]:
-        os.pwrite(descriptor, b"\n", base - 1)  # what was there before this pipeline did not end its last line
-    at = base
-    for part in delivery.parts:
-        with storage.open_read(storage.join(delivery.staging, part.name)) as staged:
-            _copy(staged.fileno(), descriptor, at, part.bytes)
-        at += part.bytes
-
-
-def _copy(source: int, into: int, at: int, length: int) -> None:
-    """Copies ``length`` bytes from the beginning of ``source`` to ``at``, inside the kernel where that works."""
-    done = 0
-    while done < length:
-        try:
-            copied = os.copy_file_range(source, into, length - done, done, at + done)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-            copied = os.pwrite(into, os.pread(source, min(_PIECE, length - done), done), at + done)
-        if copied == 0:
-            raise FatalError(
-                f"a staged part is {length - done} bytes shorter than its ledger says",
-                code="delivery.staging_damaged",
-                fix="look at the disk that holds the staging folder; run again to have the step staged anew",
-            )
-        done += copied

@@ -1,0 +1,158 @@
+"""The commit that makes a delivery part of a table, once."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from typing import Final
+
+import pyarrow.parquet as pq
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import CommitFailedError
+from deltalake.transaction import AddAction, RemoveAction
+
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.delta.durable import LogSync
+from conduit_dagster.connectors.delta.place import names, place
+from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state import storage
+
+ATTEMPTS: Final = 30
+"""How often a commit is tried while other writers commit in between."""
+
+_HASH_BITS: Final = 31
+
+
+class Commits:
+    """Deliveries as commits, each under an application transaction of the table.
+
+    The transaction's version is the step, and below it 31 bits of the delivery hash. So the snapshot alone says
+    whether a delivery is in, and whether it is this one, also when its log entry has been cleaned away.
+    """
+
+    def __init__(self, table: Table, pipeline: str, app_id: str) -> None:
+        self._table = table
+        self._pipeline = pipeline
+        self._app_id = app_id
+        self._log = LogSync(table.local)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the table has committed it. Still true when its rows were compacted, deleted or vacuumed since."""
+        table = self._table.open()
+        return table is not None and self._is_in(table, delivery)
+
+    def settle(self) -> None:
+        """Makes durable what is committed: whoever committed it may have died before that."""
+        table = self._table.open()
+        if table is not None:
+            self._log.sync(table.version())
+
+    def publish(self, delivery: Delivery) -> None:
+        """Commits it, unless it is in. Repeats after other writers' commits, a bounded number of times."""
+        table = self._open()
+        version = table.version()
+        if not self._is_in(table, delivery):
+            place(delivery, self._table.uri)
+            reached("mid-publish", self._pipeline)
+            version = self._commit(table, delivery)
+        self._log.sync(version)
+
+    def _commit(self, table: DeltaTable, delivery: Delivery) -> int:
+        """A version of the table with the delivery in it.
+
+        Two committers of one delivery can't both succeed: each creates the log entry right after the version in which
+        it found the delivery missing, put if absent and without the library's own retries. Whoever is second finds
+        that entry there, looks again, and finds the delivery. A frozen owner's attempt is the same.
+        """
+        for attempt in range(ATTEMPTS):
+            self._require_fit(table, delivery)
+            try:
+                self._append(table, delivery)
+                return table.version() + 1
+            except CommitFailedError:
+                seen, table = table.version(), self._open()
+                if table.version() == seen:
+                    raise  # nobody was faster: it is refused for what it is
+            if self._is_in(table, delivery):
+                return table.version()
+            time.sleep(random.uniform(0, 0.01 * attempt))
+            table = self._open()
+        raise TransientError(
+            f"{ATTEMPTS} times another writer committed to {self._table.address} first",
+            code="delta.contended",
+            place=self._table.address,
+            fix="run again; let fewer pipelines write to this table, or less often",
+        )
+
+    def _append(self, table: DeltaTable, delivery: Delivery) -> None:
+        transaction = Transaction(self._app(delivery), _version(delivery))
+        properties = CommitProperties(
+            custom_metadata={"conduit.delivery": delivery.hash, "conduit.step": str(delivery.step)},
+            max_commit_retries=0,
+            app_transactions=[transaction],
+        )
+        now = int(time.time() * 1000)
+        files: list[AddAction | RemoveAction] = [
+            AddAction(name, part.bytes, {}, now, True, json.dumps({"numRecords": part.records}))
+            for name, part in zip(names(delivery), delivery.parts, strict=True)
+        ]
+        table.create_write_transaction(files, "append", table.schema(), commit_properties=properties)
+
+    def _app(self, delivery: Delivery) -> str:
+        """A consumer's deliveries have growing steps; a late dead letter is one of several in its step."""
+        names = map(storage.safe_name, (self._pipeline, delivery.consumer))
+        app_id = self._app_id or ":".join(["conduit", *names])
+        return f"{app_id}:{delivery.hash}" if delivery.skip else app_id
+
+    def _is_in(self, table: DeltaTable, delivery: Delivery) -> bool:
+        found, ours = table.transaction_version(self._app(delivery)), _version(delivery)
+        if found is None or found >> _HASH_BITS < delivery.step:
+            return False
+        if found == ours:
+            return True
+        # not "a later step is in, so this one is": after a lost state store that would drop every record
+        there = f"{self._table.address} has step {found >> _HASH_BITS} of {self._app(delivery)} already"
+        raise FatalError(
+            f"{there}, and not this delivery of step {delivery.step}: another project writes under that name, or this "
+            "pipeline's state was lost",
+            code="delta.transaction_taken",
+            place=self._table.address,
+            fix="give the destination an app-id of its own; after lost state, first look which records the table has",
+        )
+
+    def _open(self) -> DeltaTable:
+        table = self._table.open()
+        if table is None:
+            raise FatalError(
+                f"the Delta table {self._table.address} is gone, and a prepared step is to be appended to it",
+                code="delta.table_gone",
+                place=self._table.address,
+                fix="restore it; to start a new one, remove its whole folder, staging included, and run again",
+            )
+        return table
+
+    def _require_fit(self, table: DeltaTable, delivery: Delivery) -> None:
+        """The table may have been altered since the parts were staged."""
+        columns = {field.name: field for field in self._table.writable(table)}
+        for name in names(delivery):
+            with storage.open_read(storage.join(self._table.uri, name)) as file:
+                staged = pq.read_schema(file)
+            wrong = [f.name for f in staged if f.name not in columns or columns[f.name].type != f.type]
+            lacking = [f.name for f in columns.values() if not f.nullable and f.name not in staged.names]
+            if wrong or lacking:
+                raise self._altered([*wrong, *lacking])
+
+    def _altered(self, fields: list[str]) -> FatalError:
+        return FatalError(
+            f"the columns {', '.join(fields)} of {self._table.address} were altered after a step was prepared for them",
+            code="delta.altered",
+            place=self._table.address,
+            fix="put the columns back as they were, let the pipeline finish the step, then alter them",
+        )
+
+
+def _version(delivery: Delivery) -> int:
+    return delivery.step << _HASH_BITS | int(delivery.hash[:16], 16) >> 64 - _HASH_BITS

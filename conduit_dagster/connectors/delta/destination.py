@@ -1,0 +1,142 @@
+"""The ``delta`` destination."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    Delivery,
+    Destination,
+    Target,
+    Writer,
+    WriterTask,
+)
+from conduit_dagster.connectors.delta.columns import Schema, parse_columns
+from conduit_dagster.connectors.delta.commits import Commits
+from conduit_dagster.connectors.delta.infer import infer
+from conduit_dagster.connectors.delta.rows import RowReader
+from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings, as_delta
+from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.connectors.delta.writer import DeltaWriter
+from conduit_dagster.record import Document
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+
+STAGING = "_conduit_staging"
+"""Inside the table's folder, so that a part gets its final name without being copied; readers and vacuum skip it."""
+
+
+class DeltaDestination(Destination):
+    """Rows of a Delta table, each once after any crash: a delivery and its mark are one commit of the table's log.
+
+    A table has no order; within a file rows are in the source's order, and the files' names sort by step. A RESTORE of
+    the table to an earlier version takes rows away and leaves the marks: what it took is not delivered again.
+    """
+
+    name = "delta"
+    Settings = DeltaDestinationSettings
+    strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_delta(settings)
+        self._columns: Schema = parse_columns(self._settings.columns)
+        self._table = Table(context.resolve(self._settings.path))
+        self._commits = Commits(self._table, context.pipeline, self._settings.app_id)
+
+    @property
+    def address(self) -> str:
+        """Which table this is: its path, or its URL without secrets."""
+        return self._table.address
+
+    @property
+    def reads_key(self) -> bool:
+        """Rows hold the payload only."""
+        return False
+
+    @property
+    def changes_records(self) -> bool:
+        """Encoding leaves records as they are."""
+        return False
+
+    def check(self) -> None:
+        """Looks whether the table can be appended to, or its folder be made; a table itself is not made here."""
+        with self._table.mapped("can't write the table"):
+            table = self._table.open()
+            if table is not None:
+                self._require_columns(self._table.writable(table))
+            if self._table.local is not None:
+                (self._table.local / STAGING).mkdir(parents=True, exist_ok=True)
+
+    def _require_columns(self, there: Schema) -> None:
+        kinds = {field.name: field.type for field in there}
+        wrong = [f"{field.name}:{field.type}" for field in self._columns if kinds.get(field.name) != field.type]
+        if wrong:
+            raise FatalError(
+                f"the Delta table {self.address} is there without the columns {', '.join(wrong)}",
+                code="delta.columns_differ",
+                place=self.address,
+                fix="leave the setting columns out to take the table as it is, or name another table",
+            )
+
+    def staging(self, default: str) -> str:
+        """Inside the table's folder."""
+        names = (self.context.pipeline, self.context.connector)
+        return storage.join(self._table.uri, STAGING, *map(storage.safe_name, names))
+
+    def target(self, previous: Target | None) -> Target:
+        """The table; a delivery's own names come from its step and hash."""
+        del previous
+        return {"table": self.address}
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages Parquet; looks the table's columns up when it gets its first document."""
+        return DeltaWriter(task, self._reader)
+
+    def _reader(self, documents: list[Document]) -> RowReader | None:
+        """For the table's columns; None where there is no table, and none can be made from these documents.
+
+        Tasks agree on a new table's columns by creating it, empty: the first creator's are the table's. Nothing is
+        published by that, and a step is prepared only for columns that a table has.
+        """
+        table = self._table.open()
+        if table is None:
+            schema = self._columns or infer(documents)
+            if not len(schema):
+                return None
+            table = self._table.create(schema)
+        with self._table.mapped("can't read the columns of"):
+            there = self._table.writable(table)
+        self._require_columns(there)
+        return RowReader(there, self._settings.unknown_fields)
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether the table's log has committed this delivery, in whatever files its rows are by now."""
+        self._require_target(delivery)
+        with self._table.mapped("can't read"):
+            return self._commits.holds(delivery)
+
+    def publish(self, delivery: Delivery) -> Target:
+        """One commit; what the table has already is not committed again, whoever tries."""
+        self._require_target(delivery)
+        if delivery.parts:
+            with self._table.mapped("can't commit to"):
+                self._commits.publish(delivery)
+        return delivery.target
+
+    def settled(self, delivery: Delivery) -> Target:
+        """Syncs the table's log; data files were durable before they were committed."""
+        with self._table.mapped("can't sync"):
+            self._commits.settle()
+        return delivery.target
+
+    def _require_target(self, delivery: Delivery) -> None:
+        was = delivery.target.get("table", self.address)
+        if was != self.address:
+            raise FatalError(
+                f"step {delivery.step} was prepared for the table {was}, but the destination is {self.address} now",
+                code="delivery.target_changed",
+                place=self.address,
+                fix=f"set path back to {was}, let the pipeline finish the step, then change it",
+            )

@@ -1,0 +1,71 @@
+"""Putting staged parts where a table's log may name them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from conduit_dagster.connectors.base import Delivery, Part
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+
+
+def names(delivery: Delivery) -> list[str]:
+    """The delivery's files, by step, part and hash: a repeat puts the same bytes under the same names."""
+    many = range(len(delivery.parts))
+    return [f"part-{delivery.step:012d}-{i:05d}-{delivery.hash[:16]}.zstd.parquet" for i in many]
+
+
+def place(delivery: Delivery, root: str) -> None:
+    """Puts the parts that the ledger names into the table's folder, durably. No reader sees them before the commit.
+
+    May be repeated, also by two at once. Raises ``FatalError`` where a staged part is not what the ledger says.
+    """
+    for part, name in zip(delivery.parts, names(delivery), strict=True):
+        staged, final = storage.join(delivery.staging, part.name), storage.join(root, name)
+        if storage.size(final) == part.bytes and storage.digest(final) == (part.bytes, part.sha256):
+            continue
+        _require_whole(staged, part)
+        local, into = storage.local_path(staged), storage.local_path(final)
+        if local is not None and into is not None:
+            _link(local, into)
+        else:
+            _copy(staged, final)
+    storage.sync(root)
+
+
+def _require_whole(staged: str, part: Part) -> None:
+    found = storage.size(staged)
+    if found is not None and found != part.bytes:
+        raise FatalError(
+            f"the staged part {part.name} is {found} bytes long, its ledger says {part.bytes}",
+            code="delivery.staging_damaged",
+            place=staged,
+            fix="look at the disk that holds the table; remove that file and run again to have the step staged anew",
+        )
+
+
+def _link(staged: Path, final: Path) -> None:
+    """A second name for the file, so that nothing is copied; a copy where the file system has no such names."""
+    # no hidden name: what a crash leaves here is vacuum's to remove
+    ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
+    try:
+        os.link(staged, ready)
+    except OSError:
+        shutil.copyfile(staged, ready)
+        storage.sync(str(ready))
+    # vacuum goes by age: a step that waited for days must not be taken for an old orphan before its commit
+    os.utime(ready)
+    ready.replace(final)
+    ready.unlink(missing_ok=True)  # renaming one name of a file onto another of the same file leaves both
+
+
+def _copy(staged: str, final: str) -> None:
+    fs: Any
+    fs, source = fsspec.core.url_to_fs(staged)
+    fs.cp_file(source, fsspec.core.url_to_fs(final)[1])

@@ -1,0 +1,99 @@
+"""Documents as rows of a table: read by Arrow's JSON reader, whole blocks at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from conduit_dagster.connectors.delta.columns import DataType, Schema
+from conduit_dagster.connectors.delta.misfit import Misfit
+from conduit_dagster.connectors.formats import nack_of
+from conduit_dagster.record import Document, Nack
+
+Table = Any
+"""A ``pyarrow.Table``."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Lines:
+    """The documents of a block that JSON can hold, a line each, and the others' nacks by their place."""
+
+    def __init__(self, documents: Sequence[Document]) -> None:
+        self.refused: dict[int, Nack] = {}
+        self.places: Sequence[int] = range(len(documents))
+        try:
+            self.lines = [_encode(document) for document in documents]
+        except Exception:  # noqa: BLE001  # one record's fault: find it
+            self._one_by_one(documents)
+
+    def _one_by_one(self, documents: Sequence[Document]) -> None:
+        found: dict[int, bytes] = {}
+        for place, document in enumerate(documents):
+            try:
+                found[place] = _encode(document)
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                self.refused[place] = nack_of(error)
+        self.places, self.lines = list(found), list(found.values())
+
+
+class RowReader:
+    """Reads lines of JSON into rows of one schema. No value is converted but text to dates and times.
+
+    A number with a fraction part, even ``1.0``, is no integer. A number for a double or float column is rounded to
+    what that holds; a time's offset is kept as the instant it means.
+    """
+
+    def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"]) -> None:
+        self.schema = schema
+        self._strict = unknown_fields == "refuse"
+        self._dates = [i for i, field in enumerate(schema) if pa.types.is_date(field.type)]
+        self._options = pj.ParseOptions(
+            explicit_schema=self._as_read(),
+            unexpected_field_behavior="error" if self._strict else "ignore",
+        )
+
+    def _as_read(self) -> Schema:
+        # Arrow's reader takes only numbers for dates; text is cast afterwards
+        schema = self.schema
+        for i in self._dates:
+            schema = schema.set(i, schema.field(i).with_type(pa.string()))
+        return schema
+
+    def read(self, lines: Sequence[bytes]) -> Table:
+        """The rows of these lines. Raises ``pa.ArrowException`` where one of them does not fit."""
+        data = b"\n".join(lines)
+        read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
+        table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
+        for i in self._dates:
+            table = table.set_column(i, self.schema.field(i), pc.cast(table.column(i), self.schema.field(i).type))
+        return table
+
+    def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
+        """Which lines do not fit, found by halving: each one's place, and what the reader said about it alone."""
+        try:
+            self.read(lines)
+        except pa.ArrowException as error:
+            if len(lines) == 1:
+                return {first: str(error)}
+            half = len(lines) // 2
+            return self.misfits(lines[:half], first) | self.misfits(lines[half:], first + half)
+        return {}
+
+    def nack(self, document: Document, error: str) -> Nack:
+        """Why this document was refused; ``error`` is what the reader said."""
+        found = Misfit(_fits, self._strict).find(document, self.schema)
+        return found or Nack("delta.does_not_fit", f"the document does not fit the table: {error}")
+
+
+def _fits(value: Any, kind: DataType) -> bool:
+    try:
+        RowReader(pa.schema([("value", kind)]), "refuse").read([_encode({"value": value})])
+    except pa.ArrowException:
+        return False
+    return True

@@ -1,0 +1,121 @@
+"""The Delta table: opening and creating it, and the errors of the library as ours."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+from deltalake import CommitProperties, DeltaTable
+from deltalake import Schema as DeltaSchema
+from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
+
+from conduit_dagster.connectors.delta.columns import Schema, writable
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
+from conduit_dagster.state import storage
+
+SUPPORTED: Final = frozenset(
+    {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}
+    | {"columnMapping", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}
+)
+"""Table features that ``deltalake`` commits to. Those that say how rows are written are looked for one by one."""
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
+
+
+class Table:
+    """A table by its address. Every look at it is a new one: nothing is cached between steps."""
+
+    def __init__(self, uri: str) -> None:
+        local = storage.local_path(uri)
+        self.uri = uri if local is None else str(local)
+        self.local: Path | None = local
+        self.address = self.uri if local is not None else _without_secrets(self.uri)
+        """The path, or the URL without user, password and query."""
+
+    def open(self) -> DeltaTable | None:
+        """The table at its latest version; None where there is none."""
+        with self.mapped("can't open the table"):
+            try:
+                return DeltaTable(self.uri)
+            except TableNotFoundError:
+                return None
+
+    def create(self, schema: Schema) -> DeltaTable:
+        """Makes an empty table, or opens the one that another task, pipeline or program made first."""
+        with self.mapped("can't create the table"):
+            if self.local is not None:
+                self.local.mkdir(parents=True, exist_ok=True)
+            try:
+                # without retries the commit is version 0 or fails; with them a second creator's schema would replace
+                # the first one's in version 1
+                once = CommitProperties(max_commit_retries=0)
+                DeltaTable.create(self.uri, DeltaSchema.from_arrow(schema), commit_properties=once)
+            except DeltaError:
+                if not DeltaTable.is_deltatable(self.uri):
+                    raise
+            if self.local is not None:
+                storage.sync(str(self.local.parent))
+            return DeltaTable(self.uri)
+
+    def writable(self, table: DeltaTable) -> Schema:
+        """The columns that records can fill. Raises ``FatalError`` for a table that parts can't be put into as is."""
+        metadata, protocol = table.metadata(), table.protocol()
+        settings = metadata.configuration
+        if metadata.partition_columns:
+            raise self._unsupported(f"it is partitioned by {', '.join(metadata.partition_columns)}")
+        if any(key.startswith("delta.constraints.") for key in settings):
+            raise self._unsupported("it has check constraints")
+        if settings.get("delta.columnMapping.mode", "none") != "none":
+            raise self._unsupported("its columns are mapped to other names")
+        if foreign := sorted(set(protocol.writer_features or ()) - SUPPORTED):
+            raise self._unsupported(f"it has the features {', '.join(foreign)}")
+        try:
+            columns = writable(table.schema().to_json())
+        except ValueError as error:
+            raise self._unsupported(str(error)) from error
+        if not len(columns):
+            raise self._unsupported("it has no column that JSON can fill")
+        return columns
+
+    def _unsupported(self, why: str) -> FatalError:
+        return FatalError(
+            f"the Delta table {self.address} can't be appended to by this destination: {why}",
+            code="delta.unsupported",
+            place=self.address,
+            fix="name another table, or no table yet to have one made",
+        )
+
+    @contextmanager
+    def mapped(self, doing: str) -> Generator[None]:
+        """Errors of the library inside are raised as ours, without secrets and without Rust's stack."""
+        try:
+            yield
+        except ConduitError:
+            raise
+        except (DeltaError, OSError, ValueError) as error:
+            raise self._as_ours(error, f"{doing} {self.address}") from error
+
+    def _as_ours(self, error: Exception, doing: str) -> ConduitError:
+        if isinstance(error, OSError) and error.errno:
+            return from_os_error(error, doing)
+        # Rust's errors of the operating system have their number in the text only; all of them are transient
+        if number := _OS_ERROR.search(str(error)):
+            return from_os_error(OSError(int(number[1] or number[2]), ""), doing)
+        text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(self.uri, self.address)
+        if isinstance(error, DeltaProtocolError):
+            return FatalError(
+                f"{doing}: {text}",
+                code="delta.protocol",
+                place=self.address,
+                fix="name a table that this version of deltalake writes to, or upgrade deltalake",
+            )
+        return TransientError(f"{doing}: {text}", code="delta.failed", place=self.address)
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -1,0 +1,1 @@
+"""The ``postgres`` connector: rows of tables, exactly once."""

@@ -1,0 +1,104 @@
+"""What the database says of a table: its columns, and what they take."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from conduit_dagster.connectors.postgres.names import TableName
+from conduit_dagster.connectors.postgres.session import Connection
+
+Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
+
+_QUERY = """
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), coalesce(b.typname, t.typname),
+           coalesce(b.typcategory, t.typcategory),
+           (a.attnotnull OR t.typnotnull) AND NOT EXISTS (
+               SELECT FROM pg_trigger g WHERE g.tgrelid = c.oid AND g.tgtype & 7 = 7 AND NOT g.tgisinternal),
+           a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL,
+           a.attgenerated <> ''
+    FROM pg_class c
+    JOIN pg_namespace n ON n.oid = c.relnamespace
+    JOIN pg_attribute a ON a.attrelid = c.oid
+    JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_type b ON b.oid = t.typbasetype
+    WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p', 'f') AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+"""
+_KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("int2", "int4", "int8"), "integer"),
+    **dict.fromkeys(("float4", "float8", "numeric"), "number"),
+    **dict.fromkeys(("json", "jsonb"), "json"),
+    "bool": "boolean",
+    "bytea": "bytea",
+}
+_BITS = {"int2": 15, "int4": 31, "int8": 63}
+_LIFETIME = 60.0
+"""Seconds that a worker process believes what it read. A field that it finds no column for is looked up at once."""
+
+
+class Column(NamedTuple):
+    """A column, as far as rendering a value needs it."""
+
+    name: str
+    type: str
+    kind: Kind
+    bits: int = 0
+    """How many bits an integer has besides its sign."""
+    required: bool = False
+    """NULL is refused, and no trigger could fill it in."""
+    has_default: bool = False
+    generated: bool = False
+    """Computed by the database: it can't be written."""
+    known: bool = True
+    """False where the table is not there yet, and the type is still open."""
+
+
+class Table(NamedTuple):
+    """A table and its columns, in the order of the table; ``exists`` is False for one that is to be created."""
+
+    name: TableName
+    columns: dict[str, Column]
+    exists: bool = True
+
+
+def read_table(connection: Connection, name: TableName) -> Table | None:
+    """The table, or None where there is none that can be written."""
+    rows = connection.execute(_QUERY, (name.schema, name.name)).fetchall()
+    columns = {column.name: column for column in map(_column, rows)}
+    return Table(name, columns) if columns else None
+
+
+def _column(row: tuple[Any, ...]) -> Column:
+    name, shown, base, category, required, has_default, generated = row
+    kind: Kind = "array" if category == "A" else _KINDS.get(base, "text")
+    return Column(name, shown, kind, _BITS.get(base, 0), required and not has_default, has_default, generated)
+
+
+class TableCache:
+    """Tables as a process knows them, by database and name: one short look-up a minute, not one per task."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, TableName], tuple[float, Table]] = {}
+
+    def get(self, server: str, name: TableName, look: Callable[[], Table | None], fresh: bool = False) -> Table | None:
+        """The table; ``look`` reads it where it is not known, is too old or must be ``fresh``. What is missing is
+        not remembered."""
+        with self._lock:
+            at, table = self._known.get((server, name), (0.0, None))
+        if table is not None and not fresh and time.monotonic() - at < _LIFETIME:
+            return table
+        found = look()
+        with self._lock:
+            if found is None:
+                self._known.pop((server, name), None)
+            else:
+                self._known[server, name] = time.monotonic(), found
+        return found
+
+
+TABLES = TableCache()
+"""Of this process."""

@@ -1,0 +1,192 @@
+"""Records of one table as rows of COPY text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from conduit_dagster.connectors.postgres.catalog import Column
+from conduit_dagster.connectors.postgres.documents import document, documents, key_document
+from conduit_dagster.connectors.postgres.inferred import column_type, common
+from conduit_dagster.connectors.postgres.layout import Layout
+from conduit_dagster.connectors.postgres.rows import Group, Missing
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.values import RecordError, column_texts
+from conduit_dagster.record import Document, Record
+
+
+class Encoded(NamedTuple):
+    """Rows of one group, and which records they are of."""
+
+    places: Sequence[int]
+    group: Group
+    rows: list[str]
+
+
+class _Row(NamedTuple):
+    """A record that is applied by its key."""
+
+    operation: str
+    values: Document
+    key: tuple[str, ...]
+
+
+class TableEncoder:
+    """Encodes blocks for one table; a block with a record that can't be a row raises, whole."""
+
+    def __init__(self, settings: PostgresDestinationSettings, layout: Layout) -> None:
+        self._settings = settings
+        self._layout = layout
+        self._key = settings.key_columns
+        self._updates = settings.on_conflict != "error"
+        self._merged: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._types: dict[str, str | None] = {}
+        self._found_key = self._key
+
+    def encode(self, records: list[Record]) -> list[Encoded]:
+        """The rows of all records; those of one group keep their order."""
+        if all(record.operation == "create" for record in records) and not self._updates:
+            return self._inserts(records, range(len(records)))
+        rows = [self._row(record) for record in records]
+        if not any(row is not None and row.operation != "c" for row in rows):
+            return self._inserts(records, range(len(records)))
+        return list(self._mixed(records, rows))
+
+    def missing(self) -> Missing | None:
+        """The table, where it has to be created."""
+        table = self._layout.table
+        return None if table.exists else Missing(table.name, self._types, self._found_key)
+
+    def _mixed(self, records: list[Record], rows: list[_Row | None]) -> Iterable[Encoded]:
+        kinds = [None if row is None else row.key for row in rows]
+        for key, run in groupby(range(len(rows)), kinds.__getitem__):
+            places = list(run)
+            if key is None:
+                yield from self._inserts([records[place] for place in places], places)
+            else:
+                yield self._merge([row for place in places if (row := rows[place])], places, key)
+
+    # -- plain inserts ------------------------------------------------------------------------------------------
+
+    def _inserts(self, records: list[Record], places: Sequence[int]) -> list[Encoded]:
+        found = self._layout.gathered(documents(records, self._settings.raw_column))
+        if any(type(record.key) is dict for record in records):
+            found = [_with_key(document, record.key) for document, record in zip(found, records, strict=True)]
+            self._note_key(records[0])
+        fields = tuple(found[0])
+        if set(map(len, found)) == {len(fields)}:
+            try:
+                return [self._table(found, places, fields)]
+            except KeyError:
+                pass
+        return list(self._by_defaults(found, places))
+
+    def _table(self, found: list[Document], places: Sequence[int], fields: tuple[str, ...]) -> Encoded:
+        shape = self._layout.shape(fields)
+        # a KeyError says that a document has other fields
+        columns = [[document[field] for document in found] for field in shape.fields]
+        return self._encoded(columns, shape.columns, places)
+
+    def _by_defaults(self, found: list[Document], places: Sequence[int]) -> Iterable[Encoded]:
+        """Documents of different fields: NULL for a field that one lacks, unless its column has a default."""
+        for document in found:
+            self._layout.shape(tuple(document))
+        shape = self._layout.shape(tuple(dict.fromkeys(field for document in found for field in document)))
+        pairs = list(zip(shape.fields, shape.columns, strict=True))
+        optional = [field for field, column in pairs if column.has_default]
+        classes: dict[tuple[bool, ...], list[int]] = {}
+        for index, document in enumerate(found):
+            classes.setdefault(tuple(field in document for field in optional), []).append(index)
+        for given, members in classes.items():
+            lacks = {field for field, there in zip(optional, given, strict=True) if not there}
+            used = [(field, column) for field, column in pairs if field not in lacks]
+            columns = [[found[index].get(field) for index in members] for field, _ in used]
+            yield self._encoded(columns, [column for _, column in used], [places[index] for index in members])
+
+    def _encoded(self, values: list[list[Any]], columns: Sequence[Column], places: Sequence[int]) -> Encoded:
+        if not columns:
+            raise RecordError("no_fields", "the record has no field that has a column")
+        self._check_required(columns)
+        texts = [column_texts(column_values, column) for column_values, column in zip(values, columns, strict=True)]
+        rows = list(map("\t".join, zip(*texts, strict=True))) if len(texts) > 1 else list(texts[0])
+        self._note_types(columns, values)
+        names = tuple(column.name for column in columns)
+        return Encoded(places, Group(self._layout.table.name, names), rows)
+
+    def _check_required(self, columns: Sequence[Column]) -> None:
+        given = {column.name for column in columns}
+        for column in self._layout.table.columns.values():
+            if column.required and column.name not in given:
+                raise RecordError("not_null", f"the column {column.name} takes no null, and the record has no such field")
+
+    # -- by key -------------------------------------------------------------------------------------------------
+
+    def _row(self, record: Record) -> _Row | None:
+        """The record as it is applied by its key; None for one that is simply inserted."""
+        operation = record.operation
+        key = self._key_of(record)
+        if key is None:
+            if operation in ("create", "snapshot"):
+                return None
+            wanted = ", ".join(self._key) or "a document in .Key, or the setting key"
+            raise RecordError("no_key", f"{operation} needs a key: {wanted}")
+        self._found_key = self._found_key or tuple(key)
+        if operation == "delete":
+            return _Row("d", key, tuple(key))
+        found = self._layout.gathered([document(record.after, self._settings.raw_column)])[0]
+        values = {**self._layout.by_column(found), **key}
+        is_create = operation == "create" and self._settings.on_conflict != "update"
+        return _Row("c" if is_create else "u", values, tuple(key))
+
+    def _key_of(self, record: Record) -> Document | None:
+        named = key_document(record.key)
+        if not self._key:
+            key = self._layout.by_column(named) if named else None
+        else:
+            parts = (named, record.after, record.before)
+            places = [self._layout.by_known_column(part) for part in parts if isinstance(part, dict)]
+            key = {name: next((p[name] for p in places if name in p), None) for name in self._key}
+        if key is None or None in key.values():
+            return None
+        for name in key:
+            self._layout.named(name)
+        return key
+
+    def _merge(self, rows: list[_Row], places: Sequence[int], key: tuple[str, ...]) -> Encoded:
+        names = self._merged_columns(rows, key)
+        columns = [self._layout.named(name)._replace(required=False) for name in names]
+        values = [[row.values.get(name) for row in rows] for name in names]
+        bits = {name: 1 << place for place, name in enumerate(names)}
+        marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
+        texts = [column_texts(column_values, column) for column_values, column in zip(values, columns, strict=True)]
+        self._note_types(columns, values)
+        group = Group(self._layout.table.name, names, True, key)
+        return Encoded(places, group, list(map("\t".join, zip(marks, *texts, strict=True))))
+
+    def _merged_columns(self, rows: list[_Row], key: tuple[str, ...]) -> tuple[str, ...]:
+        """All columns seen so far: where they stay the same, one COPY takes all blocks."""
+        known = set(self._merged.get(key, ()))
+        found = known.union(*(row.values for row in rows))
+        if len(found) > len(known):
+            self._merged[key] = self._layout.ordered(found)
+        return self._merged[key]
+
+    # -- for a table that is to be created ----------------------------------------------------------------------
+
+    def _note_key(self, record: Record) -> None:
+        if not self._found_key and (key := self._key_of(record)):
+            self._found_key = tuple(key)
+
+    def _note_types(self, columns: Sequence[Column], values: list[list[Any]]) -> None:
+        if self._layout.table.exists:
+            return
+        for column, column_values in zip(columns, values, strict=True):
+            self._types[column.name] = common((self._types.get(column.name), column_type(column_values)))
+
+
+def _with_key(document: Document, key: object) -> Document:
+    """As in Conduit, a key's fields are columns of the row as well, and win."""
+    if not isinstance(key, dict) or key.keys() <= document.keys():
+        return document
+    return {**document, **key}

@@ -1,0 +1,110 @@
+"""Which column each field of a document goes into."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from conduit_dagster.connectors.postgres.catalog import Column, Table
+from conduit_dagster.connectors.postgres.lookup import Lookup
+from conduit_dagster.connectors.postgres.names import NAME_BYTES, TableName
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.values import RecordError
+from conduit_dagster.record import Document
+
+
+class Shape(NamedTuple):
+    """The fields of a document that have a column, with their columns; and those that have none."""
+
+    fields: tuple[str, ...]
+    columns: tuple[Column, ...]
+    unmapped: tuple[str, ...]
+
+
+class Layout:
+    """The columns of one table, for one writer."""
+
+    def __init__(self, settings: PostgresDestinationSettings, lookup: Lookup, name: TableName) -> None:
+        self._settings = settings
+        self._lookup = lookup
+        self._renames = settings.renames
+        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._is_fresh = False
+        self.table: Table = lookup.get(name)
+
+    def shape(self, fields: tuple[str, ...]) -> Shape:
+        """The shape of documents with these fields. Raises for fields without a column, unless that is allowed."""
+        found = self._shapes.get(fields)
+        if found is None:
+            found = self._shapes[fields] = self._new_shape(fields)
+        return found
+
+    def _new_shape(self, fields: tuple[str, ...]) -> Shape:
+        pairs = [(field, self._column(field)) for field in fields]
+        found = [(field, column) for field, column in pairs if column is not None]
+        unmapped = tuple(field for field, column in pairs if column is None)
+        if unmapped and self._settings.unmapped == "error":
+            raise self._no_column(unmapped)
+        columns = tuple(column for _, column in found)
+        if len({column.name for column in columns}) < len(columns):
+            raise RecordError("two_fields", "two fields go into one column: see the setting mapping")
+        if not columns and not unmapped:
+            raise RecordError("no_fields", "the record has no field to make a row of")
+        return Shape(tuple(field for field, _ in found), columns, unmapped)
+
+    def _column(self, field: str) -> Column | None:
+        name = self._renames.get(field, field)
+        if not self.table.exists:
+            return _open_column(name)
+        column = self.table.columns.get(name)
+        if column is None and not self._is_fresh:
+            # somebody may have added it since: a column must not be missed for a minute
+            self._is_fresh = True
+            self.table = self._lookup.get(self.table.name, fresh=True)
+            return self._column(field)
+        return None if column is None or column.generated else column
+
+    def _no_column(self, fields: Sequence[str]) -> RecordError:
+        names = ", ".join(fields[:5])
+        return RecordError("unmapped", f"the table {self.table.name} has no column for {names}: see mapping, unmapped")
+
+    def gathered(self, documents: list[Document]) -> list[Document]:
+        """For ``unmapped: json``: the documents with their unmapped fields as one object in its column."""
+        if self._settings.unmapped != "json" or not self.table.exists:
+            return documents
+        return [self._gather(document) for document in documents]
+
+    def _gather(self, document: Document) -> Document:
+        shape = self.shape(tuple(document))
+        if not shape.unmapped:
+            return document
+        made = {field: document[field] for field in shape.fields}
+        made[self._settings.unmapped_column] = {field: document[field] for field in shape.unmapped}
+        if self._column(self._settings.unmapped_column) is None:
+            raise self._no_column([self._settings.unmapped_column])
+        return made
+
+    def by_column(self, document: Document) -> Document:
+        """The document's values by column instead of field."""
+        shape = self.shape(tuple(document))
+        columns = zip(shape.columns, shape.fields, strict=True)
+        return {column.name: document[field] for column, field in columns}
+
+    def named(self, name: str) -> Column:
+        """The column of that name. Raises where there is none."""
+        column = _open_column(name) if not self.table.exists else self.table.columns.get(name)
+        if column is None:
+            raise self._no_column([name])
+        return column
+
+    def ordered(self, names: set[str]) -> tuple[str, ...]:
+        """Columns in the order of the table, so that all tasks agree on it."""
+        if not self.table.exists:
+            return tuple(sorted(names))
+        return tuple(name for name in self.table.columns if name in names)
+
+
+def _open_column(name: str) -> Column:
+    if not name or "\0" in name or len(name.encode()) > NAME_BYTES:
+        raise RecordError("column_name", f"no column can be called {name[:NAME_BYTES]!r}")
+    return Column(name, "open", "text", known=False)

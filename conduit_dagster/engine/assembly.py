@@ -1,0 +1,38 @@
+"""Puts the parts of a pipeline's step loop together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conduit_dagster.connectors.base import Limit
+from conduit_dagster.engine.direct import DirectSender
+from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.publish import Publisher
+from conduit_dagster.engine.report import StepReport
+from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.staging import Stager
+from conduit_dagster.state.store import PipelineStore
+
+
+def make_loop(
+    bound: BoundPipeline,
+    store: PipelineStore,
+    jobs: Jobs,
+    staging: str,
+    slots: int,
+    report: Callable[[StepReport], None],
+) -> StepLoop:
+    """A loop that goes on from the state as it is stored now."""
+    pipeline, delivery, queue = bound.compiled, bound.config.delivery, bound.config.dead_letter_queue
+    state = store.load()
+    window = NackWindow(queue.window_size, queue.window_nack_threshold)
+    stager = Stager(jobs, pipeline, staging, slots, store.epoch)
+    restaged = Restaged(stager)
+    direct = DirectSender(pipeline, jobs, delivery.offset_flush_interval)
+    bisect = delivery.redelivery == "bisect"
+    publisher = Publisher(pipeline, store, state, window, direct, restaged, bisect)
+    limit = Limit(delivery.batch_size, delivery.batch_bytes)
+    return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, report)

@@ -1,0 +1,123 @@
+"""The binary layout of reference 4, big-endian throughout.
+
+An offset log entry is ``key length (4), key, data length (4), data``. A commit log entry is ``offset (8), message
+length (4), timestamp (8, whole seconds), mode (1), key length (4), key, data length (4), data``; the message is key and
+data with their lengths, without timestamp and mode (CASES C22).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import IO, Final, NamedTuple
+
+from conduit_dagster.recovery.errors import FatalError
+
+_LENGTH: Final = Struct(">I")
+_HEAD: Final = Struct(">QIQB")
+_PIECE: Final = 1 << 20
+_MODES: Final = 3
+
+
+class OffsetRecord(NamedTuple):
+    """An entry of the offset log."""
+
+    key: bytes
+    data: bytes
+
+
+class LogRecord(NamedTuple):
+    """An entry of the commit log."""
+
+    offset: int
+    timestamp: int
+    """In whole seconds since 1970."""
+    mode: int
+    """0 copy, 1 sync, 2 complete."""
+    key: bytes
+    data: bytes
+
+
+def damaged(why: str, at: int) -> FatalError:
+    """What reading raises; ``at`` counts the stream's bytes from 0."""
+    return FatalError(
+        f"the log can't be imported: {why}",
+        code="log.import_damaged",
+        place=f"byte {at}",
+        fix="export it again; nothing of a damaged file was imported",
+    )
+
+
+def encode_log_record(record: LogRecord) -> bytes:
+    """Raises ``struct.error`` for numbers that their fields can't hold."""
+    message = _pair(record.key, record.data)
+    return _HEAD.pack(record.offset, len(message), record.timestamp, record.mode) + message
+
+
+def encode_offset_record(record: OffsetRecord) -> bytes:
+    """Raises ``struct.error`` for a key or data beyond 4 GiB."""
+    return _pair(record.key, record.data)
+
+
+def _pair(key: bytes, data: bytes) -> bytes:
+    return b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(data)), data))
+
+
+def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
+    """Each entry with the byte at which it starts. Raises ``FatalError`` (``log.import_damaged``), with that byte."""
+    reader = _Reader(stream)
+    while head := reader.take_or_end(_HEAD.size, "an entry's head"):
+        start = reader.at - _HEAD.size
+        offset, length, timestamp, mode = _HEAD.unpack(head)
+        if mode >= _MODES:
+            raise damaged(f"the mode is {mode}, not 0, 1 or 2", start + _HEAD.size - 1)
+        key = reader.take(reader.length("key", length - 2 * _LENGTH.size), "a key")
+        left = length - 2 * _LENGTH.size - len(key)
+        at = reader.at
+        size = reader.length("data", left)
+        if size != left:
+            raise damaged(f"the data's length is {size}, and the message's length leaves {left}", at)
+        yield start, LogRecord(offset, timestamp, mode, key, reader.take(size, "data"))
+
+
+def decode_offsets(stream: IO[bytes]) -> Iterator[OffsetRecord]:
+    """The entries of an offset log. Raises ``FatalError`` (``log.import_damaged``), with the byte."""
+    reader = _Reader(stream)
+    while head := reader.take_or_end(_LENGTH.size, "a key's length"):
+        key = reader.take(_LENGTH.unpack(head)[0], "a key")
+        yield OffsetRecord(key, reader.take(reader.length("data", None), "data"))
+
+
+class _Reader:
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.at = 0
+
+    def take_or_end(self, size: int, what: str) -> bytes:
+        """As :meth:`take`, but nothing at the end of the stream."""
+        data = self._read(size)
+        if data and len(data) < size:
+            raise damaged(f"it ends in the middle of {what}", self.at)
+        return data
+
+    def take(self, size: int, what: str) -> bytes:
+        data = self._read(size)
+        if len(data) < size:
+            raise damaged(f"it ends in the middle of {what}", self.at)
+        return data
+
+    def length(self, what: str, most: int | None) -> int:
+        at = self.at
+        size: int = _LENGTH.unpack(self.take(_LENGTH.size, f"a length ({what})"))[0]
+        if most is not None and size > most:
+            raise damaged(f"the length of {what} is {size}, and the message has room for {max(0, most)}", at)
+        return size
+
+    def _read(self, size: int) -> bytes:
+        # in pieces: a damaged length must not ask for gigabytes at once
+        pieces: list[bytes] = []
+        while size and (piece := self._stream.read(min(size, _PIECE))):
+            pieces.append(piece)
+            size -= len(piece)
+            self.at += len(piece)
+        return b"".join(pieces)

@@ -1,0 +1,138 @@
+"""Compaction of closed segments: what no consumer needs goes, but for each namespace's last entry.
+
+It may be killed at any moment: a segment's new file is written under a hidden name and synced, one transaction puts it
+into the manifest in the place of the old ones, and only then these are removed. What is left of a compaction that was
+killed the next one removes. The active segment is never touched.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeVar
+
+import pyarrow as pa
+import sqlalchemy as sa
+
+from conduit_dagster.engine.commit_log.layout import LogFolder, remove, shown
+from conduit_dagster.engine.commit_log.part_file import PartFile, Written
+from conduit_dagster.engine.commit_log.reader import read
+from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state import storage
+from conduit_dagster.state.log_store import LogPart, LogStore, Offsets, offsets_of
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """One transaction that commits only for the lease's owner, such as ``Transactions.run``."""
+
+    def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
+        """What ``work`` gives; it may be called again where the transaction failed."""
+        ...
+
+
+class Compacted(NamedTuple):
+    """What a compaction did."""
+
+    segments: int = 0
+    """Segments that were written anew."""
+    entries: int = 0
+    """Entries that are gone."""
+    bytes: int = 0
+    """Bytes that are free now."""
+
+    def plus(self, other: Compacted) -> Compacted:
+        """Both together."""
+        return Compacted(self.segments + other.segments, self.entries + other.entries, self.bytes + other.bytes)
+
+
+class Compactor:
+    """Compacts the log of one source, for the pipeline's owner; one at a time."""
+
+    def __init__(self, folder: LogFolder, store: LogStore, run: Run) -> None:
+        self._folder = folder
+        self._store = store
+        self._run = run
+        self._source = folder.source
+
+    def compact(self, consumers: Sequence[str]) -> Compacted:
+        """Compacts all closed segments. ``consumers``: everybody who reads the log, acknowledged or not.
+
+        Repeating it changes nothing. Files go while others read them: a reader that finds one missing takes up the
+        manifest again (:func:`read_current`).
+        """
+        reached("before-compact", self._folder.pipeline)
+        segments, offsets = self._clean()
+        done = Compacted()
+        if anything_handled(consumers, offsets):
+            highest = highest_handled(consumers, offsets)
+            for parts in segments:
+                if parts[0].first <= highest:
+                    done = done.plus(self._compact(parts, consumers, offsets))
+        reached("after-compact", self._folder.pipeline)
+        return done
+
+    def _clean(self) -> tuple[list[list[LogPart]], Offsets]:
+        """Removes files of closed segments that the manifest does not name, names those that it does; gives both."""
+        found = {parts[0].segment: self._folder.names(parts[0].segment) for parts in self._run(self._closed)[0]}
+        # read after the files were listed, and as the lease's owner: so what is still being written belongs to this
+        # owner, who writes nothing now, or to one before, whose transaction will be refused
+        closed, offsets = self._run(self._closed)
+        for parts in closed:
+            segment, named = parts[0].segment, {part.name for part in parts}
+            for name in found.get(segment, []):
+                if shown(name) in named:
+                    self._folder.publish_name(segment, shown(name))
+                else:
+                    remove(storage.join(self._folder.segment(segment), name))
+        return closed, offsets
+
+    def _closed(self, connection: sa.Connection) -> tuple[list[list[LogPart]], Offsets]:
+        segments: dict[int, list[LogPart]] = {}
+        for part in self._store.parts(connection, self._source):
+            segments.setdefault(part.segment, []).append(part)
+        offsets = offsets_of(connection, self._folder.pipeline, self._source)
+        return list(segments.values())[:-1], offsets  # the last one is active
+
+    def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: Offsets) -> Compacted:
+        before = sum(part.entries for part in old)
+        retention = Retention(consumers, offsets)
+        for batch in read(self._folder, old, columns=["namespace"]):
+            retention.see(batch)
+        if retention.count == before:
+            return Compacted()
+        new = self._rewritten(old, retention)
+        reached("after-compact-write", self._folder.pipeline)
+        if not self._run(lambda connection: self._store.swap(connection, self._source, old, new)):
+            return Compacted()
+        # from here the manifest names the new file: the old ones may go, now or by the next compaction
+        reached("after-compact-swap", self._folder.pipeline)
+        self._folder.publish_name(new.segment, new.name)
+        for part in old:
+            remove(storage.join(self._folder.segment(part.segment), part.name))
+            reached("mid-compact-remove", self._folder.pipeline)
+        return Compacted(1, before - new.entries, sum(part.bytes for part in old) - new.bytes)
+
+    def _rewritten(self, old: list[LogPart], retention: Retention) -> LogPart:
+        first, last = old[0], old[-1]
+        file = PartFile(self._folder.segment(first.segment), first.first, secrets.token_hex(8))
+        try:
+            written = self._write(file, old, retention)
+        except Exception:
+            file.abort()
+            raise
+        self._folder.sync(first.segment)
+        return LogPart(
+            first.first, last.next, first.segment, written.name, written.entries, written.bytes, written.sha256,
+            written.nacked, True, last.position,
+        )  # fmt: skip
+
+    def _write(self, file: PartFile, old: list[LogPart], retention: Retention) -> Written:
+        for batch in read(self._folder, old):
+            file.write(batch.filter(pa.array(retention.stays(batch))))
+            reached("mid-compact-write", self._folder.pipeline)
+        written = file.finish()
+        assert written is not None  # each namespace keeps its last entry
+        return written

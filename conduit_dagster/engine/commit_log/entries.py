@@ -1,0 +1,187 @@
+"""The log's entries: one row per record, in a schema that is the same for every pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from conduit_dagster.engine.commit_log.metadata_column import METADATA, Metadata, SharedMetadata, decode_metadata
+from conduit_dagster.engine.commit_log.payload_column import decode_payload, encode_payload
+from conduit_dagster.engine.commit_log.repeated_column import (
+    REPEATED,
+    Column,
+    decode_repeated,
+    encode_constant,
+    encode_repeated,
+)
+from conduit_dagster.record import COLLECTION, Nack, Record
+
+Mode = Literal["copy", "sync", "complete"]
+MODES: Final[tuple[Mode, ...]] = ("copy", "sync", "complete")
+MODE: Final = "conduit.mode"
+"""The metadata key with which a source says how far a collection's copy is."""
+
+Batch = Any
+"""A pyarrow record batch of :data:`SCHEMA`; the library has no types."""
+Nacks = Mapping[int, tuple[str, Nack]]
+"""Entries that a node nacked before they were logged: place in the block to node and nack."""
+
+_TIMESTAMP: Final = pa.timestamp("us", "UTC")
+SCHEMA: Final = pa.schema(
+    [
+        ("source", REPEATED),
+        ("offset", pa.int64()),
+        ("timestamp", _TIMESTAMP),
+        ("mode", REPEATED),
+        ("operation", REPEATED),
+        ("namespace", REPEATED),
+        ("position", pa.string()),
+        ("metadata", METADATA),
+        ("key", pa.binary()),
+        ("key_kind", REPEATED),
+        ("before", pa.binary()),
+        ("before_kind", REPEATED),
+        ("after", pa.binary()),
+        ("after_kind", REPEATED),
+        ("nack_node", REPEATED),
+        ("nack_code", REPEATED),
+        ("nack_message", pa.string()),
+    ]
+)
+
+
+class Decoded(NamedTuple):
+    """A block of entries as records."""
+
+    records: list[Record]
+    offsets: list[int]
+    nacks: dict[int, tuple[str, Nack]]
+    """By place in the block; such a record is not good."""
+
+
+class Entry(NamedTuple):
+    """One entry with all that the log knows of it."""
+
+    source: str
+    offset: int
+    timestamp_us: int
+    mode: Mode
+    namespace: str
+    record: Record
+    nack: tuple[str, Nack] | None = None
+    """The node that nacked it, and why; None for a good one."""
+
+
+def mode_of(record: Record) -> Mode:
+    """``conduit.mode`` of its metadata where that is a mode, else copy for a snapshot and sync for the rest."""
+    return _mode(record.metadata, record.operation)
+
+
+def _mode(metadata: Metadata, operation: str) -> Mode:
+    mode = metadata.get(MODE)
+    return mode if mode in MODES else "copy" if operation == "snapshot" else "sync"
+
+
+def encode_block(
+    source: str,
+    first_offset: int,
+    records: list[Record],
+    modes: Sequence[str] | None,
+    timestamp_us: int,
+    nacks: Nacks,
+) -> Batch:
+    """The entries of consecutive offsets. ``modes`` None: each record's own, by :func:`mode_of`.
+
+    Raises what msgspec and pyarrow raise for a record that cannot be kept exactly, such as one with a number for a
+    metadata value.
+    """
+    count = len(records)
+    if not count:
+        return pa.RecordBatch.from_pylist([], SCHEMA)
+    shared = SharedMetadata([record.metadata for record in records])
+    operations = [record.operation for record in records]
+    columns = [
+        encode_constant(source, count),
+        pa.array(np.arange(first_offset, first_offset + count, dtype=np.int64)),
+        pa.repeat(pa.scalar(timestamp_us, _TIMESTAMP), count),
+        encode_repeated(list(modes)) if modes is not None else _modes(shared, operations, records),
+        encode_repeated(operations),
+        shared.strings(_namespace),
+        _positions([record.position for record in records]),
+        shared.array(),
+        *encode_payload([record.key for record in records]),
+        *encode_payload([record.before for record in records]),
+        *encode_payload([record.after for record in records]),
+        *_nack_columns(nacks, count),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _namespace(metadata: Metadata) -> str:
+    return metadata.get(COLLECTION, "")
+
+
+def _modes(shared: SharedMetadata, operations: list[str], records: list[Record]) -> Column:
+    if any(MODE in metadata for metadata in shared.distinct):
+        return encode_repeated(list(map(mode_of, records)))
+    return encode_repeated(["copy" if operation == "snapshot" else "sync" for operation in operations])
+
+
+def _positions(positions: list[int | str]) -> Column:
+    if set(map(type, positions)) == {int}:
+        try:
+            return pa.array(positions, pa.int64()).cast(pa.string())
+        except OverflowError:
+            pass
+    return pa.array(list(map(str, positions)), pa.string())
+
+
+def _nack_columns(nacks: Nacks, count: int) -> list[Column]:
+    if not nacks:
+        return [pa.nulls(count, REPEATED), pa.nulls(count, REPEATED), pa.nulls(count, pa.string())]
+    rows = [_nack_row(nacks.get(place)) for place in range(count)]
+    node, code, message = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
+    return [node.dictionary_encode(), code.dictionary_encode(), message]
+
+
+def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, str | None]:
+    return (None, None, None) if nack is None else (nack[0], nack[1].code, nack[1].message)
+
+
+def decode_batch(batch: Batch) -> Decoded:
+    """The records as they were logged; positions are text. Equal metadata is one shared dict."""
+    if not len(batch):
+        return Decoded([], [], {})
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    parts = (
+        columns["position"].to_numpy(zero_copy_only=False).tolist(),
+        decode_metadata(columns["metadata"]),
+        decode_payload(columns["after"], columns["after_kind"]),
+        decode_payload(columns["key"], columns["key_kind"]),
+        decode_payload(columns["before"], columns["before_kind"]),
+        decode_repeated(columns["operation"]),
+    )
+    records = list(map(Record, *parts))
+    return Decoded(records, columns["offset"].to_numpy().tolist(), _decode_nacks(columns))
+
+
+def _decode_nacks(columns: Mapping[str, Column]) -> dict[int, tuple[str, Nack]]:
+    node, code, message = (columns[name] for name in ("nack_node", "nack_code", "nack_message"))
+    if node.null_count == len(node):
+        return {}
+    places = np.flatnonzero(node.is_valid().to_numpy(zero_copy_only=False)).tolist()
+    return {i: (node[i].as_py(), Nack(code[i].as_py(), message[i].as_py())) for i in places}
+
+
+def decode_entries(batch: Batch) -> Iterator[Entry]:
+    """The entries one by one, for people and for export; slower than :func:`decode_batch`."""
+    decoded = decode_batch(batch)
+    sources, modes, namespaces = (decode_repeated(batch.column(name)) for name in ("source", "mode", "namespace"))
+    times: list[int] = batch.column("timestamp").cast(pa.int64()).to_pylist()
+    for place, (record, offset) in enumerate(zip(decoded.records, decoded.offsets, strict=True)):
+        mode = cast(Mode, modes[place])
+        nack = decoded.nacks.get(place)
+        yield Entry(sources[place], offset, times[place], mode, namespaces[place], record, nack)

@@ -1,0 +1,94 @@
+"""Records' metadata as one Arrow map column, at little cost where many records share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, pairwise
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from conduit_dagster.engine.commit_log.repeated_column import REPEATED, Column, codes_of, encode_constant
+
+Metadata = dict[str, str]
+METADATA: Final = pa.map_(REPEATED, REPEATED)
+
+
+class SharedMetadata:
+    """The metadata of a block: each distinct object once, and which of them each record has.
+
+    Objects count, not values: equal dicts may differ in the order of their keys.
+    """
+
+    def __init__(self, metadata: list[Metadata]) -> None:
+        ids = list(map(id, metadata))
+        if len(set(ids)) == 1:
+            self.distinct, index = metadata[:1], np.zeros(len(ids), np.int64)
+        else:
+            self.distinct = list(dict(zip(ids, metadata, strict=True)).values())
+            places = {id(one): place for place, one in enumerate(self.distinct)}
+            index = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
+        self._index = None if len(self.distinct) == len(ids) else pa.array(index)
+
+    def array(self) -> Column:
+        """The map column."""
+        keys = list(chain.from_iterable(self.distinct))
+        items = list(chain.from_iterable(map(dict.values, self.distinct)))
+        ends = np.cumsum([0, *map(len, self.distinct)], dtype=np.int32)
+        distinct = pa.MapArray.from_arrays(pa.array(ends), _encoded(keys), _encoded(items))
+        return distinct if self._index is None else distinct.take(self._index)
+
+    def strings(self, value: Callable[[Metadata], str]) -> Column:
+        """A column of what ``value`` finds in each record's metadata."""
+        found = list(map(value, self.distinct))
+        if self._index is None:
+            return _encoded(found)
+        if len(found) == 1:
+            return encode_constant(found[0], len(self._index))
+        distinct = _encoded(found)
+        return pa.DictionaryArray.from_arrays(distinct.indices.take(self._index), distinct.dictionary)
+
+
+def _encoded(strings: list[str]) -> Column:
+    return pa.array(strings, pa.string()).dictionary_encode()
+
+
+def decode_metadata(column: Column) -> list[Metadata]:
+    """The column's dicts; rows that are the same share one, unless most are different."""
+    ends = column.offsets.to_numpy()
+    first, last = int(ends[0]), int(ends[-1])
+    keys, key_codes = codes_of(column.keys.slice(first, last - first))
+    items, item_codes = codes_of(column.items.slice(first, last - first))
+    length = _length(key_codes, np.diff(ends))
+    if length is not None:
+        names = [keys[code] for code in key_codes[:length].tolist()]
+        if _same_rows(item_codes, length):
+            return [dict(zip(names, [items[code] for code in item_codes[:length].tolist()], strict=True))] * len(column)
+        if len(items) > len(column) / 2:
+            values = map(items.__getitem__, item_codes.tolist())
+            return [dict(zip(names, row, strict=True)) for row in zip(*[values] * length, strict=True)]
+    return _decode_rows(np.column_stack((key_codes, item_codes)), (ends - first).tolist(), keys, items)
+
+
+def _length(key_codes: Any, lengths: Any) -> int | None:
+    """How many keys each row has, where all rows have the same ones in one order."""
+    length = int(lengths[0])
+    return length if (lengths == length).all() and _same_rows(key_codes, length) else None
+
+
+def _same_rows(codes: Any, length: int) -> bool:
+    return not length or bool((codes.reshape(-1, length) == codes[:length]).all())
+
+
+def _decode_rows(pairs: Any, ends: list[int], keys: list[str], items: list[str]) -> list[Metadata]:
+    # a row's codes, as bytes, say what it holds: one slice and one look-up for each row that was seen before
+    width = pairs.dtype.itemsize * 2
+    data, known, rows = pairs.tobytes(), dict[bytes, Metadata](), list[Metadata]()
+    for start, end in pairwise(ends):
+        row = data[start * width : end * width]
+        found = known.get(row)
+        if found is None:
+            found = known[row] = {keys[k]: items[v] for k, v in pairs[start:end].tolist()}
+        rows.append(found)
+    return rows

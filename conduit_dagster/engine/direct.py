@@ -1,0 +1,84 @@
+"""Publishing to a direct destination: a second Spark job, whose acks are made durable while it runs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from conduit_dagster.engine.acks import Acked
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, acks_name, run_sender
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import Plan, StagedDelivery
+
+
+class DirectSender:
+    """Sends ranges of staged deliveries by Spark jobs of one task."""
+
+    def __init__(self, pipeline: CompiledPipeline, jobs: Jobs, interval: float) -> None:
+        self._program = pipeline.program.encode()
+        self._jobs = jobs
+        self._interval = interval
+
+    def send(
+        self,
+        plan: Plan,
+        delivery: StagedDelivery,
+        first: int,
+        count: int,
+        skipped: dict[str, int],
+        single: bool,
+        flushed: Callable[[Acked], None],
+    ) -> Sent:
+        """Sends ``count`` records from ``first`` on; ``flushed`` hears of acks as they become durable."""
+        token = secrets.token_hex(8)
+        job = SendJob(
+            delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
+            token, plan.hashes, {span.source: span.generation for span in plan.ranges},
+        )  # fmt: skip
+        function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
+        frame = self._jobs.spark.range(0, 1, 1, 1).mapInArrow(function, SENT_SCHEMA)
+        with self._following(delivery.staging, token, flushed):
+            table = self._jobs.run(frame.toArrow)
+        return msgspec.msgpack.decode(table.column(0).to_pylist()[0], type=Sent)
+
+    @contextmanager
+    def _following(self, staging: str, token: str, flushed: Callable[[Acked], None]) -> Generator[None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(staging, token, flushed, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _follow(self, staging: str, token: str, flushed: Callable[[Acked], None], ended: threading.Event) -> None:
+        number = 0
+        while not ended.wait(self._interval):
+            names = [name for name in storage.files(staging) if name.startswith(f"acks-{token}-")]
+            if names and names[-1] >= acks_name(token, number):
+                number = int(names[-1].removesuffix(".json").rpartition("-")[2]) + 1
+                if (acked := _read(storage.join(staging, names[-1]))) is not None:
+                    flushed(acked)
+
+
+def last_flush(staging: str) -> list[Acked]:
+    """What the jobs of runs before made durable of a delivery, and died before they could tell the store."""
+    names = [name for name in storage.files(staging) if name.startswith("acks-")]
+    newest = {name.rpartition("-")[0]: name for name in sorted(names)}
+    return [acked for name in newest.values() if (acked := _read(storage.join(staging, name))) is not None]
+
+
+def _read(url: str) -> Acked | None:
+    try:
+        data = b"".join(storage.chunks(url))
+        return msgspec.json.decode(data, type=Acked)
+    except (OSError, msgspec.DecodeError):
+        return None  # removed for a newer one, or torn: then its acks never counted

@@ -1,0 +1,74 @@
+"""Steps in flight: while one publishes, the next ones are planned and staged (DELIVERY.md, max-in-flight)."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.staging import Staged
+from conduit_dagster.state.steps import Plan
+
+
+class Flight:
+    """At most ``depth`` steps that are not acked. Their second halves run one after another, in order."""
+
+    def __init__(self, loop: StepLoop, depth: int, goes_on: Callable[[], bool]) -> None:
+        self._loop, self._depth, self._goes_on = loop, depth, goes_on
+        self._pool = ThreadPoolExecutor(1, "finish") if depth > 1 else None
+        self._unfinished: deque[Future[None]] = deque()
+        self._failed = threading.Event()
+        self.failed_step: int | None = None
+        """The step that ended the run; later ones are void."""
+
+    def __enter__(self) -> Flight:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        if kind is not None:
+            self._failed.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+
+    def take(self, plan: Plan) -> None:
+        """Stages a step, and finishes it at once or, with more than one in flight, behind those before it."""
+        try:
+            staged = self._loop.stage(plan)
+        except BaseException:
+            self._fail(plan.step)
+            raise
+        if self._pool is None:
+            self._finish(plan, staged)
+            return
+        self._unfinished.append(self._pool.submit(self._finish, plan, staged))
+        while len(self._unfinished) >= self._depth:
+            self._unfinished.popleft().result()
+
+    def look(self) -> None:
+        """Raises what a step that has ended meanwhile raised."""
+        while self._unfinished and self._unfinished[0].done():
+            self._unfinished.popleft().result()
+
+    def land(self) -> None:
+        """Waits for all of them; the first error is raised."""
+        while self._unfinished:
+            self._unfinished.popleft().result()
+
+    def _finish(self, plan: Plan, staged: Staged) -> None:
+        if self._failed.is_set():
+            return  # a step before it failed: this one is void with the run's end
+        if not self._goes_on():
+            self._loop.store.void(plan.step)
+            return
+        try:
+            self._loop.finish(plan, staged)
+        except BaseException:
+            self._fail(plan.step)
+            raise
+
+    def _fail(self, step: int) -> None:
+        self._failed.set()
+        self.failed_step = step if self.failed_step is None else min(step, self.failed_step)

@@ -1,0 +1,46 @@
+"""Which offsets a step moves."""
+
+from __future__ import annotations
+
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.state.offsets import EVERYTHING
+from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
+
+Offsets = dict[str, dict[str, int]]
+"""Source to namespace to the last offset that is handled."""
+
+
+def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Offsets:
+    """Where a consumer stands that has handled all of the step."""
+    moves: Offsets = {}
+    for span in plan.ranges:
+        count = decision.sources.get(span.source, SourceCount())
+        for source, (first, stop) in pipeline.inlet(span.source).offsets(span, count.read).items():
+            if stop > first:
+                seen = decision.namespaces.get(span.source, {}) if source == span.source else {}
+                named = {namespace: first + last.ordinal for namespace, last in seen.items()}
+                moves[source] = {**named, EVERYTHING: stop - 1}
+    return moves
+
+
+def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
+    """Where a consumer stands whose next unhandled record is this one: right before it (CASES C12)."""
+    moves: Offsets = {}
+    for span in plan.ranges:
+        count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
+        for real, (first, stop) in pipeline.inlet(span.source).offsets(span, count).items():
+            if stop > first:
+                moves[real] = {EVERYTHING: stop - 1}
+        if span.source == source:
+            break
+    return moves
+
+
+def offset_of(plan: Plan, source: str, ordinal: int) -> int:
+    """The offset of a record of the step."""
+    return span_of(plan, source).offset + ordinal
+
+
+def span_of(plan: Plan, source: str) -> Range:
+    """The step's range of a source."""
+    return next(span for span in plan.ranges if span.source == source)

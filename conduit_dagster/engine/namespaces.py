@@ -1,0 +1,34 @@
+"""Which namespaces a step's records have, and where each of them ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from conduit_dagster.record import Record, mode_of
+from conduit_dagster.state.steps import Namespaces, Seen
+
+
+class Tracker:
+    """Keeps the last record of each namespace. Records that share their metadata cost one look."""
+
+    def __init__(self, seen: dict[str, Seen]) -> None:
+        self._seen = seen
+
+    def see(self, records: list[Record], ordinal: int) -> None:
+        """Takes a block in; ``ordinal`` is its first record's place in the range."""
+        last = len(records) - 1
+        for i, record in enumerate(records):
+            if i == last or records[i + 1].metadata is not record.metadata:
+                self._seen[record.collection] = Seen(ordinal + i, mode_of(record))
+
+
+def merged(parts: Iterable[Mapping[str, Mapping[str, Seen]]]) -> Namespaces:
+    """Of several tasks: the last one of each namespace."""
+    total: Namespaces = {}
+    for part in parts:
+        for source, namespaces in part.items():
+            known = total.setdefault(source, {})
+            for namespace, seen in namespaces.items():
+                if namespace not in known or known[namespace].ordinal < seen.ordinal:
+                    known[namespace] = seen
+    return total

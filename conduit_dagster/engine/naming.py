@@ -1,0 +1,43 @@
+"""Delivery hashes of a pipeline's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.hashes import delivery_hash
+from conduit_dagster.state.steps import Plan, Range
+
+LETTERS: int = 10**12
+"""Where the names of dead letters begin that are found at publishing: their skip counts records of the step's range,
+in a number space apart from the step's own dead-letter delivery, else two dead letters would share a hash."""
+
+
+class Names:
+    """Gives deliveries and their children their names. The same range of the same source gives the same hash."""
+
+    def __init__(self, pipeline: CompiledPipeline) -> None:
+        self._pipeline = pipeline
+
+    def of_step(self, ranges: Sequence[Range]) -> dict[str, str]:
+        """Consumer to hash; under the empty name the step's own. Computed once, stored with the plan."""
+        sources = self._sources(ranges)
+        return {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
+
+    def child(self, plan: Plan, consumer: str, skip: int, take: int) -> str:
+        """The hash of a part of a delivery."""
+        return self._hash(consumer, self._sources(plan.ranges), skip, take)
+
+    def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:
+        return [self._source(span) for span in ranges]
+
+    def _source(self, span: Range) -> dict[str, Any]:
+        place = self._pipeline.inlet(span.source).source.place
+        start, end = place(span.start), place(span.end)
+        return {"source": span.source, "generation": span.generation, "start": start, "end": end}
+
+    def _hash(self, consumer: str, sources: list[dict[str, Any]], skip: int = 0, take: int | None = None) -> str:
+        kind: Literal["data", "dlq"] = "dlq" if consumer == DEAD_LETTERS else "data"
+        name = self._pipeline.program.pipeline
+        return delivery_hash(kind=kind, pipeline=name, destination=consumer, sources=sources, skip=skip, take=take)

@@ -1,0 +1,138 @@
+"""Records that a destination refuses at publishing: the nack window next in order, then a dead letter of their own."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable
+
+from conduit_dagster.connectors.base import WriterTask
+from conduit_dagster.connectors.staged import StagedRecord
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.dead_letter import dead_letter
+from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.moves import Offsets, offset_of, span_of
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.naming import LETTERS, Names
+from conduit_dagster.engine.resolve import base_of, refusal
+from conduit_dagster.engine.shipment import Shipment, after
+from conduit_dagster.record import Nack
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state import storage
+from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import DeadLetter, Letter, Plan, StagedDelivery
+from conduit_dagster.state.store import PipelineStore
+
+
+class Refusals:
+    """Makes nacks of what destinations refuse. Safe to call from several publishing threads."""
+
+    def __init__(
+        self,
+        pipeline: CompiledPipeline,
+        store: PipelineStore,
+        state: PipelineState,
+        window: NackWindow,
+        publish: Callable[[StagedDelivery, Plan], None],
+    ) -> None:
+        self._pipeline, self._store, self._state, self._window = pipeline, store, state, window
+        self._publish = publish
+        self._names = Names(pipeline)
+        self._lock = threading.Lock()
+        self._rows: dict[str, list[NackRow]] = {}
+
+    def take_rows(self) -> dict[str, list[NackRow]]:
+        """The nacks since the last call, by the destination that refused."""
+        rows, self._rows = self._rows, {}
+        return rows
+
+    def refuse(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, moves: Offsets) -> bool:
+        """Records the nack and publishes its dead letter; the shipment's progress moves past the record.
+
+        False where the destination turns out to have the record. Raises the nack's error where the window does not
+        accept it: nothing is recorded then and the step stays prepared.
+        """
+        with self._lock:  # the window takes nacks one after another
+            row = self._row(shipment, record, nack)
+            offset = offset_of(shipment.plan, record.source, record.ordinal)
+            # one source record makes at most one nack and one dead letter, however many of its copies fail
+            known = self._store.deliveries.is_nacked(shipment.plan.step, record.source, offset)
+            window = self._state.window if known else self._accept(row)
+            if not self._claim(shipment, place):
+                return False
+            shipment.progress = after(shipment.progress, 1, refused=1)
+            if known:
+                self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
+                return True
+            self._record(shipment, place, record, row, nack, window, moves)
+            return True
+
+    def _accept(self, row: NackRow) -> str:
+        verdict = self._window.resolve(self._state.window, 1, [0])
+        if verdict.exceeded is not None:
+            raise refusal(row, self._window)
+        return verdict.state
+
+    def _claim(self, shipment: Shipment, place: int) -> bool:
+        # so that a frozen owner's late success and this nack can't both happen
+        destination = self._pipeline.consumers()[shipment.consumer]
+        name = self._names.child(shipment.plan, shipment.consumer, place, 1)
+        child = shipment.child(name, place, 1)
+        pipeline = self._pipeline.program.pipeline
+        reached("before-claim", pipeline)
+        found = blamed(self._node(shipment.consumer), destination.claim, child, "nacked")
+        reached("after-claim", pipeline)
+        return found != "delivered"
+
+    def _record(
+        self,
+        shipment: Shipment,
+        place: int,
+        record: StagedRecord,
+        row: NackRow,
+        nack: Nack,
+        window: str,
+        moves: Offsets,
+    ) -> None:
+        plan, pipeline = shipment.plan, self._pipeline.program.pipeline
+        staged = self.stage_letter(shipment, record, nack)
+        offset = offset_of(plan, record.source, record.ordinal)
+        generation = span_of(plan, record.source).generation
+        index = DeadLetter(record.source, generation, row.position, offset, row.node, row.code, row.message)
+        letter = Letter(staged, shipment.consumer, place, (nack.code, nack.message))
+        reached("before-nack", pipeline)
+        self._store.deliveries.nack(plan, shipment.consumer, shipment.progress, window, index, letter, moves)
+        reached("after-nack", pipeline)
+        self._state.window = window
+        self._rows.setdefault(shipment.consumer, []).append(row)
+        self._publish(staged, plan)
+
+    def stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
+        """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
+        plan, program = shipment.plan, self._pipeline.program
+        queue = self._pipeline.dead_letters
+        staging = storage.join(shipment.staged.staging.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
+        skip = LETTERS + base_of(plan, shipment.decision.sources, record.source) + record.ordinal
+        name = self._names.child(plan, DEAD_LETTERS, skip, 1)
+        writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
+        node = self._node(shipment.consumer)
+        row = dead_letter(program.pipeline, record.source, node, nack, record.record, plan.clock_ns)
+        writer.place(record.source, record.ordinal, [0])
+        refused = writer.write([row])
+        part = writer.finish()
+        if refused or part is None:
+            raise FatalError("the dead-letter queue refuses a record", code="dead_letters.refused", node=DEAD_LETTERS)
+        storage.sync(staging)
+        storage.sync(staging.rsplit("/", 1)[0])
+        target = blamed(self._node(DEAD_LETTERS), queue.target, self._state.targets.get(DEAD_LETTERS))
+        return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part], target, skip)
+
+    def _row(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> NackRow:
+        message = nack.message[:2000].encode("utf-8", "backslashreplace").decode()
+        position, node = str(record.record.position), self._node(shipment.consumer)
+        return NackRow(record.source, record.ordinal, position, node, nack.code, message, by_destination=True)
+
+    def _node(self, consumer: str) -> str:
+        return f"{self._pipeline.program.pipeline}:{consumer}"

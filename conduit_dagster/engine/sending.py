@@ -1,0 +1,186 @@
+"""What the Spark task of a direct destination does: hands staged records to its sender and keeps the acks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from conduit_dagster.connectors.base import Delivery, DirectDestination, Receipt, Sender, SenderTask
+from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.engine.acks import Acked, Acks
+from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import StagedDelivery
+
+SENT_SCHEMA = "sent binary"
+_MOST_NACKS = 1_000
+"""Nacks of one job; each of them is a delivery of its own, so the rest is sent by another job."""
+
+
+class SendJob(msgspec.Struct, frozen=True):
+    """One attempt to send a range of a delivery's records."""
+
+    consumer: str
+    step: int
+    clock_ns: int
+    delivery: StagedDelivery
+    first: int
+    """The place of the first record to send."""
+    count: int
+    skipped: dict[str, int]
+    """Namespace to the last place in it that is handled already."""
+    single: bool
+    """Each record after the previous one's ack."""
+    interval: float
+    """Seconds between two flushes of the acks."""
+    token: str
+    hashes: dict[str, str] = {}
+    generations: dict[str, int] = {}
+
+
+class Sent(msgspec.Struct):
+    """What came of it."""
+
+    acked: Acked
+    nacks: list[tuple[int, str, str]] = []
+    """Place, code and message."""
+    error: TaskError | None = None
+    """What ended it early."""
+    bulk: bool = False
+    """The error names no record and is no outage."""
+
+
+def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
+    """The function of the job's ``mapInArrow``: one task, so that the records keep their order."""
+    for _ in batches:
+        sent = send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob))
+        data = msgspec.msgpack.encode(sent)
+        yield pa.RecordBatch.from_pydict({"sent": pa.array([data], pa.binary())})
+
+
+def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
+    """Sends until the end, an error or too many nacks. Errors of any kind come back in the result."""
+    pipeline.clock.now_ns = job.clock_ns
+    pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
+    destination = pipeline.consumers()[job.consumer]
+    assert isinstance(destination, DirectDestination)
+    acks = Acks(job.first)
+    try:
+        sender = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.turn))
+    except Exception as error:  # noqa: BLE001  # as below
+        return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
+    try:
+        error, bulk = _Sending(sender, acks, job, 1 if job.single else destination.batch).run()
+    finally:
+        sender.close()
+    nacks = [(place, nack.code, nack.message) for place, nack in sorted(acks.nacks.items())]
+    return Sent(acks.acked(), nacks, error, bulk)
+
+
+class _Sending:
+    def __init__(self, sender: Sender, acks: Acks, job: SendJob, size: int) -> None:
+        self._sender, self._acks, self._job, self._size = sender, acks, job, size
+        self._flushed, self._flushes = time.monotonic(), 0
+        self._outcome: tuple[TaskError | None, bool] = (None, False)
+
+    def run(self) -> tuple[TaskError | None, bool]:
+        """The error that ended it, and whether that was a bulk error."""
+        for first, batch in self._batches():
+            if not self._hand_over(first, batch) or len(self._acks.nacks) >= _MOST_NACKS:
+                break
+            if self._job.single and not self._settle():
+                break
+            if time.monotonic() - self._flushed >= self._job.interval and not self._settle():
+                break
+        if self._settle() and self._acks.unhandled:
+            missing = TransientError(f"{self._acks.unhandled} records were not acknowledged", code="delivery.unacked")
+            self._outcome = (task_error(missing, "sending"), False)
+        return self._outcome
+
+    def _batches(self) -> Iterator[tuple[int, list[StagedRecord]]]:
+        """Runs of consecutive records that are still to be sent, and the place of the first of each."""
+        job, batch, first = self._job, list[StagedRecord](), 0
+        for place, staged in enumerate(islice(staged_records(_range(job)), job.count), job.first):
+            if place <= job.skipped.get(staged.record.collection, -1):
+                if batch:
+                    yield first, batch
+                    batch = []
+                continue
+            first = first if batch else place
+            batch.append(staged)
+            if len(batch) >= self._size:
+                yield first, batch
+                batch = []
+        if batch:
+            yield first, batch
+
+    def _hand_over(self, first: int, batch: list[StagedRecord]) -> bool:
+        """False where it failed; what is known to be acked stays acked."""
+        for place, staged in enumerate(batch, first):
+            self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
+        try:
+            receipts = self._sender.send([staged.record for staged in batch], first)
+        except Exception as error:  # noqa: BLE001  # whatever it is, the driver decides
+            self._failed(error)
+            return False
+        if receipts is None:
+            for place in range(first, first + len(batch)):
+                self._acks.ack(place)
+        else:
+            self._take(receipts)
+        return True
+
+    def _settle(self) -> bool:
+        """Collects what is outstanding and makes the acks durable (reference 4: at an interval, 1 s by default)."""
+        try:
+            self._take(self._sender.finish())
+        except Exception as error:  # noqa: BLE001  # as above
+            self._failed(error)
+            return False
+        self._flush()
+        return not (self._job.single and self._acks.unhandled)
+
+    def _take(self, receipts: Iterable[Receipt]) -> None:
+        for place, nack, upto in receipts:
+            if nack is not None:
+                self._acks.nack(place, nack)
+            elif upto:
+                self._acks.ack_up_to(place)
+            else:
+                self._acks.ack(place)
+
+    def _failed(self, error: Exception) -> None:
+        known = isinstance(error, OSError | ConduitError)
+        if self._outcome[0] is None:
+            self._outcome = (task_error(error, f"{self._job.consumer} failed"), not known)
+
+    def _flush(self) -> None:
+        self._flushed = time.monotonic()
+        name = acks_name(self._job.token, self._flushes)
+        file = storage.NewFile(storage.join(self._job.delivery.staging, name))
+        file.write(msgspec.json.encode(self._acks.safe()))
+        file.finish()
+        if self._flushes:
+            storage.remove(storage.join(self._job.delivery.staging, acks_name(self._job.token, self._flushes - 1)))
+        self._flushes += 1
+
+
+def acks_name(token: str, number: int) -> str:
+    """The file of one flush of one job."""
+    return f"acks-{token}-{number:08d}.json"
+
+
+def _range(job: SendJob) -> Delivery:
+    """What is to be sent as a child of the delivery."""
+    staged = job.delivery
+    target = staged.target
+    return Delivery(
+        staged.hash, job.step, job.consumer, staged.staging, tuple(staged.parts), target, job.first, job.count
+    )

@@ -1,0 +1,95 @@
+"""A delivery on its way to its destination."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
+
+
+@dataclass
+class Shipment:
+    """One consumer's delivery of a prepared step, and how far it is."""
+
+    plan: Plan
+    decision: Decision
+    staged: StagedDelivery
+    progress: Progress = field(default_factory=Progress)
+
+    @property
+    def consumer(self) -> str:
+        """Who gets it."""
+        return self.staged.consumer
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is sent as children."""
+        return bool(self.progress.pending)
+
+    @property
+    def left(self) -> list[Child]:
+        """What is still to be sent."""
+        done, total = self.progress.handled, self.staged.records
+        return self.progress.pending or ([Child(done, total - done)] if done < total else [])
+
+    def whole(self) -> Delivery:
+        """All of it, under its own hash."""
+        return as_delivery(self.staged, self.plan.step)
+
+    def child(self, name: str, skip: int, take: int) -> Delivery:
+        """A part of it. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
+        if self.staged.records == 1:
+            return self.whole()
+        staged = self.staged
+        return Delivery(
+            name, self.plan.step, staged.consumer, staged.staging, tuple(staged.parts), staged.target, skip, take
+        )
+
+
+def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
+    """A stored delivery as destinations see it."""
+    parts = tuple(staged.parts)
+    return Delivery(staged.hash, step, staged.consumer, staged.staging, parts, staged.target, staged.skip)
+
+
+def after(progress: Progress, places: int, refused: int = 0) -> Progress:
+    """The progress once the next ``places`` records are handled, ``refused`` of them by a nack."""
+    pending = list(progress.pending)
+    left = places
+    while pending and left:
+        first = pending.pop(0)
+        if first.take > left:
+            pending.insert(0, Child(first.skip + left, first.take - left, first.single))
+            break
+        left -= first.take
+    return msgspec.structs.replace(
+        progress, handled=progress.handled + places, pending=pending, refused=progress.refused + refused
+    )
+
+
+class Records:
+    """The records of a delivery by their place, read once from the front: places never go back."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self._records: Iterator[StagedRecord] = staged_records(delivery)
+        self._next = 0
+        self._kept: deque[tuple[int, StagedRecord]] = deque(maxlen=2)
+
+    def at(self, place: int) -> StagedRecord:
+        """The record. Raises ``LookupError`` where there is none, or it was passed."""
+        while self._next <= place:
+            record = next(self._records, None)
+            if record is None:
+                break
+            self._kept.append((self._next, record))
+            self._next += 1
+        for number, record in self._kept:
+            if number == place:
+                return record
+        raise LookupError(f"record {place} of the delivery is not there")

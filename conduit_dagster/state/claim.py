@@ -1,0 +1,86 @@
+"""Which project a state store belongs to: an id in the store and the same one in the project's home."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.state.database import insert_if_absent, reading
+from conduit_dagster.state.outage import is_outage, place_of, unreachable
+from conduit_dagster.state.schema import meta
+
+_FILE = "project"
+_STORED = sa.select(meta.c.value).where(meta.c.name == "project")
+
+
+def claim_store(engine: sa.Engine, home: Path) -> str:
+    """Makes the store and the project's ``home`` folder know each other; gives their common id.
+
+    A home without an id adopts the store's, a new store the home's; of two that claim at the same moment one wins.
+    Raises ``FatalError`` (``state.foreign``) where both have one and they differ, ``TransientError`` where the store
+    (``state.unreachable``) or the folder cannot be written.
+    """
+    try:
+        own = _read(home / _FILE)
+        stored = _stored(engine, own or secrets.token_hex(16))
+        own = own or _write(home, stored)
+    except SQLAlchemyError as error:
+        if not is_outage(error):
+            raise
+        raise unreachable(engine, error, "the state store does not answer") from error
+    except OSError as error:
+        raise from_os_error(error, "the project's id can't be kept") from error
+    if own != stored:
+        raise _foreign(engine, home, own, stored)
+    return stored
+
+
+def _stored(engine: sa.Engine, fresh: str) -> str:
+    """The store's id; ``fresh`` becomes it where there is none."""
+    with reading(engine) as connection:
+        found = connection.execute(_STORED).scalar_one_or_none()
+    if found is not None:
+        return str(found)
+    with engine.begin() as connection:
+        insert_if_absent(connection, meta, name="project", value=fresh)
+        return str(connection.execute(_STORED).scalar_one())
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def _write(home: Path, value: str) -> str:
+    """Keeps the id in the home unless it has one by now; gives the one that it has."""
+    home.mkdir(parents=True, exist_ok=True)
+    draft = home / f"{_FILE}.{secrets.token_hex(4)}"
+    try:
+        with draft.open("x", encoding="utf-8") as file:
+            file.write(value + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, home / _FILE)  # whole or not at all, and never over another one
+        except FileExistsError:
+            pass
+    finally:
+        draft.unlink(missing_ok=True)
+    return _read(home / _FILE)
+
+
+def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError:
+    return FatalError(
+        f"the state store belongs to project {stored}, and this is project {own} (in {home / _FILE})",
+        code="state.foreign",
+        place=place_of(engine),
+        fix="point CONDUIT_STATE_URL or state.url to this project's own store;"
+        f" if it is this one, delete {home.name}/{_FILE} to adopt it",
+    )

@@ -1,0 +1,119 @@
+"""The transactions of publishing: how far each delivery is, and dead letters that are found on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.offsets import Moves, move_offsets
+from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources
+from conduit_dagster.state.steps import DeadLetter, Letter, Plan, Progress
+from conduit_dagster.state.transactions import Transactions
+
+
+class DeliveryStore:
+    """The deliveries of one pipeline, for the owner of its lease."""
+
+    def __init__(self, transactions: Transactions, pipeline: str) -> None:
+        self._transactions = transactions
+        self._run = transactions.run
+        self._id = pipeline
+
+    def _mine(self, step: int, consumer: str, skip: int) -> tuple[sa.ColumnElement[bool], ...]:
+        own = (deliveries.c.pipeline == self._id, deliveries.c.step == step)
+        return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == skip)
+
+    def delivered(
+        self, step: int, consumer: str, records: int, target: Mapping[str, Any], moves: Moves, skip: int = 0
+    ) -> None:
+        """Line 6: one delivery is published and durable; the consumer's offsets move past it."""
+
+        def work(connection: sa.Connection) -> None:
+            still = (*self._mine(step, consumer, skip), deliveries.c.state.in_(("open", "split")))
+            first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending=""))
+            if first.rowcount:
+                who = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+                values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
+                connection.execute(sa.update(consumers).where(*who).values(**values))
+            move_offsets(connection, self._id, consumer, moves)
+
+        self._run(work)
+
+    def progress(self, step: int, consumer: str, progress: Progress, moves: Moves) -> None:
+        """A part of a delivery is acked."""
+
+        def work(connection: sa.Connection) -> None:
+            self._set_progress(connection, step, consumer, progress)
+            move_offsets(connection, self._id, consumer, moves)
+
+        self._run(work)
+
+    def _set_progress(self, connection: sa.Connection, step: int, consumer: str, progress: Progress) -> None:
+        text = msgspec.json.encode(progress).decode()
+        values: dict[str, Any] = {"handled": progress.handled, "pending": text}
+        connection.execute(sa.update(deliveries).where(*self._mine(step, consumer, 0)).values(**values))
+
+    def split(self, step: int, consumer: str, progress: Progress, cause: str) -> None:
+        """A bulk error that names no record: what is left of the delivery is sent as children from here on."""
+
+        def work(connection: sa.Connection) -> None:
+            self._set_progress(connection, step, consumer, progress)
+            mine = self._mine(step, consumer, 0)
+            connection.execute(sa.update(deliveries).where(*mine).values(state="split"))
+            record_event(connection, self._id, "delivery_split", step=step, consumer=consumer, cause=cause[:500])
+
+        self._run(work)
+
+    def nack(
+        self, plan: Plan, consumer: str, progress: Progress, window: str, row: DeadLetter, letter: Letter, moves: Moves
+    ) -> None:
+        """A record that a destination refused at publishing: the window, the index and its own dead-letter delivery."""
+
+        def work(connection: sa.Connection) -> None:
+            self._set_progress(connection, plan.step, consumer, progress)
+            move_offsets(connection, self._id, consumer, moves)
+            self._add_letter(connection, plan, row, letter)
+            mine = (sources.c.pipeline == self._id, sources.c.source == row.source)
+            # the step's own counts come when it is done, with this record among the acked ones
+            values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
+            connection.execute(sa.update(sources).where(*mine).values(**values))
+
+        self._run(work, window=window)
+
+    def _add_letter(self, connection: sa.Connection, plan: Plan, row: DeadLetter, letter: Letter) -> None:
+        mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == plan.step)
+        last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
+        number = 0 if last is None else int(last) + 1
+        index = {"pipeline": self._id, "step": plan.step, "number": number, "at_ns": time.time_ns()}
+        connection.execute(dead_letters.insert().values(**index, **msgspec.structs.asdict(row)))
+        own = {"pipeline": self._id, "step": plan.step, "consumer": letter.delivery.consumer}
+        values = {"skip": letter.delivery.skip, "hash": letter.delivery.hash, "state": "open", "handled": 0}
+        text = msgspec.json.encode(letter).decode()
+        connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
+
+    def is_nacked(self, step: int, source: str, offset: int) -> bool:
+        """Whether the record made a nack before: one record makes at most one."""
+
+        def work(connection: sa.Connection) -> bool:
+            mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == step)
+            at = (dead_letters.c.source == source, dead_letters.c.offset == offset)
+            return connection.execute(sa.select(dead_letters.c.number).where(*mine, *at)).first() is not None
+
+        return self._transactions.read(work)
+
+    def dropped(self, step: int, consumer: str, records: int, cause: str) -> None:
+        """At-most-once: the rest of a delivery that failed is given up, counted and named."""
+        detail = {"step": step, "consumer": consumer, "records": records, "cause": cause[:500]}
+
+        def work(connection: sa.Connection) -> None:
+            who = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+            connection.execute(sa.update(consumers).where(*who).values(delivered=consumers.c.delivered - records))
+            record_event(connection, self._id, "dropped", **detail)
+
+        self._run(work)

@@ -1,0 +1,191 @@
+"""The manifest of the commit logs: which files hold which offsets. The records are in the files, never here.
+
+Every function takes a connection, so that it can be a part of a larger transaction of the protocol.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.offsets import EVERYTHING
+from conduit_dagster.state.schema import log_parts, logs, offsets
+
+Offsets = dict[str, dict[str, int]]
+"""Consumer to namespace (``*``: all of the source's) to the offset up to which everything is handled."""
+DEFAULT_SEGMENT_BYTES = 1_000_000_000
+"""Reference 4: a segment of this size is closed and a new one becomes active."""
+
+
+class LogPart(msgspec.Struct, frozen=True):
+    """One file of the log."""
+
+    first: int
+    """The first offset that its range covers."""
+    next: int
+    """The first offset after its range."""
+    segment: int
+    """The first offset of its segment."""
+    name: str
+    entries: int
+    """How many it holds: ``next - first`` until it is compacted, then fewer."""
+    bytes: int
+    sha256: str
+    nacked: int = 0
+    """Entries that a node nacked before they were logged."""
+    compacted: bool = False
+    position: Any = None
+    """The source's position after its last entry; a JSON value."""
+
+
+class LogState(NamedTuple):
+    """How far a source is in the log."""
+
+    next_offset: int
+    position: Any
+    """The source's position up to which it is in the log; None where nothing is."""
+
+
+class Segment(NamedTuple):
+    """A range of the log that is compacted as a whole."""
+
+    first: int
+    next: int
+    parts: int
+    entries: int
+    nacked: int
+    bytes: int
+    active: bool
+    """The newest one, and the only one that is appended to."""
+
+
+class LogStore:
+    """The manifest of one pipeline's logs. Only the pipeline's owner may call what changes it."""
+
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline = pipeline
+
+    def state(self, connection: sa.Connection, source: str) -> LogState:
+        """Where the next append goes on."""
+        row = connection.execute(sa.select(logs).where(*self._log(source))).mappings().first()
+        return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
+
+    def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
+        """The segment of the next append: the active one, or a new one once that has ``size`` bytes (CASES C19)."""
+        segments = self.segments(connection, source)
+        if segments and segments[-1].bytes < size:
+            return segments[-1].first
+        return self.state(connection, source).next_offset
+
+    def commit(self, connection: sa.Connection, source: str, parts: Sequence[LogPart], position: Any) -> None:
+        """Makes an append a part of the log. Its files must be durable, and their folder synced, before.
+
+        Raises ``FatalError`` where the parts are not the log's continuation.
+        """
+        offset = self.state(connection, source).next_offset
+        for part in parts:
+            if part.first != offset or part.next <= part.first:
+                raise _gap(source, offset, part)
+            offset = part.next
+        if parts:
+            connection.execute(log_parts.insert(), [self._row(source, part) for part in parts])
+        values = {"next_offset": offset, "position": json.dumps(position)}
+        if not connection.execute(sa.update(logs).where(*self._log(source)).values(**values)).rowcount:
+            connection.execute(logs.insert().values(pipeline=self._pipeline, source=source, **values))
+
+    def parts(self, connection: sa.Connection, source: str, start: int = 0, stop: int | None = None) -> list[LogPart]:
+        """The files that overlap ``start <= offset < stop``, in order."""
+        where = [*self._parts(source), log_parts.c.next > start]
+        if stop is not None:
+            where.append(log_parts.c.first < stop)
+        rows = connection.execute(sa.select(log_parts).where(*where).order_by(log_parts.c.first)).mappings()
+        return [_part(row) for row in rows]
+
+    def segments(self, connection: sa.Connection, source: str) -> list[Segment]:
+        """The segments in order; the last one is active."""
+        part = log_parts.c
+        sums = (sa.func.count(), sa.func.sum(part.entries), sa.func.sum(part.nacked), sa.func.sum(part.bytes))
+        query = (
+            sa.select(part.segment, sa.func.max(part.next), *sums)
+            .where(*self._parts(source))
+            .group_by(part.segment)
+            .order_by(part.segment)
+        )
+        rows = [tuple(map(int, row)) for row in connection.execute(query)]
+        return [Segment(*row, active=row is rows[-1]) for row in rows]
+
+    def swap(self, connection: sa.Connection, source: str, old: Sequence[LogPart], new: LogPart) -> bool:
+        """Puts a compacted file in the place of all files of its segment; False where they are not those any more."""
+        mine = (*self._parts(source), log_parts.c.segment == new.segment)
+        names = set(connection.execute(sa.select(log_parts.c.name).where(*mine)).scalars())
+        if names != {part.name for part in old}:
+            return False
+        connection.execute(sa.delete(log_parts).where(*mine))
+        connection.execute(log_parts.insert().values(**self._row(source, new)))
+        return True
+
+    def _log(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return logs.c.pipeline == self._pipeline, logs.c.source == source
+
+    def _parts(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return log_parts.c.pipeline == self._pipeline, log_parts.c.source == source
+
+    def _row(self, source: str, part: LogPart) -> dict[str, Any]:
+        own = {"compacted": int(part.compacted), "position": json.dumps(part.position)}
+        return {"pipeline": self._pipeline, "source": source, **msgspec.structs.asdict(part), **own}
+
+
+def _part(row: Mapping[Any, Any]) -> LogPart:
+    values: dict[str, Any] = {name: row[name] for name in LogPart.__struct_fields__}
+    values.update(compacted=bool(row["compacted"]), position=json.loads(row["position"]))
+    return LogPart(**values)
+
+
+def _gap(source: str, offset: int, part: LogPart) -> FatalError:
+    return FatalError(
+        f"the log of {source} goes on at offset {offset}, and {part.name} holds {part.first} to {part.next - 1}",
+        code="log.gap",
+        place=part.name,
+        fix="two runs appended at once, or the state store was put back to an older copy: report it",
+    )
+
+
+def offsets_of(connection: sa.Connection, pipeline: str, source: str) -> Offsets:
+    """The offset log of a source: one row per consumer and namespace by construction, so it is always compacted."""
+    table = offsets.c
+    query = sa.select(table.consumer, table.namespace, table.offset)
+    found: Offsets = {}
+    for row in connection.execute(query.where(table.pipeline == pipeline, table.source == source)):
+        found.setdefault(row[0], {})[row[1]] = row[2]
+    return found
+
+
+def set_offsets(
+    connection: sa.Connection, pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int
+) -> None:
+    """An operator's word: offsets may go back, and what lies behind them is sent again if the log still has it.
+
+    The source's overall offset (``*``) takes those of its namespaces along: back to it at most, forward to it at least.
+    """
+    before = offsets_of(connection, pipeline, source).get(consumer, {})
+    after = {**_taken_along(before, wanted.get(EVERYTHING)), **wanted}
+    table = offsets.c
+    mine = (table.pipeline == pipeline, table.consumer == consumer, table.source == source)
+    for namespace, offset in after.items():
+        where = (*mine, table.namespace == namespace)
+        values = {"offset": offset, "at_ns": at_ns}
+        if not connection.execute(sa.update(offsets).where(*where).values(**values)).rowcount:
+            own = {"pipeline": pipeline, "consumer": consumer, "source": source, "namespace": namespace}
+            connection.execute(offsets.insert().values(**own, **values))
+
+
+def _taken_along(before: Mapping[str, int], overall: int | None) -> dict[str, int]:
+    if overall is None:
+        return {}
+    bound = min if overall < before.get(EVERYTHING, -1) else max
+    return {namespace: bound(offset, overall) for namespace, offset in before.items() if namespace != EVERYTHING}

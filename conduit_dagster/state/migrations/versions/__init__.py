@@ -1,0 +1,1 @@
+"""One file per version of the tables, applied in order."""

@@ -1,0 +1,103 @@
+"""All that a run needs to know of a pipeline's past to go on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.state.schema import consumers, deliveries, pipelines, sources, steps
+from conduit_dagster.state.steps import Decision, Letter, Plan, Progress
+
+OPEN = ("planned", "prepared")
+_decode = msgspec.json.Decoder(Progress).decode
+
+
+@dataclass
+class SourceState:
+    """Where a source stands."""
+
+    generation: int
+    unit: dict[str, Any]
+    position: Any
+    records: int
+
+
+@dataclass(frozen=True)
+class OpenStep:
+    """A step that is not done."""
+
+    plan: Plan
+    decision: Decision | None
+    """None while it is only planned."""
+    delivered: frozenset[str]
+    """Consumers whose own delivery is done, or void."""
+    progress: dict[str, Progress]
+    """How far the others are, where they have begun."""
+    letters: tuple[Letter, ...]
+    """Dead letters that were found at publishing and are still to be published."""
+
+
+@dataclass
+class PipelineState:
+    """As the last committed transaction left it."""
+
+    next_step: int
+    window: str
+    sources: dict[str, SourceState] = field(default_factory=dict[str, SourceState])
+    targets: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    open_steps: list[OpenStep] = field(default_factory=list[OpenStep])
+    last_plan: Plan | None = None
+    """The newest step that is not void."""
+
+
+def load(connection: sa.Connection, pipeline: str) -> PipelineState:
+    """Reads it all in one transaction."""
+    row = connection.execute(sa.select(pipelines).where(pipelines.c.pipeline == pipeline)).mappings().one()
+    state = PipelineState(row["next_step"], row["window"])
+    for source in connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings():
+        state.sources[source["source"]] = SourceState(
+            source["generation"], json.loads(source["unit"]), json.loads(source["position"]), source["records"]
+        )
+    for consumer in connection.execute(sa.select(consumers).where(consumers.c.pipeline == pipeline)).mappings():
+        if consumer["target"]:
+            state.targets[consumer["consumer"]] = json.loads(consumer["target"])
+    state.open_steps = _open_steps(connection, pipeline)
+    state.last_plan = _last_plan(connection, pipeline)
+    return state
+
+
+def _open_steps(connection: sa.Connection, pipeline: str) -> list[OpenStep]:
+    mine = (steps.c.pipeline == pipeline, steps.c.state.in_(OPEN))
+    rows = connection.execute(sa.select(steps).where(*mine).order_by(steps.c.step)).mappings().all()
+    return [_open_step(connection, pipeline, row) for row in rows]
+
+
+def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
+    plan = msgspec.json.decode(row["plan"], type=Plan)
+    if row["state"] != "prepared":
+        return OpenStep(plan, None, frozenset(), {}, ())
+    mine = (deliveries.c.pipeline == pipeline, deliveries.c.step == plan.step)
+    found = connection.execute(sa.select(deliveries).where(*mine).order_by(deliveries.c.skip)).mappings().all()
+    own, children = [one for one in found if not one["staged"]], [one for one in found if one["staged"]]
+    return OpenStep(
+        plan,
+        msgspec.json.decode(row["decision"], type=Decision),
+        frozenset(one["consumer"] for one in own if one["state"] not in ("open", "split")),
+        {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
+        tuple(msgspec.json.decode(one["staged"], type=Letter) for one in children if one["state"] == "open"),
+    )
+
+
+def _progress(row: Any) -> Progress:
+    return _decode(row["pending"]) if row["pending"] else Progress(row["handled"])
+
+
+def _last_plan(connection: sa.Connection, pipeline: str) -> Plan | None:
+    mine = (steps.c.pipeline == pipeline, steps.c.state != "void")
+    newest = sa.select(steps.c.plan).where(*mine).order_by(steps.c.step.desc()).limit(1)
+    text = connection.execute(newest).scalar_one_or_none()
+    return None if text is None else msgspec.json.decode(text, type=Plan)

@@ -1,0 +1,103 @@
+"""Which connectors a pipeline has, and what each of them owns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.lease import is_free
+from conduit_dagster.state.pipeline_state import OPEN
+from conduit_dagster.state.schema import consumers, deliveries, owners, pipelines, sources, steps
+from conduit_dagster.state.transactions import Transactions
+
+
+class Registry:
+    """The connectors of one pipeline, for the owner of its lease."""
+
+    def __init__(self, transactions: Transactions, pipeline: str) -> None:
+        self._run = transactions.run
+        self._id = pipeline
+
+    def register_source(self, source: str, unit: Mapping[str, Any], initial: Any) -> None:
+        """Makes a source known. Where it now means other data, it starts anew under a new generation."""
+        self._run(lambda connection: self._register_source(connection, source, dict(unit), initial))
+
+    def _register_source(self, connection: sa.Connection, source: str, unit: dict[str, Any], initial: Any) -> None:
+        text = json.dumps(unit, sort_keys=True)
+        mine = (sources.c.pipeline == self._id, sources.c.source == source)
+        known = connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one_or_none()
+        if known is None:
+            fresh = {"generation": 1, "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
+            connection.execute(sources.insert().values(**values, **fresh))
+        elif known != text:
+            values = {"unit": text, "position": json.dumps(initial), "generation": sources.c.generation + 1}
+            connection.execute(sa.update(sources).where(*mine).values(**values))
+            record_event(connection, self._id, "source_changed", source=source, was=json.loads(known), now=unit)
+
+    def register_consumer(self, consumer: str, kind: str) -> None:
+        """Makes a destination or the dead-letter queue known; a new one starts at the current boundary."""
+
+        def work(connection: sa.Connection) -> None:
+            mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+            if connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is None:
+                fresh = {"kind": kind, "delivered": 0, "step": 0, "target": ""}
+                connection.execute(consumers.insert().values(pipeline=self._id, consumer=consumer, **fresh))
+                record_event(connection, self._id, "consumer_added", consumer=consumer)
+
+        self._run(work)
+
+    def retire(self, present: set[str]) -> list[str]:
+        """Retires consumers that are in the file no more; their open deliveries are void."""
+        return self._run(lambda connection: self._retire(connection, present))
+
+    def _retire(self, connection: sa.Connection, present: set[str]) -> list[str]:
+        known = connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
+        gone = [name for (name,) in known if name not in present]
+        for table in (consumers, owners):
+            connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.consumer.in_(gone)))
+        open_ones = (
+            deliveries.c.pipeline == self._id,
+            deliveries.c.consumer.in_(gone),
+            deliveries.c.state.in_(("open", "split")),
+        )
+        connection.execute(sa.update(deliveries).where(*open_ones).values(state="void"))
+        for name in gone:
+            record_event(connection, self._id, "consumer_retired", consumer=name)
+        return gone
+
+    def claim(self, thing: str, consumer: str) -> tuple[str, str] | None:
+        """Makes the consumer the only owner of ``thing``, a path for example; gives the owner it has instead.
+
+        An owner that neither runs nor has an open step gives way: a pipeline that was renamed, for example.
+        """
+        return self._run(lambda connection: self._claim(connection, thing, consumer))
+
+    def _claim(self, connection: sa.Connection, thing: str, consumer: str) -> tuple[str, str] | None:
+        row = connection.execute(sa.select(owners).where(owners.c.thing == thing)).mappings().first()
+        mine = {"pipeline": self._id, "consumer": consumer}
+        if row is None:
+            connection.execute(owners.insert().values(thing=thing, **mine))
+        elif (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
+            if other[0] != self._id and self._is_active(connection, other[0]):
+                return other
+            connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))
+            record_event(connection, self._id, "taken_over", thing=thing, was=other[0])
+        return None
+
+    def release_others(self, things: set[str]) -> None:
+        """Gives up what the pipeline owned and, as its file says now, writes to no more."""
+        mine = (owners.c.pipeline == self._id, owners.c.thing.not_in(things))
+        self._run(lambda connection: connection.execute(sa.delete(owners).where(*mine)))
+
+    def _is_active(self, connection: sa.Connection, pipeline: str) -> bool:
+        owner = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar()
+        open_ones = (steps.c.pipeline == pipeline, steps.c.state.in_(OPEN))
+        return (
+            not is_free(owner or "")
+            or connection.execute(sa.select(steps.c.step).where(*open_ones)).first() is not None
+        )

@@ -1,0 +1,180 @@
+"""A real PostgreSQL for tests: Debian's where it is installed, else the one of the ``pgserver`` package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+
+USER = "conduit"
+_SETTINGS = (
+    "listen_addresses=127.0.0.1",
+    "unix_socket_directories=",
+    "shared_buffers=16MB",
+    "max_connections=100",
+    "lc_messages=C",
+)
+
+
+def installations() -> list[Path]:
+    """Folders that hold ``initdb`` and ``postgres``, the wanted one first."""
+    return [folder for folder in _places() if all((folder / name).exists() for name in ("initdb", "postgres"))]
+
+
+def _places() -> Iterator[Path]:
+    if config := shutil.which("pg_config"):
+        yield Path(subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip())
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent
+    package = importlib.util.find_spec("pgserver")
+    if package is not None and package.origin:
+        yield Path(package.origin).parent / "pginstall" / "bin"
+
+
+class PostgresServer:
+    """One server on loopback with a folder, port and password of its own; call ``close`` at the end.
+
+    As root the server runs as another user, since PostgreSQL refuses to run as root.
+    """
+
+    def __init__(self, binaries: Path) -> None:
+        self._as = _another_user() if os.geteuid() == 0 else None
+        self._folder = Path(tempfile.mkdtemp(prefix="conduit-postgres-", dir=_reachable_folder()))
+        self._binaries = binaries if self._as is None or _is_reachable(binaries) else self._copy_of(binaries)
+        self._password = secrets.token_urlsafe(16)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        try:
+            self._initialise()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Of the server's first process."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and neither stopped nor ended by itself."""
+        return self._process is not None and self._process.poll() is None
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database, password included."""
+        return f"postgresql://{USER}:{self._password}@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{secrets.token_hex(6)}"
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def start(self) -> None:
+        """Starts the server and waits until it answers."""
+        settings = [part for setting in (f"port={self.port}", *_SETTINGS) for part in ("-c", setting)]
+        with self._log.open("ab") as output:
+            self._process = self._open("postgres", "-D", str(self._data), *settings, output=output.fileno())
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start:\n{self._log.read_text()[-3000:]}")
+            time.sleep(0.02)
+
+    def stop(self, immediate: bool = True) -> None:
+        """Ends the server as a crash does, or in good order; connections are cut in both cases."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
+            self._process.wait(60)
+            self._process = None
+
+    def close(self) -> None:
+        """Ends the server and removes all that it had."""
+        try:
+            self.stop()
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _initialise(self) -> None:
+        secret = self._folder / "password"
+        secret.write_text(self._password)
+        self._log.touch()
+        if self._as is not None:
+            for path in (self._folder, secret):
+                os.chown(path, self._as.pw_uid, self._as.pw_gid)
+        options = ("-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C")
+        # without syncing its first files: durability is about what comes after
+        with self._log.open("ab") as output:
+            made = self._open("initdb", "-D", str(self._data), "--no-sync", *options, output=output.fileno())
+        if made.wait(120) != 0:
+            raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
+
+    def _open(self, program: str, *arguments: str, output: int) -> subprocess.Popen[bytes]:
+        who = {} if self._as is None else {"user": self._as.pw_uid, "group": self._as.pw_gid, "extra_groups": []}
+        command = [str(self._binaries / program), *arguments]
+        # a session of its own: a Ctrl-C in the terminal is for the tests, which end the server themselves
+        where = {"cwd": self._folder, "stdout": output, "stderr": output, "start_new_session": True}
+        return subprocess.Popen(command, **where, **who)
+
+    def _answers(self) -> bool:
+        try:
+            psycopg.connect(self.url(), connect_timeout=5).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def _copy_of(self, binaries: Path) -> Path:
+        """Programs that the other user can reach: a home of root's is closed to it."""
+        shutil.copytree(binaries.parent, self._folder / "install", symlinks=True)
+        return self._folder / "install" / binaries.name
+
+
+def _another_user() -> pwd.struct_passwd:
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("PostgreSQL does not run as root, and there is neither a user postgres nor nobody")
+
+
+def _is_reachable(folder: Path) -> bool:
+    return all(path.stat().st_mode & 0o001 for path in (folder, *folder.resolve().parents))
+
+
+def _reachable_folder() -> str:
+    given = tempfile.gettempdir()
+    return given if os.geteuid() != 0 or _is_reachable(Path(given)) else "/tmp"
+
+
+def _free_port() -> int:
+    """Below the ports that clients get: it must still be free when the server starts for the second time."""
+    for _ in range(100):
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise RuntimeError("no free port")

@@ -1,0 +1,212 @@
+"""Opening a store: by URL, by many at once, without telling its password; reading; whose store it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.state import schema
+from conduit_dagster.state.claim import claim_store
+from conduit_dagster.state.database import insert_if_absent, make_engine, open_database, reading
+
+# waits for its input to close, so that all of them open the store at the same moment
+OPEN = """
+import sys
+from conduit_dagster.state.database import open_database
+print("ready", flush=True)
+sys.stdin.read()
+engine = open_database(sys.argv[1])
+with engine.connect() as connection:
+    print(connection.exec_driver_sql("SELECT count(*) FROM conduit_deliveries").scalar_one(), "alembic" in sys.modules)
+"""
+
+
+def open_at_once(url: str, count: int) -> list[str]:
+    """What each of several processes says that open a store at once: its deliveries, and whether it had to migrate."""
+    command = [sys.executable, "-c", OPEN, url]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(count)]
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
+    return [process.communicate()[0].strip() for process in processes]
+
+
+def at_once(work: Callable[[int], None], count: int) -> None:
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_new_store_may_be_opened_by_many_processes_at_once(database_url: str) -> None:
+    """One makes the tables; and nobody needs Alembic for it."""
+    assert open_at_once(database_url, 6) == ["0 False"] * 6
+
+
+def test_a_store_is_opened_while_somebody_writes(database: sa.Engine, database_url: str) -> None:
+    """A verb that only looks does not wait for a run."""
+    with database.begin() as writer:
+        writer.execute(schema.meta.insert().values(name="x", value="1"))
+        second = open_database(database_url)
+        with reading(second) as connection:
+            assert connection.execute(sa.select(schema.meta.c.name).where(schema.meta.c.name == "x")).first() is None
+        second.dispose()
+
+
+def test_a_reader_sees_one_moment(database: sa.Engine) -> None:
+    """Several statements of a reader fit together, whatever is committed between them."""
+    count = sa.select(sa.func.count()).select_from(schema.meta)
+    with reading(database) as reader:
+        before = reader.execute(count).scalar_one()
+        with database.begin() as writer:
+            writer.execute(schema.meta.insert().values(name="x", value="1"))
+        assert reader.execute(count).scalar_one() == before
+    with reading(database) as reader:
+        assert reader.execute(count).scalar_one() == before + 1
+
+
+def test_of_two_that_insert_a_row_one_does(database: sa.Engine) -> None:
+    done = list[bool]()
+
+    def insert(number: int) -> None:
+        with database.begin() as connection:
+            done.append(insert_if_absent(connection, schema.meta, name="x", value=str(number)))
+
+    at_once(insert, 4)
+    assert sorted(done) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg"])
+def test_each_way_to_name_postgresql_is_psycopg(scheme: str) -> None:
+    engine = make_engine(f"{scheme}://me:pw@h/d")
+    assert (engine.dialect.name, engine.dialect.driver) == ("postgresql", "psycopg")
+
+
+@pytest.mark.parametrize(("query", "name"), [("", "conduit-dagster"), ("?application_name=mine", "mine")])
+def test_settings_of_a_connection_can_be_given_in_the_url(postgres_url: str, query: str, name: str) -> None:
+    engine = make_engine(f"{postgres_url}{query}")
+    show = "SELECT current_setting('application_name'), current_setting('lock_timeout')"
+    with engine.connect() as connection:
+        assert connection.exec_driver_sql(show).one() == (name, "10s")
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("postgresql://me:s3cret@127.0.0.1:1/d", "state.unreachable"),
+        ("postgresql://me@127.0.0.1:1/d?password=s3cret", "state.unreachable"),
+        ("postgresql://me:pw@s3cret@127.0.0.1:1/d", "state.url"),
+        ("postgresql://me:pw@127.0.0.1:s3cret/d", "state.url"),
+        ("mysql://me:s3cret@h/d", "state.url"),
+        ("s3cret", "state.url"),
+    ],
+)
+def test_a_store_that_cannot_be_opened_is_named_without_its_password(url: str, code: str) -> None:
+    with pytest.raises(ConduitError) as caught:
+        open_database(url)
+    error = caught.value
+    assert error.code == code
+    assert error.fix
+    assert "s3cret" not in f"{error.message} {error.place} {error.fix} {error.__cause__}"
+
+
+def test_a_wrong_password_is_not_repeated(postgres_url: str) -> None:
+    wrong = sa.make_url(postgres_url).set(password="s3cret")
+    with pytest.raises(TransientError, match="password authentication failed") as caught:
+        open_database(wrong.render_as_string(hide_password=False))
+    assert "s3cret" not in str(caught.value) + str(caught.value.place) + str(caught.value.__cause__)
+
+
+def test_a_folder_that_cannot_be_made_is_named() -> None:
+    with pytest.raises(TransientError) as caught:
+        open_database("sqlite:////proc/nothing/state.db")
+    assert caught.value.code == "state.unreachable"
+    assert caught.value.fix
+
+
+def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    file.write_bytes(b"something else" * 100)
+    with pytest.raises(FatalError, match="not a database") as caught:
+        open_database(f"sqlite:///{file}")
+    assert caught.value.code == "state.unusable"
+    assert file.read_bytes() == b"something else" * 100
+
+
+def test_a_home_and_a_new_store_know_each_other(database: sa.Engine, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    mine = claim_store(database, home)
+    assert (home / "project").read_text().strip() == mine
+    assert claim_store(database, home) == mine
+    assert [file.name for file in home.iterdir()] == ["project"]
+
+
+def test_a_home_without_an_id_adopts_the_stores(database: sa.Engine, tmp_path: Path) -> None:
+    """A fresh container, or a home that was deleted."""
+    mine = claim_store(database, tmp_path / "one")
+    assert claim_store(database, tmp_path / "two") == mine
+    assert (tmp_path / "two" / "project").read_text().strip() == mine
+
+
+def test_a_new_store_takes_the_id_of_its_home(database: sa.Engine, tmp_path: Path) -> None:
+    """A project that moves to another database is still the same project."""
+    first = open_database(f"sqlite:///{tmp_path}/first.db")
+    mine = claim_store(first, tmp_path / "home")
+    assert claim_store(database, tmp_path / "home") == mine
+    first.dispose()
+
+
+def test_a_foreign_store_is_refused(database: sa.Engine, database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "project").write_text("0ther\n")
+    mine = claim_store(database, tmp_path / "home")
+    with pytest.raises(FatalError) as caught:
+        claim_store(database, tmp_path / "other")
+    error = caught.value
+    assert error.code == "state.foreign"
+    assert mine in error.message and "0ther" in error.message
+    assert error.fix and "other/project" in error.fix
+    secret = sa.make_url(database_url).password
+    assert secret is None or str(secret) not in f"{error.message} {error.place} {error.fix}"
+    (tmp_path / "other" / "project").unlink()
+    assert claim_store(database, tmp_path / "other") == mine
+
+
+def test_many_that_claim_at_once_agree(database: sa.Engine, tmp_path: Path) -> None:
+    """Of several homes of one store, each claimed by two at once."""
+    found = list[str]()
+    at_once(lambda number: found.append(claim_store(database, tmp_path / str(number // 2))), 6)
+    homes = {(tmp_path / str(number) / "project").read_text().strip() for number in range(3)}
+    assert len(found) == 6
+    assert set(found) == homes
+    assert len(homes) == 1
+
+
+def test_one_home_belongs_to_one_of_two_stores_that_are_claimed_at_once(tmp_path: Path) -> None:
+    engines = [open_database(f"sqlite:///{tmp_path}/{number}.db") for number in range(2)]
+    found, refused = list[str](), list[FatalError]()
+
+    def claim(number: int) -> None:
+        try:
+            found.append(claim_store(engines[number], tmp_path / "home"))
+        except FatalError as error:
+            refused.append(error)
+
+    at_once(claim, 2)
+    assert len(found) + len(refused) == 2
+    assert set(found) == {(tmp_path / "home" / "project").read_text().strip()}
+    for engine in engines:
+        engine.dispose()
