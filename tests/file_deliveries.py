@@ -68,3 +68,17 @@ def killed_mid_publish() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
         patch.setattr(kill_points, "hook", die)
         yield
+
+
+def next_one(
+    destination: FileDestination, root: Path, step: int, tasks: list[list[int]], previous: Any
+) -> tuple[Delivery, dict[str, Any]]:
+    """A delivery that is prepared, and what the engine stores with it as the target of the one after."""
+    delivery = prepared(stage(destination, root, step, tasks), destination.target(previous))
+    return delivery, json.loads(json.dumps(destination.expected(delivery)))
+
+
+def publish_some(destination: FileDestination, delivery: Delivery) -> None:
+    """Publishes half of it, and dies."""
+    with killed_mid_publish():
+        destination.publish(delivery)

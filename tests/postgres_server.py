@@ -88,8 +88,8 @@ class PostgresServer:
     def start(self) -> None:
         """Starts the server and waits until it answers."""
         settings = [part for setting in (f"port={self.port}", *_SETTINGS) for part in ("-c", setting)]
-        with self._log.open("ab") as output:
-            self._process = self._open("postgres", "-D", str(self._data), *settings, output=output.fileno())
+        command = [*_ending_with_us(), str(self._binaries / "postgres"), "-D", str(self._data), *settings]
+        self._process = self._open(command)
         deadline = time.monotonic() + 60
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -127,17 +127,16 @@ class PostgresServer:
                 os.chown(path, self._as.pw_uid, self._as.pw_gid)
         options = ("-U", USER, f"--pwfile={secret}", "-A", "scram-sha-256", "-E", "UTF8", "--locale=C")
         # without syncing its first files: durability is about what comes after
-        with self._log.open("ab") as output:
-            made = self._open("initdb", "-D", str(self._data), "--no-sync", *options, output=output.fileno())
+        made = self._open([str(self._binaries / "initdb"), "-D", str(self._data), "--no-sync", *options])
         if made.wait(120) != 0:
             raise RuntimeError(f"initdb failed:\n{self._log.read_text()[-3000:]}")
 
-    def _open(self, program: str, *arguments: str, output: int) -> subprocess.Popen[bytes]:
+    def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
         who = {} if self._as is None else {"user": self._as.pw_uid, "group": self._as.pw_gid, "extra_groups": []}
-        command = [str(self._binaries / program), *arguments]
-        # a session of its own: a Ctrl-C in the terminal is for the tests, which end the server themselves
-        where = {"cwd": self._folder, "stdout": output, "stderr": output, "start_new_session": True}
-        return subprocess.Popen(command, **where, **who)
+        with self._log.open("ab") as log:
+            # a session of its own: a Ctrl-C in the terminal is for the tests, which end the server themselves
+            where = {"cwd": self._folder, "stdout": log, "stderr": log, "start_new_session": True}
+            return subprocess.Popen(command, **where, **who)
 
     def _answers(self) -> bool:
         try:
@@ -147,9 +146,19 @@ class PostgresServer:
         return True
 
     def _copy_of(self, binaries: Path) -> Path:
-        """Programs that the other user can reach: a home of root's is closed to it."""
-        shutil.copytree(binaries.parent, self._folder / "install", symlinks=True)
-        return self._folder / "install" / binaries.name
+        """Programs that the other user can reach, where the environment lies in a home that is closed to it."""
+        package = binaries.parents[1]
+        for folder in (package, package.with_name(f"{package.name}.libs")):
+            if folder.exists():
+                shutil.copytree(folder, self._folder / "install" / folder.name, symlinks=True)
+        return self._folder / "install" / binaries.relative_to(package.parent)
+
+
+def _ending_with_us() -> list[str]:
+    """What makes Linux end the server when the tests are killed."""
+    prefix = ["setpriv", "--pdeathsig", "INT"]
+    known = shutil.which("setpriv") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
+    return prefix if known else []
 
 
 def _another_user() -> pwd.struct_passwd:

@@ -15,6 +15,7 @@ _DESTINATIONS = {
     "delta": ("conduit_dagster.connectors.delta.destination", "DeltaDestination"),
     "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
     "log": ("conduit_dagster.connectors.log", "LogDestination"),
+    "postgres": ("conduit_dagster.connectors.postgres.destination", "PostgresDestination"),
 }
 
 

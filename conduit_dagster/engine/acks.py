@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def _plain(origin: Origin) -> tuple[int, str, int]:
 
 
 class Acks:
-    """Takes acks and nacks of single records, late, twice and in any order."""
+    """Takes acks and nacks of single records, late, twice and in any order; a second thread may ask meanwhile."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -78,43 +79,50 @@ class Acks:
         self._namespace: dict[int, str] = {}
         self.nacks: dict[int, Nack] = {}
         self._frozen: Acked | None = None
+        self._lock = threading.RLock()
 
     def sent(self, place: int, namespace: str, source: str, ordinal: int) -> None:
         """A record is on its way; in order of their places."""
-        origin = Origin(place, source, ordinal)
-        self._all.sent(origin)
-        self._by_namespace.setdefault(namespace, Front()).sent(origin)
-        self._namespace[place] = namespace
+        with self._lock:
+            origin = Origin(place, source, ordinal)
+            self._all.sent(origin)
+            self._by_namespace.setdefault(namespace, Front()).sent(origin)
+            self._namespace[place] = namespace
 
     def ack(self, place: int) -> None:
         """The destination has it."""
-        namespace = self._namespace.pop(place, None)
-        if namespace is not None:
-            self._all.handled(place)
-            self._by_namespace[namespace].handled(place)
+        with self._lock:
+            namespace = self._namespace.pop(place, None)
+            if namespace is not None:
+                self._all.handled(place)
+                self._by_namespace[namespace].handled(place)
 
     def ack_up_to(self, place: int) -> None:
         """The destination has it and every one before it."""
-        for known in [p for p in self._namespace if p <= place]:
-            self.ack(known)
+        with self._lock:
+            for known in [p for p in self._namespace if p <= place]:
+                self.ack(known)
 
     def nack(self, place: int, nack: Nack) -> None:
         """The destination refuses it. Nothing behind the first one counts as handled until that is recorded."""
-        if place in self._namespace:
-            self._frozen = self._frozen or self.acked()
-            self.nacks[place] = nack
-            self.ack(place)
+        with self._lock:
+            if place in self._namespace:
+                self._frozen = self._frozen or self.acked()
+                self.nacks[place] = nack
+                self.ack(place)
 
     def acked(self) -> Acked:
         """What is handled, nacked records among them."""
-        last, following = self._all.last, self._all.next
-        named = {name: _plain(front.last) for name, front in self._by_namespace.items() if front.last}
-        handled = following.place if following else (self._first if last is None else last.place + 1)
-        return Acked(handled, (following.source, following.ordinal) if following else None, named)
+        with self._lock:
+            last, following = self._all.last, self._all.next
+            named = {name: _plain(front.last) for name, front in self._by_namespace.items() if front.last}
+            handled = following.place if following else (self._first if last is None else last.place + 1)
+            return Acked(handled, (following.source, following.ordinal) if following else None, named)
 
     def safe(self) -> Acked:
         """What may be made durable before the nacks are recorded."""
-        return self._frozen or self.acked()
+        with self._lock:
+            return self._frozen or self.acked()
 
     @property
     def unhandled(self) -> int:

@@ -10,11 +10,11 @@ from functools import partial
 
 import msgspec
 
+from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.jobs import Jobs
-from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, acks_name, run_sender
-from conduit_dagster.state import storage
+from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 
@@ -60,25 +60,9 @@ class DirectSender:
             thread.join()
 
     def _follow(self, staging: str, token: str, flushed: Callable[[Acked], None], ended: threading.Event) -> None:
-        number = 0
+        known: list[Acked] = []
         while not ended.wait(self._interval):
-            names = [name for name in storage.files(staging) if name.startswith(f"acks-{token}-")]
-            if names and names[-1] >= acks_name(token, number):
-                number = int(names[-1].removesuffix(".json").rpartition("-")[2]) + 1
-                if (acked := _read(storage.join(staging, names[-1]))) is not None:
-                    flushed(acked)
-
-
-def last_flush(staging: str) -> list[Acked]:
-    """What the jobs of runs before made durable of a delivery, and died before they could tell the store."""
-    names = [name for name in storage.files(staging) if name.startswith("acks-")]
-    newest = {name.rpartition("-")[0]: name for name in sorted(names)}
-    return [acked for name in newest.values() if (acked := _read(storage.join(staging, name))) is not None]
-
-
-def _read(url: str) -> Acked | None:
-    try:
-        data = b"".join(storage.chunks(url))
-        return msgspec.json.decode(data, type=Acked)
-    except (OSError, msgspec.DecodeError):
-        return None  # removed for a newer one, or torn: then its acks never counted
+            found = newest(staging, token)
+            if found and found != known:
+                known = found
+                flushed(found[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from conduit_dagster.record import Record, mode_of
 from conduit_dagster.state.steps import Namespaces, Seen
@@ -14,12 +14,12 @@ class Tracker:
     def __init__(self, seen: dict[str, Seen]) -> None:
         self._seen = seen
 
-    def see(self, records: list[Record], ordinal: int) -> None:
-        """Takes a block in; ``ordinal`` is its first record's place in the range."""
+    def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
+        """Takes a block in, as it left the source's processors; ``ordinal`` is the block's place in the range."""
         last = len(records) - 1
         for i, record in enumerate(records):
             if i == last or records[i + 1].metadata is not record.metadata:
-                self._seen[record.collection] = Seen(ordinal + i, mode_of(record))
+                self._seen[record.collection] = Seen(ordinal + origins[i], mode_of(record))
 
 
 def merged(parts: Iterable[Mapping[str, Mapping[str, Seen]]]) -> Namespaces:

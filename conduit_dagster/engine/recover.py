@@ -8,8 +8,8 @@ import msgspec
 
 from conduit_dagster.connectors.base import Destination
 from conduit_dagster.connectors.staged import StagedRecord
+from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.direct import last_flush
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
 from conduit_dagster.engine.redelivery import progress_of
@@ -88,7 +88,7 @@ def _progress(loop: StepLoop, step: OpenStep, staged: StagedDelivery) -> Progres
     """What the store knows, and what a direct job made durable before it could say so."""
     known = step.progress.get(staged.consumer, Progress())
     if loop.pipeline.consumers()[staged.consumer].placement == "direct":
-        for acked in last_flush(staged.staging):
+        for acked in newest(staged.staging):
             known = progress_of(acked, known)
     return known
 

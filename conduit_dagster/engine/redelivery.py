@@ -227,7 +227,12 @@ class Redelivery:
 
     def _nack(self, place: int, nack: Nack) -> None:
         moves = self._moves(place + 1)
-        if not self._refusals.refuse(self._shipment, place, self._record(place), nack, moves):
+        try:
+            refused = self._refusals.refuse(self._shipment, place, self._record(place), nack, moves)
+        except ConduitError:
+            self._keep()  # what was acked before it stays acked
+            raise
+        if not refused:
             self._handled(1)
 
     def _record(self, place: int) -> StagedRecord:

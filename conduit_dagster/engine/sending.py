@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.base import Delivery, DirectDestination, Receipt, Sender, SenderTask
 from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.recovery.errors import ConduitError, TransientError
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"
@@ -76,10 +76,11 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
         sender = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.turn))
     except Exception as error:  # noqa: BLE001  # as below
         return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
-    try:
-        error, bulk = _Sending(sender, acks, job, 1 if job.single else destination.batch).run()
-    finally:
-        sender.close()
+    with AckFile(acks, job.delivery.staging, job.token, job.interval):
+        try:
+            error, bulk = _Sending(sender, acks, job, 1 if job.single else destination.batch).run()
+        finally:
+            sender.close()
     nacks = [(place, nack.code, nack.message) for place, nack in sorted(acks.nacks.items())]
     return Sent(acks.acked(), nacks, error, bulk)
 
@@ -87,7 +88,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
 class _Sending:
     def __init__(self, sender: Sender, acks: Acks, job: SendJob, size: int) -> None:
         self._sender, self._acks, self._job, self._size = sender, acks, job, size
-        self._flushed, self._flushes = time.monotonic(), 0
+        self._collected = time.monotonic()
         self._outcome: tuple[TaskError | None, bool] = (None, False)
 
     def run(self) -> tuple[TaskError | None, bool]:
@@ -97,9 +98,9 @@ class _Sending:
                 break
             if self._job.single and not self._settle():
                 break
-            if time.monotonic() - self._flushed >= self._job.interval and not self._settle():
+            if time.monotonic() - self._collected >= self._job.interval and not self._settle():
                 break
-        if self._settle() and self._acks.unhandled:
+        if self._settle() and self._acks.unhandled and self._outcome[0] is None:
             missing = TransientError(f"{self._acks.unhandled} records were not acknowledged", code="delivery.unacked")
             self._outcome = (task_error(missing, "sending"), False)
         return self._outcome
@@ -109,6 +110,7 @@ class _Sending:
         job, batch, first = self._job, list[StagedRecord](), 0
         for place, staged in enumerate(islice(staged_records(_range(job)), job.count), job.first):
             if place <= job.skipped.get(staged.record.collection, -1):
+                self._skip(place, staged)
                 if batch:
                     yield first, batch
                     batch = []
@@ -120,6 +122,11 @@ class _Sending:
                 batch = []
         if batch:
             yield first, batch
+
+    def _skip(self, place: int, staged: StagedRecord) -> None:
+        """Acked by a run before, although one in front of it was not (CASES C13)."""
+        self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
+        self._acks.ack(place)
 
     def _hand_over(self, first: int, batch: list[StagedRecord]) -> bool:
         """False where it failed; what is known to be acked stays acked."""
@@ -138,13 +145,13 @@ class _Sending:
         return True
 
     def _settle(self) -> bool:
-        """Collects what is outstanding and makes the acks durable (reference 4: at an interval, 1 s by default)."""
+        """Collects what is outstanding. False where the sender failed, or a single record has no ack."""
+        self._collected = time.monotonic()
         try:
             self._take(self._sender.finish())
         except Exception as error:  # noqa: BLE001  # as above
             self._failed(error)
             return False
-        self._flush()
         return not (self._job.single and self._acks.unhandled)
 
     def _take(self, receipts: Iterable[Receipt]) -> None:
@@ -160,21 +167,6 @@ class _Sending:
         known = isinstance(error, OSError | ConduitError)
         if self._outcome[0] is None:
             self._outcome = (task_error(error, f"{self._job.consumer} failed"), not known)
-
-    def _flush(self) -> None:
-        self._flushed = time.monotonic()
-        name = acks_name(self._job.token, self._flushes)
-        file = storage.NewFile(storage.join(self._job.delivery.staging, name))
-        file.write(msgspec.json.encode(self._acks.safe()))
-        file.finish()
-        if self._flushes:
-            storage.remove(storage.join(self._job.delivery.staging, acks_name(self._job.token, self._flushes - 1)))
-        self._flushes += 1
-
-
-def acks_name(token: str, number: int) -> str:
-    """The file of one flush of one job."""
-    return f"acks-{token}-{number:08d}.json"
 
 
 def _range(job: SendJob) -> Delivery:

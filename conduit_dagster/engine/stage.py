@@ -169,11 +169,13 @@ class _SplitRun:
         if not records:
             return
         self._block, self._nacks, self._rank = block, {}, 0
-        self._seen.see(records, self._ordinal)
         total, origins = len(records), range(len(records))
         if block.nacks:
             records, origins = self._without_nacked(block)
-        for node in (*self._inlet.nodes, *self._pipeline.nodes):
+        for node in self._inlet.nodes:
+            records, origins = node.run(records, origins, self)
+        self._seen.see(records, self._ordinal, origins)
+        for node in self._pipeline.nodes:
             records, origins = node.run(records, origins, self)
         nacked = len(self._nacks)
         gone = total - nacked - _distinct(origins, self._nacks)

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import consumers, dead_letters, history, pipelines, sources
+from conduit_dagster.state.schema import collections, consumers, dead_letters, history, offsets, pipelines, sources
 
 
 def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
@@ -59,6 +59,22 @@ def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
             {"id": row["consumer"], "kind": row["kind"], "delivered": row["delivered"], "step": row["step"]}
             for row in connection.execute(mine).mappings()
         ]
+
+
+def offset_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
+    """The offsets of every consumer, per source and namespace; ``*`` is the source's overall one."""
+    mine = sa.select(offsets).where(offsets.c.pipeline == pipeline)
+    mine = mine.order_by(offsets.c.consumer, offsets.c.source, offsets.c.namespace)
+    with reading(engine) as connection:
+        return [dict(row) for row in connection.execute(mine).mappings()]
+
+
+def collection_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
+    """Where each collection of each source stands: in its copy, at its end, or in sync."""
+    mine = sa.select(collections).where(collections.c.pipeline == pipeline)
+    with reading(engine) as connection:
+        ordered = mine.order_by(collections.c.source, collections.c.namespace)
+        return [dict(row) for row in connection.execute(ordered).mappings()]
 
 
 def newest_dead_letters(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
 from pydantic import ValidationError
 
@@ -324,7 +324,7 @@ def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
         table = DeltaTable(tmp_path / "table")
     destination.publish(stage(destination, 1, [numbers(1)]))
     assert (tmp_path / "table" / "_delta_log" / "_last_checkpoint").is_file()
-    assert make(tmp_path).holds(stage(destination, 1, [numbers(1)]))
+    assert make(tmp_path).holds(stage(destination, 1, [numbers(1)], "again"))
     destination.publish(stage(destination, 2, [numbers(2)]))
     assert ids(tmp_path) == [1, 2]
 
@@ -474,14 +474,25 @@ def test_unknown_fields_can_be_ignored(tmp_path: Path) -> None:
 
 
 def test_required_columns_of_a_table(tmp_path: Path) -> None:
-    fields = [pa.field("i", pa.int64(), nullable=False), pa.field("n", pa.struct([pa.field("x", pa.int64(), False)]))]
+    item = pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+    fields = [pa.field("i", pa.int64(), nullable=False), pa.field("n", pa.list_(pa.field("element", item, False)))]
     DeltaTable.create(tmp_path / "table", DeltaSchema.from_arrow(pa.schema(fields)))
     destination = make(tmp_path)
-    found = refusals(destination, {"i": 1}, {"i": None}, {}, {"i": 1, "n": {}}, {"i": 1, "n": {"x": 2}})
-    assert {place: code for place, (code, _) in found.items()} == dict.fromkeys((1, 2, 3), "delta.required")
-    assert "n.x" in found[3][1]
-    destination.publish(stage(destination, 1, [[{"i": 1, "n": {"x": 2}}, {"i": 2}]]))
-    assert rows(tmp_path) == [{"i": 1, "n": {"x": 2}}, {"i": 2, "n": None}]
+    found = refusals(destination, {"i": 1}, {"i": None}, {}, {"i": 1, "n": [{}]}, {"i": 1, "n": [None]})
+    assert {place: code for place, (code, _) in found.items()} == dict.fromkeys((1, 2, 3, 4), "delta.required")
+    assert "n[0].x" in found[3][1]
+    destination.publish(stage(destination, 1, [[{"i": 1, "n": [{"x": 2}]}, {"i": 2}]]))
+    assert rows(tmp_path) == [{"i": 1, "n": [{"x": 2, "y": None}]}, {"i": 2, "n": None}]
+
+
+def test_a_copy_of_a_project_never_touches_the_files_of_the_other(tmp_path: Path) -> None:
+    """It has the same delivery hashes: under the same name its delivery is there, under another it is another one."""
+    first, copy = make(tmp_path), make(tmp_path, app_id="copy")
+    one, two = stage(first, 1, [numbers(1)]), stage(copy, 1, [numbers(2)], "copy")
+    assert one.hash == two.hash
+    first.publish(one)
+    copy.publish(two)
+    assert sorted(ids(tmp_path)) == [1, 2]
 
 
 def test_columns_that_json_cannot_fill_stay_null(tmp_path: Path) -> None:
@@ -509,15 +520,15 @@ def test_columns_that_a_table_lacks_are_fatal_before_anything_is_read(tmp_path: 
     assert set(refusals(make(tmp_path), {"i": 1}, {"i": "x"})) == {0}
 
 
-@pytest.mark.parametrize("why", ["partitioned", "constraints", "features"])
+@pytest.mark.parametrize("why", ["partitioned", "constraints", "features", "required"])
 def test_tables_that_it_cannot_append_to_are_named(tmp_path: Path, why: str) -> None:
     path = tmp_path / "table"
-    write_deltalake(path, pa.table({"i": [1], "j": [1]}), partition_by=["i"] if why == "partitioned" else None)
+    kinds = pa.schema([("i", pa.int64()), ("n", pa.struct([pa.field("x", pa.int64(), nullable=why != "required")]))])
+    schema = DeltaSchema.from_arrow(kinds)
+    DeltaTable.create(path, schema, partition_by=["i"] if why == "partitioned" else None)
     if why == "constraints":
         DeltaTable(path).alter.add_constraint({"positive": "i > 0"})
     if why == "features":
-        from deltalake import TableFeatures
-
         DeltaTable(path).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
     with pytest.raises(FatalError, match=why) as raised:
         make(tmp_path).check()
@@ -571,7 +582,13 @@ def test_a_task_without_rows_has_no_part(tmp_path: Path) -> None:
     assert not (tmp_path / "staging").exists()
 
 
-@pytest.mark.parametrize("name", ["a b", "ü", "a%20b", "a#b?c"])
+def test_a_path_that_the_library_takes_for_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FatalError) as raised:
+        make(tmp_path, path="a%20b")
+    assert raised.value.code == "delta.path"
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "50%", "a#b?c"])
 def test_paths_of_any_name(tmp_path: Path, name: str) -> None:
     destination = make(tmp_path, path=name)
     destination.publish(stage(destination, 1, [numbers(1)]))
@@ -579,12 +596,12 @@ def test_paths_of_any_name(tmp_path: Path, name: str) -> None:
     assert make(tmp_path, path=f"file://{tmp_path}/{name}").address == destination.address
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_said_before_anything_is_read(tmp_path: Path) -> None:
-    (tmp_path / "table").mkdir(mode=0o500)
-    with pytest.raises(ConduitError) as raised:
-        make(tmp_path).check()
-    assert raised.value.code == "file.no_permission"
+def test_a_path_that_can_be_no_folder_is_said_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/table"):
+        with pytest.raises(ConduitError) as raised:
+            make(tmp_path, path=path).check()
+        assert raised.value.code == "file.not_folder"
 
 
 def test_a_table_that_is_gone_is_fatal(tmp_path: Path) -> None:

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
 from pathlib import Path
-from typing import Any, Literal
 
 import pytest
-from file_deliveries import killed_mid_publish, make, prepared, rows, stage
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from file_deliveries import make, next_one, prepared, publish_some, rows
 
 from conduit_dagster.connectors.base import Delivery, Strategy, WriterTask
 from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.positioned import write_delivery
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
-
-Fate = Literal["whole", "dropped", "torn", "holed", "late"]
 
 
 def once(root: Path, path: str = "out.jsonl", **settings: str) -> FileDestination:
     return make(root, path, "at-most-once", **settings)
-
-
-def next_one(
-    destination: FileDestination, root: Path, step: int, tasks: list[list[int]], previous: Any
-) -> tuple[Delivery, dict[str, Any]]:
-    """A delivery that is prepared, and what the engine stores with it as the target of the one after."""
-    delivery = prepared(stage(destination, root, step, tasks), destination.target(previous))
-    return delivery, json.loads(json.dumps(destination.expected(delivery)))
-
-
-def publish_some(destination: FileDestination, delivery: Delivery) -> None:
-    with killed_mid_publish():
-        destination.publish(delivery)
 
 
 def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
@@ -99,6 +78,16 @@ def test_holes_become_line_ends_and_nothing_else_changes(tmp_path: Path) -> None
     path.write_bytes(data[:10] + b"\0" * 5 + data[15:26] + b"\0\0" + data[28:35])
     assert once(tmp_path).target(expected)["base"] == len(data)
     assert path.read_bytes() == data[:10] + b"\n" * 5 + data[15:26] + b"\n\n" + data[28:35] + b"\n" * 5
+
+
+def test_a_delivery_that_was_cut_after_it_was_written_is_mended(tmp_path: Path) -> None:
+    """Also by the process that wrote it whole."""
+    destination, path = once(tmp_path), tmp_path / "out.jsonl"
+    delivery, expected = next_one(destination, tmp_path, 1, [[1]], None)
+    destination.publish(delivery)
+    os.truncate(path, 5)
+    assert destination.target(expected)["base"] == 8
+    assert path.read_bytes() == b'{"i":\n\n\n'
 
 
 def test_a_mended_file_is_durable_before_anything_follows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,76 +205,3 @@ def test_a_deposed_owner_mends_nothing_behind_its_own_last_delivery(tmp_path: Pa
     with pytest.raises(ConduitError):
         old.target(known)
     assert path.read_bytes() == data
-
-
-class Story:
-    """Deliveries of one file, each with a fate of its own; late ones go on whenever they like."""
-
-    def __init__(self, root: Path) -> None:
-        self.root, self.path = root, root / "out.jsonl"
-        self.destination = once(root)
-        self.expected: Any = None
-        self.told: list[tuple[Delivery, Fate, bytes]] = []
-
-    def tell(self, fate: Fate, tasks: list[list[int]], hole: tuple[int, int]) -> None:
-        step = len(self.told) + 1
-        delivery, self.expected = next_one(self.destination, self.root, step, tasks, self.expected)
-        staged = b"".join(Path(delivery.staging, part.name).read_bytes() for part in delivery.parts)
-        self.told.append((delivery, fate, staged))
-        if fate in ("torn", "late"):
-            publish_some(self.destination, delivery)
-        elif fate in ("whole", "holed"):
-            self.destination.publish(delivery)
-        if fate == "holed":
-            self._punch(delivery, *hole)
-        if fate != "whole":
-            self.destination = once(self.root)  # the process that did this is gone, or frozen
-
-    def _punch(self, delivery: Delivery, at: int, cut: int) -> None:
-        base, size = delivery.target["base"], delivery.bytes
-        with self.path.open("r+b") as file:
-            file.truncate(base + size - cut % size)
-            file.seek(base + at % size)
-            file.write(b"\0" * min(3, size - cut % size - at % size))
-
-    def thaw(self) -> None:
-        for delivery, fate, _ in self.told:
-            if fate == "late":
-                with self.path.open("r+b") as file:
-                    write_delivery(file.fileno(), delivery, lambda: None)
-
-    def check(self) -> None:
-        data, end = self.path.read_bytes(), 0
-        for delivery, fate, staged in self.told:
-            base = delivery.target["base"]
-            assert base == end
-            end = base + delivery.bytes
-            got = data[base:end]
-            assert got.endswith(b"\n")
-            assert all(a in (b, 10) for a, b in zip(got, staged, strict=True))
-            assert got == staged or fate not in ("whole", "late")
-        assert len(data) == end
-
-
-Docs = st.lists(st.lists(st.integers(0, 999), min_size=1, max_size=3), min_size=1, max_size=3)
-Step = st.tuples(
-    st.sampled_from(["whole", "dropped", "torn", "holed", "late"]),
-    Docs,
-    st.tuples(st.integers(0, 60), st.integers(0, 60)),
-    st.booleans(),
-)
-
-
-@settings(max_examples=60, deadline=None)
-@given(steps=st.lists(Step, min_size=1, max_size=7))
-def test_every_byte_is_a_line_end_or_what_belongs_there(steps: list[Any]) -> None:
-    """Whatever became of each delivery, and whenever a frozen owner's late writes arrive."""
-    with tempfile.TemporaryDirectory() as folder:
-        story = Story(Path(folder))
-        for fate, tasks, hole, thaws in steps:
-            story.tell(fate, tasks, hole)
-            if thaws:
-                story.thaw()
-        story.destination.target(story.expected)
-        story.thaw()
-        story.check()

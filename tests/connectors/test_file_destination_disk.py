@@ -168,6 +168,14 @@ def test_a_file_and_the_folders_that_lead_to_it_are_durable(tmp_path: Path, monk
     assert syncs.have(tmp_path / "a/b/out.jsonl", since=half)
 
 
+def test_nothing_above_the_mount_point_is_synced(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mount point was there before; what lies above it is none of ours."""
+    syncs = Syncs(monkeypatch)
+    make(small_disk, "a/out.jsonl").check()
+    assert syncs.have(small_disk / "a", small_disk)
+    assert not syncs.have(small_disk.parent)
+
+
 def test_a_folder_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its own entry before publish returns."""
     syncs = Syncs(monkeypatch)

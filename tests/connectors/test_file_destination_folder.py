@@ -98,6 +98,9 @@ def test_a_step_that_the_earlier_version_prepared_keeps_its_name(tmp_path: Path)
     assert not destination.holds(fresh)
     destination.publish(fresh)
     assert names(tmp_path)[1] == f"step=000000000002-{fresh.hash[:12]}"
+    letter = prepared(stage(destination, tmp_path, 2, [[4]], LETTER), fresh.target)
+    destination.publish(letter)
+    assert (tmp_path / "out" / f"step=000000000002-{LETTER:016d}-{letter.hash[:12]}").is_dir()
     assert "naming" in destination.target(delivery.target)
 
 

@@ -91,7 +91,7 @@ def _fields(fields: list[dict[str, Any]], inside: str) -> list[Any]:
         if any(key in field["metadata"] for key in _COMPUTED):
             raise ValueError(f"column {inside}{field['name']} is computed or checked by Delta")
         if made is not None:
-            kept.append(pa.field(field["name"], made, field["nullable"]))
+            kept.append(_nullable_or_not(field["name"], made, field["nullable"], inside))
         elif not field["nullable"]:
             raise ValueError(f"column {inside}{field['name']} is required and of a type that JSON can't fill")
     return kept
@@ -106,5 +106,12 @@ def _type(kind: Any, inside: str) -> DataType | None:
         return pa.struct(fields) if fields else None
     if kind["type"] == "array":
         item = _type(kind["elementType"], f"{inside}element.")
-        return None if item is None else pa.list_(pa.field("element", item, kind["containsNull"]))
+        return None if item is None else pa.list_(_nullable_or_not("element", item, kind["containsNull"], inside))
     return None
+
+
+def _nullable_or_not(name: str, kind: DataType, nullable: bool, inside: str) -> Any:
+    # Arrow's reader takes a null object for one whose required fields are null
+    if nullable and pa.types.is_struct(kind) and not all(field.nullable for field in kind):
+        raise ValueError(f"column {inside}{name} may be null, and has required fields inside")
+    return pa.field(name, kind, nullable)

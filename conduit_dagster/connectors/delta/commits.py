@@ -55,7 +55,7 @@ class Commits:
         table = self._open()
         version = table.version()
         if not self._is_in(table, delivery):
-            place(delivery, self._table.uri)
+            place(delivery, self._files(delivery), self._table.uri)
             reached("mid-publish", self._pipeline)
             version = self._commit(table, delivery)
         self._log.sync(version)
@@ -97,7 +97,7 @@ class Commits:
         now = int(time.time() * 1000)
         files: list[AddAction | RemoveAction] = [
             AddAction(name, part.bytes, {}, now, True, json.dumps({"numRecords": part.records}))
-            for name, part in zip(names(delivery), delivery.parts, strict=True)
+            for name, part in zip(self._files(delivery), delivery.parts, strict=True)
         ]
         table.create_write_transaction(files, "append", table.schema(), commit_properties=properties)
 
@@ -106,6 +106,9 @@ class Commits:
         names = map(storage.safe_name, (self._pipeline, delivery.consumer))
         app_id = self._app_id or ":".join(["conduit", *names])
         return f"{app_id}:{delivery.hash}" if delivery.skip else app_id
+
+    def _files(self, delivery: Delivery) -> list[str]:
+        return names(delivery, self._app(delivery))
 
     def _is_in(self, table: DeltaTable, delivery: Delivery) -> bool:
         found, ours = table.transaction_version(self._app(delivery)), _version(delivery)
@@ -137,7 +140,7 @@ class Commits:
     def _require_fit(self, table: DeltaTable, delivery: Delivery) -> None:
         """The table may have been altered since the parts were staged."""
         columns = {field.name: field for field in self._table.writable(table)}
-        for name in names(delivery):
+        for name in self._files(delivery):
             with storage.open_read(storage.join(self._table.uri, name)) as file:
                 staged = pq.read_schema(file)
             wrong = [f.name for f in staged if f.name not in columns or columns[f.name].type != f.type]

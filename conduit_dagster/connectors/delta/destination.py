@@ -63,11 +63,11 @@ class DeltaDestination(Destination):
     def check(self) -> None:
         """Looks whether the table can be appended to, or its folder be made; a table itself is not made here."""
         with self._table.mapped("can't write the table"):
+            if self._table.local is not None:
+                (self._table.local / STAGING).mkdir(parents=True, exist_ok=True)
             table = self._table.open()
             if table is not None:
                 self._require_columns(self._table.writable(table))
-            if self._table.local is not None:
-                (self._table.local / STAGING).mkdir(parents=True, exist_ok=True)
 
     def _require_columns(self, there: Schema) -> None:
         kinds = {field.name: field.type for field in there}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,21 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 
 
-def names(delivery: Delivery) -> list[str]:
-    """The delivery's files, by step, part and hash: a repeat puts the same bytes under the same names."""
-    many = range(len(delivery.parts))
-    return [f"part-{delivery.step:012d}-{i:05d}-{delivery.hash[:16]}.zstd.parquet" for i in many]
+def names(delivery: Delivery, app: str) -> list[str]:
+    """The delivery's files, by step and part: a repeat puts the same bytes under the same names, and nobody else any.
+
+    ``app`` is the application transaction's name: copies of a project have the same delivery hashes.
+    """
+    own = hashlib.sha256(f"{app} {delivery.hash}".encode()).hexdigest()[:16]
+    return [f"part-{delivery.step:012d}-{i:05d}-{own}.zstd.parquet" for i in range(len(delivery.parts))]
 
 
-def place(delivery: Delivery, root: str) -> None:
+def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
     """Puts the parts that the ledger names into the table's folder, durably. No reader sees them before the commit.
 
     May be repeated, also by two at once. Raises ``FatalError`` where a staged part is not what the ledger says.
     """
-    for part, name in zip(delivery.parts, names(delivery), strict=True):
+    for part, name in zip(delivery.parts, files, strict=True):
         staged, final = storage.join(delivery.staging, part.name), storage.join(root, name)
         if storage.size(final) == part.bytes and storage.digest(final) == (part.bytes, part.sha256):
             continue

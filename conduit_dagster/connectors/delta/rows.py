@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from conduit_dagster.connectors.delta.columns import DataType, Schema
@@ -52,7 +52,6 @@ class RowReader:
     def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"]) -> None:
         self.schema = schema
         self._strict = unknown_fields == "refuse"
-        self._dates = [i for i, field in enumerate(schema) if pa.types.is_date(field.type)]
         self._options = pj.ParseOptions(
             explicit_schema=self._as_read(),
             unexpected_field_behavior="error" if self._strict else "ignore",
@@ -61,8 +60,9 @@ class RowReader:
     def _as_read(self) -> Schema:
         # Arrow's reader takes only numbers for dates; text is cast afterwards
         schema = self.schema
-        for i in self._dates:
-            schema = schema.set(i, schema.field(i).with_type(pa.string()))
+        for i, field in enumerate(schema):
+            if pa.types.is_date(field.type):
+                schema = schema.set(i, field.with_type(pa.string()))
         return schema
 
     def read(self, lines: Sequence[bytes]) -> Table:
@@ -70,9 +70,7 @@ class RowReader:
         data = b"\n".join(lines)
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
-        for i in self._dates:
-            table = table.set_column(i, self.schema.field(i), pc.cast(table.column(i), self.schema.field(i).type))
-        return table
+        return table if table.schema == self.schema else table.cast(self.schema)
 
     def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
         """Which lines do not fit, found by halving: each one's place, and what the reader said about it alone."""
@@ -91,9 +89,14 @@ class RowReader:
         return found or Nack("delta.does_not_fit", f"the document does not fit the table: {error}")
 
 
+@lru_cache(256)
+def _reader_of(kind: DataType) -> RowReader:
+    return RowReader(pa.schema([("value", kind)]), "refuse")
+
+
 def _fits(value: Any, kind: DataType) -> bool:
     try:
-        RowReader(pa.schema([("value", kind)]), "refuse").read([_encode({"value": value})])
+        _reader_of(kind).read([_encode({"value": value})])
     except pa.ArrowException:
         return False
     return True

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from deltalake import CommitProperties, DeltaTable
 from deltalake import Schema as DeltaSchema
@@ -31,6 +31,13 @@ class Table:
 
     def __init__(self, uri: str) -> None:
         local = storage.local_path(uri)
+        if local is not None and unquote(str(local)) != str(local):
+            raise FatalError(
+                f"the path {local} holds a percent sign with two digits, which deltalake takes for another character",
+                code="delta.path",
+                place=str(local),
+                fix="rename the folder",
+            )
         self.uri = uri if local is None else str(local)
         self.local: Path | None = local
         self.address = self.uri if local is not None else _without_secrets(self.uri)

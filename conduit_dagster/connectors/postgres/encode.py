@@ -23,6 +23,15 @@ class Encoded(NamedTuple):
     group: Group
     rows: list[str]
 
+    def data(self) -> bytes:
+        """The rows as bytes. Raises for half a character (a lone surrogate)."""
+        return lines(self.rows)
+
+
+def lines(rows: list[str]) -> bytes:
+    """Rows as a file holds them."""
+    return ("\n".join(rows) + "\n").encode()
+
 
 class _Row(NamedTuple):
     """A record that is applied by its key."""
@@ -49,7 +58,7 @@ class TableEncoder:
         if all(record.operation == "create" for record in records) and not self._updates:
             return self._inserts(records, range(len(records)))
         rows = [self._row(record) for record in records]
-        if not any(row is not None and row.operation != "c" for row in rows):
+        if not self._updates and all(row is None or row.operation == "c" for row in rows):
             return self._inserts(records, range(len(records)))
         return list(self._mixed(records, rows))
 
@@ -72,7 +81,7 @@ class TableEncoder:
     def _inserts(self, records: list[Record], places: Sequence[int]) -> list[Encoded]:
         found = self._layout.gathered(documents(records, self._settings.raw_column))
         if any(type(record.key) is dict for record in records):
-            found = [_with_key(document, record.key) for document, record in zip(found, records, strict=True)]
+            found = [_with_key(one, record.key) for one, record in zip(found, records, strict=True)]
             self._note_key(records[0])
         fields = tuple(found[0])
         if set(map(len, found)) == {len(fields)}:
@@ -85,19 +94,19 @@ class TableEncoder:
     def _table(self, found: list[Document], places: Sequence[int], fields: tuple[str, ...]) -> Encoded:
         shape = self._layout.shape(fields)
         # a KeyError says that a document has other fields
-        columns = [[document[field] for document in found] for field in shape.fields]
+        columns = [[one[field] for one in found] for field in shape.fields]
         return self._encoded(columns, shape.columns, places)
 
     def _by_defaults(self, found: list[Document], places: Sequence[int]) -> Iterable[Encoded]:
         """Documents of different fields: NULL for a field that one lacks, unless its column has a default."""
-        for document in found:
-            self._layout.shape(tuple(document))
-        shape = self._layout.shape(tuple(dict.fromkeys(field for document in found for field in document)))
+        for one in found:
+            self._layout.shape(tuple(one))
+        shape = self._layout.shape(tuple(dict.fromkeys(field for one in found for field in one)))
         pairs = list(zip(shape.fields, shape.columns, strict=True))
         optional = [field for field, column in pairs if column.has_default]
         classes: dict[tuple[bool, ...], list[int]] = {}
-        for index, document in enumerate(found):
-            classes.setdefault(tuple(field in document for field in optional), []).append(index)
+        for index, one in enumerate(found):
+            classes.setdefault(tuple(field in one for field in optional), []).append(index)
         for given, members in classes.items():
             lacks = {field for field, there in zip(optional, given, strict=True) if not there}
             used = [(field, column) for field, column in pairs if field not in lacks]
@@ -118,35 +127,37 @@ class TableEncoder:
         given = {column.name for column in columns}
         for column in self._layout.table.columns.values():
             if column.required and column.name not in given:
-                raise RecordError("not_null", f"the column {column.name} takes no null, and the record has no such field")
+                raise RecordError(
+                    "not_null", f"the column {column.name} takes no null, and the record has no such field"
+                )
 
     # -- by key -------------------------------------------------------------------------------------------------
 
     def _row(self, record: Record) -> _Row | None:
         """The record as it is applied by its key; None for one that is simply inserted."""
         operation = record.operation
-        key = self._key_of(record)
+        after = None if operation == "delete" else document(record.after, self._settings.raw_column)
+        key = self._key_of(record, after)
         if key is None:
             if operation in ("create", "snapshot"):
                 return None
             wanted = ", ".join(self._key) or "a document in .Key, or the setting key"
             raise RecordError("no_key", f"{operation} needs a key: {wanted}")
         self._found_key = self._found_key or tuple(key)
-        if operation == "delete":
+        if after is None:
             return _Row("d", key, tuple(key))
-        found = self._layout.gathered([document(record.after, self._settings.raw_column)])[0]
-        values = {**self._layout.by_column(found), **key}
+        values = {**self._layout.by_column(self._layout.gathered([after])[0]), **key}
         is_create = operation == "create" and self._settings.on_conflict != "update"
         return _Row("c" if is_create else "u", values, tuple(key))
 
-    def _key_of(self, record: Record) -> Document | None:
+    def _key_of(self, record: Record, after: Document | None) -> Document | None:
+        """The key by column; None where the record has none, or only a part of it."""
         named = key_document(record.key)
         if not self._key:
             key = self._layout.by_column(named) if named else None
         else:
-            parts = (named, record.after, record.before)
-            places = [self._layout.by_known_column(part) for part in parts if isinstance(part, dict)]
-            key = {name: next((p[name] for p in places if name in p), None) for name in self._key}
+            parts = [part for part in (named, after, record.before) if isinstance(part, dict)]
+            key = {name: _first(parts, self._layout.field_of(name)) for name in self._key}
         if key is None or None in key.values():
             return None
         for name in key:
@@ -175,7 +186,7 @@ class TableEncoder:
     # -- for a table that is to be created ----------------------------------------------------------------------
 
     def _note_key(self, record: Record) -> None:
-        if not self._found_key and (key := self._key_of(record)):
+        if not self._found_key and (key := self._key_of(record, None)):
             self._found_key = tuple(key)
 
     def _note_types(self, columns: Sequence[Column], values: list[list[Any]]) -> None:
@@ -183,6 +194,10 @@ class TableEncoder:
             return
         for column, column_values in zip(columns, values, strict=True):
             self._types[column.name] = common((self._types.get(column.name), column_type(column_values)))
+
+
+def _first(parts: list[Document], field: str) -> Any:
+    return next((part[field] for part in parts if field in part), None)
 
 
 def _with_key(document: Document, key: object) -> Document:

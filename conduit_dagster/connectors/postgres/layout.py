@@ -12,6 +12,9 @@ from conduit_dagster.connectors.postgres.settings import PostgresDestinationSett
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Document
 
+_SHAPES = 10_000
+"""How many are remembered: the fields of records may be anything."""
+
 
 class Shape(NamedTuple):
     """The fields of a document that have a column, with their columns; and those that have none."""
@@ -28,6 +31,7 @@ class Layout:
         self._settings = settings
         self._lookup = lookup
         self._renames = settings.renames
+        self._fields = {column: field for field, column in self._renames.items()}
         self._shapes: dict[tuple[str, ...], Shape] = {}
         self._is_fresh = False
         self.table: Table = lookup.get(name)
@@ -36,6 +40,8 @@ class Layout:
         """The shape of documents with these fields. Raises for fields without a column, unless that is allowed."""
         found = self._shapes.get(fields)
         if found is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
             found = self._shapes[fields] = self._new_shape(fields)
         return found
 
@@ -89,6 +95,10 @@ class Layout:
         shape = self.shape(tuple(document))
         columns = zip(shape.columns, shape.fields, strict=True)
         return {column.name: document[field] for column, field in columns}
+
+    def field_of(self, column: str) -> str:
+        """The field that goes into a column."""
+        return self._fields.get(column, column)
 
     def named(self, name: str) -> Column:
         """The column of that name. Raises where there is none."""

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from conduit_dagster.connectors.postgres.errors import Verdicts
@@ -36,7 +37,7 @@ def connect(settings: PostgresDestinationSettings, verdicts: Verdicts, name: str
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
     try:
-        connection = psycopg.connect(**{**parameters, **own}, autocommit=True, prepare_threshold=None)
+        connection = psycopg.connect(make_conninfo(**{**parameters, **own}), autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         # "from None": a traceback would show libpq's text as it is
         raise verdicts.connecting(error) from None

@@ -7,7 +7,7 @@ from itertools import groupby
 
 from conduit_dagster.connectors.base import Part, Refusal, Writer, WriterTask
 from conduit_dagster.connectors.formats import nack_of
-from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
+from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder, lines
 from conduit_dagster.connectors.postgres.names import TableName
 from conduit_dagster.connectors.postgres.rows import Group, Index, Run
 from conduit_dagster.connectors.postgres.values import RecordError
@@ -37,13 +37,14 @@ class CopyWriter(Writer):
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Renders and appends; what can't be a row is refused. Raises where the database can't be asked."""
         refused: list[Refusal] = []
-        encoded: list[Encoded] = []
+        encoded: list[tuple[Encoded, bytes]] = []
         for table, places in self._by_table(records, refused):
             encoded += self._encode(table, records, places, refused)
         if len(encoded) == 1:
-            self._append(encoded[0].group, encoded[0].rows)
+            one, data = encoded[0]
+            self._append(one.group, len(one.rows), data)
         else:
-            self._interleave(len(records), encoded)
+            self._interleave(len(records), [one for one, _ in encoded])
         return sorted(refused, key=lambda refusal: refusal.place)
 
     def _by_table(self, records: list[Record], refused: list[Refusal]) -> list[tuple[TableName, Sequence[int]]]:
@@ -59,7 +60,7 @@ class CopyWriter(Writer):
 
     def _encode(
         self, table: TableName, records: list[Record], places: Sequence[int], refused: list[Refusal]
-    ) -> list[Encoded]:
+    ) -> list[tuple[Encoded, bytes]]:
         if table not in self._encoders:
             self._encoders[table] = self._make(table)
         encoder = self._encoders[table]
@@ -73,22 +74,22 @@ class CopyWriter(Writer):
             found = _encoded(encoder, [records[place] for place in places]) if places else []
         if isinstance(places, range):
             return found
-        return [one._replace(places=[places[index] for index in one.places]) for one in found]
+        return [(one._replace(places=[places[index] for index in one.places]), data) for one, data in found]
 
     def _interleave(self, count: int, encoded: list[Encoded]) -> None:
         """Back into the order of the records: a child of the delivery is a range of lines."""
-        lines: list[tuple[Group, str] | None] = [None] * count
+        placed: list[tuple[Group, str] | None] = [None] * count
         for one in encoded:
             for place, row in zip(one.places, one.rows, strict=True):
-                lines[place] = (one.group, row)
-        for group, run in groupby((line for line in lines if line is not None), lambda line: line[0]):
-            self._append(group, [row for _, row in run])
+                placed[place] = (one.group, row)
+        for group, run in groupby((line for line in placed if line is not None), lambda line: line[0]):
+            rows = [row for _, row in run]
+            self._append(group, len(rows), lines(rows))
 
-    def _append(self, group: Group, rows: list[str]) -> None:
-        data = ("\n".join(rows) + "\n").encode()
+    def _append(self, group: Group, records: int, data: bytes) -> None:
         self._open().write(data)
         number = self._groups.setdefault(group, len(self._groups))
-        run = Run(number, len(rows), len(data))
+        run = Run(number, records, len(data))
         if self._runs and self._runs[-1].group == number:
             last = self._runs.pop()
             run = Run(number, last.records + run.records, last.bytes + run.bytes)
@@ -115,12 +116,9 @@ class CopyWriter(Writer):
             self._file.abort()
 
 
-def _encoded(encoder: TableEncoder, records: list[Record]) -> list[Encoded]:
-    found = encoder.encode(records)
-    for one in found:
-        # half a character (a lone surrogate) is found here, where its record can still be refused
-        _ = all(map(str.isascii, one.rows)) or "".join(one.rows).encode()
-    return found
+def _encoded(encoder: TableEncoder, records: list[Record]) -> list[tuple[Encoded, bytes]]:
+    # to bytes at once: a lone surrogate shows here, where its record can still be refused
+    return [(one, one.data()) for one in encoder.encode(records)]
 
 
 def _is_refused(encoder: TableEncoder, record: Record, place: int, refused: list[Refusal]) -> bool:

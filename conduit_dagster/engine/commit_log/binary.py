@@ -80,12 +80,13 @@ def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
         yield start, LogRecord(offset, timestamp, mode, key, reader.take(size, "data"))
 
 
-def decode_offsets(stream: IO[bytes]) -> Iterator[OffsetRecord]:
-    """The entries of an offset log. Raises ``FatalError`` (``log.import_damaged``), with the byte."""
+def decode_offsets(stream: IO[bytes]) -> Iterator[tuple[int, OffsetRecord]]:
+    """As :func:`decode_log`, for the entries of an offset log."""
     reader = _Reader(stream)
     while head := reader.take_or_end(_LENGTH.size, "a key's length"):
+        start = reader.at - _LENGTH.size
         key = reader.take(_LENGTH.unpack(head)[0], "a key")
-        yield OffsetRecord(key, reader.take(reader.length("data", None), "data"))
+        yield start, OffsetRecord(key, reader.take(reader.length("data", None), "data"))
 
 
 class _Reader:

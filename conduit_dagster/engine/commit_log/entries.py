@@ -110,14 +110,38 @@ def encode_block(
         encode_repeated(list(modes)) if modes is not None else _modes(shared, operations, records),
         encode_repeated(operations),
         shared.strings(_namespace),
+        *_content(records, shared, nacks),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def encode_entries(entries: list[Entry]) -> Batch:
+    """Entries that have their own offsets and times, such as imported ones; slower than :func:`encode_block`."""
+    if not entries:
+        return pa.RecordBatch.from_pylist([], SCHEMA)
+    records = [entry.record for entry in entries]
+    nacks = {place: entry.nack for place, entry in enumerate(entries) if entry.nack is not None}
+    columns = [
+        encode_repeated([entry.source for entry in entries]),
+        pa.array([entry.offset for entry in entries], pa.int64()),
+        pa.array([entry.timestamp_us for entry in entries], _TIMESTAMP),
+        encode_repeated([entry.mode for entry in entries]),
+        encode_repeated([record.operation for record in records]),
+        encode_repeated([entry.namespace for entry in entries]),
+        *_content(records, SharedMetadata([record.metadata for record in records]), nacks),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks) -> list[Column]:
+    return [
         _positions([record.position for record in records]),
         shared.array(),
         *encode_payload([record.key for record in records]),
         *encode_payload([record.before for record in records]),
         *encode_payload([record.after for record in records]),
-        *_nack_columns(nacks, count),
+        *_nack_columns(nacks, len(records)),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
 def _namespace(metadata: Metadata) -> str:

@@ -21,6 +21,7 @@ from conduit_dagster.engine.commit_log.entries import MODES, Batch, Entry, decod
 from conduit_dagster.record import Nack, decode, encode
 
 _SECOND: Final = 1_000_000
+_LIMIT: Final = 1 << 63
 _OFFSET: Final = Struct(">Q")
 
 
@@ -69,8 +70,10 @@ def import_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
     """
     last = -1
     for at, record in decode_log(stream):
-        if record.offset <= last:
+        if not last < record.offset < _LIMIT:
             raise damaged(f"offset {record.offset} comes after offset {last}", at)
+        if record.timestamp >= _LIMIT // _SECOND:
+            raise damaged(f"the time of offset {record.offset} is {record.timestamp} s", at)
         last = record.offset
         yield _entry(source, record, at)
 
@@ -80,7 +83,7 @@ def _entry(source: str, record: LogRecord, at: int) -> Entry:
         namespace, refused = record.key.decode(), _nack_of(record.data).nack
         nack = None if refused is None else (refused.node, Nack(refused.code, refused.message))
         read = decode(record.data)
-    except ValueError as error:  # msgspec's, base64's and UTF-8's
+    except (ValueError, RecursionError) as error:  # no JSON, no base64, no UTF-8, or nested too deep
         raise damaged(f"the data of offset {record.offset} is no OpenCDC record: {error}", at) from error
     mode = MODES[record.mode]
     return Entry(source, record.offset, record.timestamp * _SECOND, mode, namespace, read, nack)
@@ -95,10 +98,11 @@ def export_offsets(offsets: Mapping[str, int], out: IO[bytes]) -> None:
 def import_offsets(stream: IO[bytes]) -> dict[str, int]:
     """The offsets of an export. Raises ``FatalError`` (``log.import_damaged``) with the byte."""
     found: dict[str, int] = {}
-    at = 0
-    for record in decode_offsets(stream):
+    for at, record in decode_offsets(stream):
         if len(record.data) != _OFFSET.size:
-            raise damaged(f"an offset has {len(record.data)} bytes, not 8", at)
-        found[record.key.decode()] = _OFFSET.unpack(record.data)[0]
-        at += len(encode_offset_record(record))
+            raise damaged(f"an offset has {len(record.data)} bytes, not {_OFFSET.size}", at)
+        try:
+            found[record.key.decode()] = _OFFSET.unpack(record.data)[0]
+        except UnicodeDecodeError as error:
+            raise damaged("a namespace is no UTF-8", at) from error
     return found

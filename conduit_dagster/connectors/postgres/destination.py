@@ -1,0 +1,157 @@
+"""The ``postgres`` destination: rows, exactly once, in one transaction with the delivery's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from conduit_dagster.connectors.base import (
+    AlreadyClaimed,
+    Claim,
+    Claimed,
+    ConnectorContext,
+    Delivery,
+    Destination,
+    Target,
+    Writer,
+    WriterTask,
+)
+from conduit_dagster.connectors.postgres.check import check_columns, check_rights
+from conduit_dagster.connectors.postgres.deliveries import Claims
+from conduit_dagster.connectors.postgres.encode import TableEncoder
+from conduit_dagster.connectors.postgres.errors import Verdicts
+from conduit_dagster.connectors.postgres.fence import end_older
+from conduit_dagster.connectors.postgres.layout import Layout
+from conduit_dagster.connectors.postgres.lookup import Lookup
+from conduit_dagster.connectors.postgres.names import TableName, table_name
+from conduit_dagster.connectors.postgres.publish import Publisher
+from conduit_dagster.connectors.postgres.session import Connection, Session, application
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, as_settings
+from conduit_dagster.connectors.postgres.url import Server, conninfo
+from conduit_dagster.connectors.postgres.values import RecordError
+from conduit_dagster.connectors.postgres.writer import CopyWriter
+from conduit_dagster.expressions import compile_template
+from conduit_dagster.record import Record
+
+
+class PostgresDestination(Destination):
+    """Rows of one or several tables.
+
+    Tasks render COPY text (and ask the database for the table's columns, once a minute at most); the driver puts the
+    delivery's hash and its rows in with one transaction. ``conduit_deliveries`` keeps the hashes of 1,000 steps.
+    Not guaranteed: the order of records of different tables within a delivery, and that triggers and check
+    constraints see a row that a later record of the same delivery replaces.
+    """
+
+    name = "postgres"
+    Settings = PostgresDestinationSettings
+    strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+    divisible = True
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_settings(settings)
+        template = compile_template(self._settings.table)
+        self._template: Callable[[Record], Any] = template
+        self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
+        self._server = Server.of(conninfo(self._settings.url))
+        self._verdicts = Verdicts(self._server, str(self._table or ""))
+        self._application = application(context.full_id)
+        self._session = Session(self._settings, self._verdicts, self._application)
+        schema = self._table.schema if self._table else self._settings.db_schema
+        self._claims = Claims(schema, context.pipeline, self._verdicts)
+        self._publisher = Publisher(self._settings, self._claims)
+        self._lookup = Lookup(self._settings, self._server, self._verdicts, self._application)
+        self._is_ready = False
+
+    @property
+    def address(self) -> str:
+        """``host:port/database schema.table``, or the template instead of the table."""
+        return f"{self._server.place} {self._table or self._settings.table}"
+
+    @property
+    def changes_records(self) -> bool:
+        """Rendering leaves records as they are."""
+        return False
+
+    # -- in tasks -----------------------------------------------------------------------------------------------
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages rows as COPY text."""
+        return CopyWriter(task, self._table or self._table_of, self._encoder)
+
+    def _encoder(self, name: TableName) -> TableEncoder:
+        return TableEncoder(self._settings, Layout(self._settings, self._lookup, name))
+
+    def _table_of(self, record: Record) -> TableName:
+        try:
+            return table_name(self._template(record), self._settings.db_schema)
+        except ValueError as error:
+            raise RecordError("table_name", str(error)) from None
+
+    # -- on the driver ------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Connects, makes ``conduit_deliveries``, and looks at a table with a fixed name."""
+        with self._session.connection() as connection:
+            self._ready(connection)
+            try:
+                self._claims.check(connection)
+                if self._table is not None:
+                    self._check_table(connection, self._table)
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
+
+    def _check_table(self, connection: Connection, name: TableName) -> None:
+        table = self._lookup.get(name, fresh=True)
+        if table.exists:
+            check_columns(table, self._settings, self._verdicts)
+            check_rights(connection, table, self._verdicts)
+
+    def _ready(self, connection: Connection) -> None:
+        if self._is_ready:
+            return
+        try:
+            self._claims.create(connection)
+        except psycopg.Error as error:
+            raise self._verdicts.verdict(error) from None
+        self._is_ready = True
+
+    def fence(self, epoch: int) -> None:
+        """Ends the connections of older owners; its own say ``epoch`` from now on."""
+        self._session.become(epoch)
+        with self._session.connection() as connection:
+            try:
+                end_older(connection, self._application, epoch, self._verdicts)
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
+
+    def holds(self, delivery: Delivery) -> bool:
+        """Whether its hash is in, which says that its rows went in with it."""
+        with self._session.connection() as connection:
+            self._ready(connection)
+            try:
+                return self._claims.state(connection, delivery) == "delivered"
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
+
+    def claim(self, delivery: Delivery, state: Claim) -> Claimed:
+        """Puts ``state`` under the hash if nothing is there; waits for an open transaction that may put it in."""
+        with self._session.connection() as connection:
+            self._ready(connection)
+            try:
+                with connection.transaction():
+                    return self._claims.put(connection, delivery, state) or state
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Hash and rows, in one transaction. A hash that is in already means that all is done."""
+        with self._session.connection() as connection:
+            self._ready(connection)
+            claimed = self._publisher.publish(connection, delivery)
+        if claimed is not None:
+            raise AlreadyClaimed(claimed)
+        return delivery.target

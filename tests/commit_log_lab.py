@@ -1,0 +1,115 @@
+"""A commit log on a real store and real files, and what a test asks of it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.commit_log.compaction import Compacted, Compactor
+from conduit_dagster.engine.commit_log.entries import decode_entries, encode_block
+from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.engine.commit_log.part_file import PartFile
+from conduit_dagster.engine.commit_log.reader import read_current
+from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.log_store import LogPart, LogStore
+from conduit_dagster.state.offsets import move_offsets
+
+T = TypeVar("T")
+PIPELINE, SOURCE = "p", "p:in"
+
+
+class Seen(NamedTuple):
+    """What a test looks at of an entry."""
+
+    offset: int
+    namespace: str
+    after: Any
+    nack: str | None = None
+
+
+class LogLab:
+    """Appends records of given namespaces; the i-th of all has the payload ``i``."""
+
+    def __init__(self, base: str, database: sa.Engine) -> None:
+        self.database = database
+        self.folder = LogFolder(base, PIPELINE, SOURCE)
+        self.store = LogStore(PIPELINE)
+
+    def run(self, work: Callable[[sa.Connection], T], /) -> T:
+        """One transaction."""
+        with self.database.begin() as connection:
+            return work(connection)
+
+    def look(self, work: Callable[[sa.Connection], T], /) -> T:
+        """One look at the store."""
+        with reading(self.database) as connection:
+            return work(connection)
+
+    def append(
+        self,
+        namespaces: Sequence[str],
+        *,
+        files: int = 1,
+        size: int = 1_000_000_000,
+        nacked: Sequence[int] = (),
+        publish: bool = True,
+    ) -> list[LogPart]:
+        """One record per namespace, in so many files of one segment. ``nacked`` are offsets."""
+        segment = self.look(lambda c: self.store.segment_for_append(c, SOURCE, size))
+        first = self.look(lambda c: self.store.state(c, SOURCE)).next_offset
+        share = -(-len(namespaces) // files)
+        parts = [
+            self.write(segment, first + start, namespaces[start : start + share], nacked)
+            for start in range(0, len(namespaces), share)
+        ]
+        self.folder.sync(segment)
+        self.run(lambda c: self.store.commit(c, SOURCE, parts, parts[-1].position))
+        for part in parts if publish else ():
+            self.folder.publish_name(segment, part.name)
+        return parts
+
+    def write(self, segment: int, first: int, namespaces: Sequence[str], nacked: Sequence[int] = ()) -> LogPart:
+        """A file that is complete, and not in the manifest."""
+        file = PartFile(self.folder.segment(segment), first, secrets.token_hex(8))
+        records = [
+            Record(first + place, {COLLECTION: namespace}, str(first + place).encode())
+            for place, namespace in enumerate(namespaces)
+        ]
+        nacks = {offset - first: ("node", Nack("bad", "no")) for offset in nacked if 0 <= offset - first < len(records)}
+        file.write(encode_block(SOURCE, first, records, None, 1_491_252_302_000_000, nacks))
+        written = file.finish()
+        assert written is not None
+        return written.appended(segment, {"at": first + len(records)})
+
+    def roll(self) -> None:
+        """Closes the active segment: the next append begins another."""
+        self.append(["roll"], size=0)
+
+    def move(self, consumer: str, **offsets: int) -> None:
+        """Offsets of namespaces; ``all`` is the source's overall one."""
+        moves = {SOURCE: {"*" if name == "all" else name: offset for name, offset in offsets.items()}}
+        self.run(lambda c: move_offsets(c, PIPELINE, consumer, moves))
+
+    def parts(self, start: int = 0, stop: int | None = None) -> list[LogPart]:
+        """The manifest."""
+        return self.look(lambda c: self.store.parts(c, SOURCE, start, stop))
+
+    def read(self, start: int = 0, stop: int | None = None, block: int = 4096) -> list[Seen]:
+        """The entries of a range."""
+        return [
+            Seen(entry.offset, entry.namespace, entry.record.after, entry.nack and entry.nack[0])
+            for batch in read_current(self.folder, self.parts, start, stop, block=block)
+            for entry in decode_entries(batch)
+        ]
+
+    def offsets(self, start: int = 0, stop: int | None = None) -> list[int]:
+        """The offsets of a range."""
+        return [seen.offset for seen in self.read(start, stop)]
+
+    def compact(self, *consumers: str) -> Compacted:
+        """Compacts for these consumers."""
+        return Compactor(self.folder, self.store, self.run).compact(consumers)

@@ -1,0 +1,153 @@
+"""A task's file: new, counted, durable, hidden until the manifest names it."""
+
+from __future__ import annotations
+
+import hashlib
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pyarrow.parquet as pq
+import pytest
+from commit_log_lab import SOURCE, LogLab
+
+from conduit_dagster.engine.commit_log.entries import encode_block
+from conduit_dagster.engine.commit_log.layout import hidden
+from conduit_dagster.engine.commit_log.part_file import Last, PartFile
+from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.state import storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def records(*namespaces: str) -> list[Record]:
+    return [Record(place, {COLLECTION: namespace}, b"x") for place, namespace in enumerate(namespaces)]
+
+
+def test_what_it_reports_is_what_is_there(log: LogLab) -> None:
+    file = PartFile(log.folder.segment(0), 5, "token")
+    file.write(encode_block(SOURCE, 5, records("a", "b", "a"), None, 0, {1: ("node", Nack("c", "m"))}))
+    file.write(encode_block(SOURCE, 8, records("c", "a"), ["copy", "complete"], 0, {}))
+    written = file.finish()
+    assert written is not None
+    assert written.name == "00000000000000000005-token.parquet"
+    assert (written.first, written.entries, written.nacked) == (5, 5, 1)
+    assert written.namespaces == {"a": Last(9, "complete"), "b": Last(6, "sync"), "c": Last(8, "copy")}
+    with storage.open_read(storage.join(log.folder.segment(0), hidden(written.name))) as found:
+        data = found.read()
+    assert (written.bytes, written.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_without_entries_there_is_no_file(log: LogLab) -> None:
+    file = PartFile(log.folder.segment(0), 0, "token")
+    file.write(encode_block(SOURCE, 0, [], None, 0, {}))
+    assert file.finish() is None
+    assert log.folder.names(0) == []
+
+
+def test_an_existing_file_is_never_overwritten(log: LogLab) -> None:
+    first, second = (PartFile(log.folder.segment(0), 0, "same") for _ in range(2))
+    block = encode_block(SOURCE, 0, records("a"), None, 0, {})
+    first.write(block)
+    assert first.finish() is not None
+    second.write(block)
+    with pytest.raises(FileExistsError):
+        second.finish()
+    second.abort()
+    assert log.folder.names(0) == ["_00000000000000000000-same.parquet"]
+
+
+def test_offsets_only_grow(log: LogLab) -> None:
+    file = PartFile(log.folder.segment(0), 5, "token")
+    with pytest.raises(ValueError, match="offset 4 after offset 4"):
+        file.write(encode_block(SOURCE, 4, records("a"), None, 0, {}))
+
+
+def test_abort_removes_it(log: LogLab) -> None:
+    file = PartFile(log.folder.segment(0), 0, "token")
+    payloads = [Record(i, {}, bytes(1 << 20)) for i in range(40)]
+    file.write(encode_block(SOURCE, 0, payloads, None, 0, {}))
+    assert len(log.folder.names(0)) == 1
+    file.abort()
+    assert log.folder.names(0) == []
+
+
+@contextmanager
+def _no_file_beyond(size: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_an_os_error_and_leaves_nothing(local_log: LogLab) -> None:
+    file = PartFile(local_log.folder.segment(0), 0, "token")
+    with _no_file_beyond(2000):
+        file.write(encode_block(SOURCE, 0, records(*map(str, range(5000))), None, 0, {}))
+        with pytest.raises(OSError, match="File too large"):
+            file.finish()
+        file.abort()
+    assert local_log.folder.names(0) == []
+
+
+def test_large_payloads_make_short_row_groups(local_log: LogLab) -> None:
+    file = PartFile(local_log.folder.segment(0), 0, "token")
+    for first in range(0, 96, 8):
+        payloads = [Record(i, {}, bytes(1 << 20)) for i in range(8)]
+        file.write(encode_block(SOURCE, first, payloads, None, 0, {}))
+    assert file.finish() is not None
+    (path,) = Path(local_log.folder.segment(0)).iterdir()
+    assert pq.ParquetFile(path).num_row_groups == 3
+
+
+def test_publishing_a_name_may_be_repeated(log: LogLab) -> None:
+    (part,) = log.append(["a", "b"], publish=False)
+    assert log.folder.names(0) == [hidden(part.name)]
+    assert log.offsets() == [0, 1]
+    for _ in range(2):
+        log.folder.publish_name(0, part.name)
+        assert log.folder.names(0) == [part.name]
+    assert log.offsets() == [0, 1]
+
+
+def test_a_copy_that_was_not_finished_is_made_again(log: LogLab) -> None:
+    """Where a rename is a copy and a removal, a crash in between leaves both, or half of the copy."""
+    (part,) = log.append(["a"], publish=False)
+    with storage.open_read(storage.join(log.folder.segment(0), hidden(part.name))) as file:
+        data = file.read()
+    for left in (data, data[:100]):
+        for name in (part.name, hidden(part.name)):
+            url = storage.join(log.folder.segment(0), name)
+            _put(url, left if name == part.name else data)
+        log.folder.publish_name(0, part.name)
+        assert log.folder.names(0) == [part.name]
+        assert log.offsets() == [0]
+
+
+def _put(url: str, data: bytes) -> None:
+    with fsspec.open(url, "wb") as file:
+        file.write(data)
+
+
+def test_spark_reads_the_folder_as_it_is(local_log: LogLab, spark: SparkSession) -> None:
+    """Published files, all segments, and no file that is not in the manifest."""
+    local_log.append(["a", "b"], nacked=[1])
+    local_log.append(["a"], size=0)
+    local_log.write(2, 3, ["hidden"])
+    frame = spark.read.parquet(local_log.folder.url)
+    rows = frame.orderBy("offset").collect()
+    assert [(r["offset"], r["namespace"], bytes(r["after"]), r["segment"]) for r in rows] == [
+        (0, "a", b"0", 0), (1, "b", b"1", 0), (2, "a", b"2", 2),
+    ]  # fmt: skip
+    assert rows[0]["metadata"] == {COLLECTION: "a"}
+    assert [r["nack_code"] for r in rows] == [None, "bad", None]
+    assert rows[0]["timestamp"].timestamp() == 1_491_252_302
+    types = dict(frame.dtypes)
+    assert (types["source"], types["offset"], types["metadata"]) == ("string", "bigint", "map<string,string>")
+    assert (types["timestamp"], types["after"], types["after_kind"]) == ("timestamp", "binary", "string")
