@@ -31,6 +31,19 @@ class Seen(NamedTuple):
     nack: str | None = None
 
 
+def surviving(namespaces: Sequence[str], segments: Sequence[int], handled: Callable[[int, str], bool]) -> list[int]:
+    """The model of compaction: what is left of a log whose segments begin at these offsets, the last one active."""
+    kept: list[int] = []
+    for first, end in zip(segments, [*segments[1:], len(namespaces)], strict=True):
+        last = {namespaces[offset]: offset for offset in range(first, end)}
+        kept += [
+            offset
+            for offset in range(first, end)
+            if first == segments[-1] or last[namespaces[offset]] == offset or not handled(offset, namespaces[offset])
+        ]
+    return kept
+
+
 class LogLab:
     """Appends records of given namespaces; the i-th of all has the payload ``i``."""
 

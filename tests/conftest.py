@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from postgres_server import PostgresServer, installations
+from support import Crash, Crashes, Lab
 
+from conduit_dagster.recovery import kill_points
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -40,6 +42,29 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer(found[0])
     yield server
     server.close()
+
+
+@pytest.fixture
+def crashes(monkeypatch: pytest.MonkeyPatch) -> Crashes:
+    """Runs a lab's pipeline until it crashes at the named point, or its n-th passage: ``after-plan:2``."""
+
+    def run(lab: Lab, at: str) -> None:
+        wanted, _, times = at.partition(":")
+        left = int(times or 1)
+
+        def reached(name: str, pipeline: str) -> None:
+            nonlocal left
+            if name == wanted:
+                left -= 1
+                if not left:
+                    raise Crash
+
+        with monkeypatch.context() as patch:
+            patch.setattr(kill_points, "hook", reached)
+            with pytest.raises(Crash):
+                lab.run()
+
+    return run
 
 
 @dataclass(frozen=True)

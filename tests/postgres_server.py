@@ -55,6 +55,7 @@ class PostgresServer:
         self._binaries = binaries if self._as is None or _is_reachable(binaries) else self._copy_of(binaries)
         self._password = secrets.token_urlsafe(16)
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
         try:
             self._initialise()
@@ -88,8 +89,8 @@ class PostgresServer:
     def start(self) -> None:
         """Starts the server and waits until it answers."""
         settings = [part for setting in (f"port={self.port}", *_SETTINGS) for part in ("-c", setting)]
-        command = [*_ending_with_us(), str(self._binaries / "postgres"), "-D", str(self._data), *settings]
-        self._process = self._open(command)
+        self._process = self._open([str(self._binaries / "postgres"), "-D", str(self._data), *settings])
+        self._guard = _guard_of(self._process.pid)
         deadline = time.monotonic() + 60
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -102,6 +103,10 @@ class PostgresServer:
             self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
             self._process.wait(60)
             self._process = None
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def close(self) -> None:
         """Ends the server and removes all that it had."""
@@ -154,11 +159,10 @@ class PostgresServer:
         return self._folder / "install" / binaries.relative_to(package.parent)
 
 
-def _ending_with_us() -> list[str]:
-    """What makes Linux end the server when the tests are killed."""
-    prefix = ["setpriv", "--pdeathsig", "INT"]
-    known = shutil.which("setpriv") and subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
-    return prefix if known else []
+def _guard_of(server: int) -> subprocess.Popen[bytes]:
+    """Ends the server when the tests are killed: it notices the end of its input."""
+    command = ["sh", "-c", 'read _; kill -INT "$0"', str(server)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _another_user() -> pwd.struct_passwd:

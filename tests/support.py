@@ -18,6 +18,9 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.state.database import open_database
 
+Crashes = Callable[["Lab", str], None]
+"""Runs the pipeline of a lab until it crashes at the named point; the fixture ``crashes``."""
+
 SHARED = Path(__file__).parents[1].parent / "shared"
 
 
@@ -85,6 +88,10 @@ class Lab:
     def letters(self, name: str = "dead.jsonl") -> list[tuple[str, str, Any]]:
         """Node id, reason and the failed payload of each dead letter; raw payloads as text."""
         return [_letter(row) for row in self.documents(name)]
+
+
+class Crash(BaseException):
+    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
 
 
 def _letter(row: dict[str, Any]) -> tuple[str, str, Any]:

@@ -24,12 +24,8 @@ _SDK_IGNORED = ("sdk.batch.*", "sdk.rate.*", "sdk.schema.*")
 def not_yet(config: Pipeline) -> Iterable[str]:
     """Options that parse but whose engine part is not there yet."""
     delivery = config.delivery
-    if delivery.log == "records":
-        yield "delivery.log: records"
     if delivery.drift:
         yield "delivery.drift: true"
-    if config.fan_in == "join":
-        yield f"fan-in: {config.fan_in}"
     if config.trigger.kind in ("every", "cron"):
         yield f"trigger: {config.trigger.kind}"
 
@@ -51,6 +47,9 @@ class Binder:
         for processor in config.processors:
             self._check_processor(processor)
         self._check_queue(config)
+        if config.fan_in == "join" and config.delivery.log == "positions":
+            message = "a join pairs records that were logged"
+            self._add("/delivery/log", "fan_in.needs_log", message, fix="remove log, or set log: records")
         for option in not_yet(config):
             name, _, value = option.partition(": ")
             message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
@@ -71,9 +70,9 @@ class Binder:
         self._check_settings(kind.Settings, connector.settings, connector.where)
         if issubclass(kind, Destination):
             self._check_strategy(kind, pointer, connector.id)
-        elif not kind.replayable:
-            message = f"{connector.plugin} cannot be read again, which needs the log of records: not there yet"
-            self._add(pointer, "source.not_replayable", message)
+        elif not kind.replayable and self._parsed.config.delivery.log == "positions":
+            message = f"{connector.plugin} can't be read twice, so its records must be logged"
+            self._add("/delivery/log", "source.not_replayable", message, fix="remove log, or set log: records")
 
     def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
         if is_source:

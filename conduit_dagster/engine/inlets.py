@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conduit_dagster.connectors.base import Source
+from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
 from conduit_dagster.state.steps import Range
@@ -19,11 +21,20 @@ class Inlet:
     source: Source
     nodes: Sequence[Step]
 
-    def offsets(self, span: Range, count: int) -> dict[str, tuple[int, int]]:
+    def offsets(self, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
         """The offsets ``[first, stop)`` of the range's first ``count`` records, by the source they belong to."""
+        if isinstance(self.source, JoinSource):
+            # entries of joined records are not told apart: their offsets move with the whole range
+            return {name: (span.start[name], span.end[name]) for name in self.source.members} if whole else {}
         return {self.id: (span.offset, span.offset + count)}
 
 
 def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
     """The sources as the steps see them."""
-    return sources
+    if program.log != "records":
+        return sources
+    logged = {inlet.id: LogSource(inlet.source) for inlet in sources}
+    if program.fan_in == "join":
+        # the source's own processors have run when its records were logged
+        return [Inlet("+".join(logged), JoinSource(logged), ())]
+    return [Inlet(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources]

@@ -15,7 +15,7 @@ def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Of
     moves: Offsets = {}
     for span in plan.ranges:
         count = decision.sources.get(span.source, SourceCount())
-        for source, (first, stop) in pipeline.inlet(span.source).offsets(span, count.read).items():
+        for source, (first, stop) in pipeline.inlet(span.source).offsets(span, count.read, whole=True).items():
             if stop > first:
                 seen = decision.namespaces.get(span.source, {}) if source == span.source else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
@@ -28,7 +28,8 @@ def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, so
     moves: Offsets = {}
     for span in plan.ranges:
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
-        for real, (first, stop) in pipeline.inlet(span.source).offsets(span, count).items():
+        whole = span.source != source
+        for real, (first, stop) in pipeline.inlet(span.source).offsets(span, count, whole).items():
             if stop > first:
                 moves[real] = {EVERYTHING: stop - 1}
         if span.source == source:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
+from conduit_dagster.connectors.base import Source
+from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.plugins import Plugins
@@ -45,9 +48,7 @@ class BoundPipeline:
 
     def log(self) -> tuple[str, str]:
         """The log that the planner chose, and why."""
-        if self.config.delivery.log == "positions":
-            return "positions", "the file says so"
-        return "positions", "every source can be read again, and the fan-in is merge"
+        return choose_log(self.config, [inlet.source for inlet in self.compiled.sources])
 
 
 def bind(parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False) -> BoundPipeline | None:
@@ -86,10 +87,30 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         queue.window_size,
         queue.window_nack_threshold,
         config.delivery.strategy,
-        "positions",
+        _log_of(config, plugins),
         config.fan_in,
         plugins.texts if _uses_plugins(config, plugins) else {},
     )
+
+
+def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions"]:
+    kinds = [find_source(connector.plugin, plugins.sources) for connector in config.sources]
+    return choose_log(config, [kind for kind in kinds if kind is not None])[0]
+
+
+def choose_log(
+    config: Pipeline, sources: Iterable[Source | type[Source]]
+) -> tuple[Literal["records", "positions"], str]:
+    """What is kept to read a step again, and why (DESIGN.md, How records move)."""
+    if config.delivery.log != "auto":
+        return config.delivery.log, "the file says so"
+    if config.delivery.drift:
+        return "records", "drift lets each destination read the log at its own pace"
+    if config.fan_in != "merge":
+        return "records", f"fan-in {config.fan_in} reads what was logged"
+    if once := [source.name for source in sources if not source.replayable]:
+        return "records", f"the source {once[0]} can't be read twice"
+    return "positions", "every source can be read again, and the fan-in is merge"
 
 
 def _uses_plugins(config: Pipeline, plugins: Plugins) -> bool:

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from conduit_dagster.connectors.base import Limit
+from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS
@@ -22,6 +24,7 @@ from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.recover import recover
+from conduit_dagster.engine.registering import attach_logs, register_sources
 from conduit_dagster.engine.report import Progress, RunResult, StepReport, error_json
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -54,7 +57,12 @@ class RunOptions:
     patience: float = 30.0
     """Seconds to wait for a state store that does not answer, before the run stops."""
     log: str = ""
-    """URL of the folder for the commit log."""
+    """URL of the folder for the commit log; empty: next to the staging folder."""
+
+    @property
+    def log_url(self) -> str:
+        """Where the commit log lies."""
+        return self.log or f"{self.staging.rstrip('/').rpartition('/')[0]}/log"
 
 
 def run_pipeline(
@@ -105,6 +113,7 @@ class _Run:
     def run(self) -> RunResult:
         try:
             self._store.set_status("running", file=self._bound.file)
+            attach_logs(self._pipeline, self._store, self._options.log_url)
             self._fence()
             self._register()
             self._move()
@@ -160,8 +169,7 @@ class _Run:
         registry, consumers = self._store.registry, self._pipeline.consumers()
         registry.retire(set(consumers))
         registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
-        for inlet in self._pipeline.inlets:
-            registry.register_source(inlet.id, inlet.source.unit, inlet.source.initial())
+        register_sources(self._pipeline, self._store)
         for name, destination in consumers.items():
             registry.register_consumer(name, "dlq" if name == DEAD_LETTERS else "data")
             if destination.owned is not None:
@@ -186,22 +194,38 @@ class _Run:
             loop = self._loop()
             recover(loop)
             loop = self._loop()
+            appender = self._appender()
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:
                 try:
-                    self._fly(loop, flight, horizons)
+                    self._fly(loop, flight, appender, horizons)
                     flight.land()
                 finally:
                     self._failed_step = flight.failed_step
 
-    def _fly(self, loop: StepLoop, flight: Flight, horizons: dict[str, Any] | None) -> None:
+    def _fly(self, loop: StepLoop, flight: Flight, appender: Appender | None, horizons: dict[str, Any] | None) -> None:
         while not self._stop.requested:
             plan = loop.plan_next(horizons)
             if plan is not None:
                 flight.take(plan)
-            elif self._options.drain or self._stop.wait(_POLL):
+            # nothing new is read before everything in the log is on its way
+            elif not (appender and appender.append(horizons)) and (self._options.drain or self._stop.wait(_POLL)):
                 break
             flight.look()
+
+    def _appender(self) -> Appender | None:
+        if self._pipeline.program.log != "records":
+            return None
+        delivery = self._bound.config.delivery
+        return Appender(
+            self._pipeline,
+            self._store,
+            self._jobs,
+            self._options.log_url,
+            self._slots,
+            Limit(delivery.batch_size, delivery.batch_bytes),
+            delivery.log_segment_size,
+        )
 
     def _goes_on(self) -> bool:
         """Whether a step that was staged ahead may still be prepared: a stop leaves it the shutdown timeout."""
@@ -210,13 +234,15 @@ class _Run:
         return not self._stop.forced and (since is None or time.monotonic() - since < limit)
 
     def _horizons(self) -> dict[str, Any]:
-        return {
-            inlet.id: blamed(f"{self._bound.id}:{inlet.id}", inlet.source.horizon) for inlet in self._pipeline.inlets
-        }
+        sources = self._pipeline.sources
+        return {inlet.id: blamed(f"{self._bound.id}:{inlet.id}", inlet.source.horizon) for inlet in sources}
+
+    @property
+    def _slots(self) -> int:
+        return self._options.parallelism or parallelism(self._spark)
 
     def _loop(self) -> StepLoop:
-        slots = self._options.parallelism or parallelism(self._spark)
-        return make_loop(self._bound, self._store, self._jobs, self._options.staging, slots, self._report)
+        return make_loop(self._bound, self._store, self._jobs, self._options.staging, self._slots, self._report)
 
     def _report(self, step: StepReport) -> None:
         self._progress.add(step)

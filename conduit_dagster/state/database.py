@@ -145,7 +145,7 @@ def _use_wal(cursor: Any) -> None:
 def _begin_immediate(connection: sa.Connection) -> None:
     # two writers must meet at the beginning, not after one of them has read what the other changes
     options = connection.get_execution_options()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(options.get(BUSY, _BUSY_MS))}")
+    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(options.get(BUSY, _BUSY_MS))}").close()
     connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
 
 

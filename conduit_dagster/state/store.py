@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.registry import Registry
@@ -36,6 +37,7 @@ class PipelineStore:
         transactions = Transactions(engine, lease, patience, interrupted)
         self._run = transactions.run
         self.transactions = transactions
+        self.log_registry = LogRegistry(transactions, lease.pipeline)
         self.registry = Registry(transactions, lease.pipeline)
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
 

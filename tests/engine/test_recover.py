@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from support import DECODE, Lab, destination, processor, queue, source
+from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine import staging
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.recovery import kill_points
 
 ROWS = [{"i": i} for i in range(6)]
-
-
-class Crash(BaseException):
-    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
 
 
 @pytest.fixture
@@ -31,20 +27,9 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 
 @pytest.fixture
-def crash(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def crash(lab: Lab, crashes: Crashes) -> Callable[[str], None]:
     """Runs the pipeline until it crashes at the named point."""
-
-    def run(point: str) -> None:
-        def reached(name: str, pipeline: str) -> None:
-            if name == point:
-                raise Crash
-
-        with monkeypatch.context() as patch:
-            patch.setattr(kill_points, "hook", reached)
-            with pytest.raises(Crash):
-                lab.run()
-
-    return run
+    return partial(crashes, lab)
 
 
 def build(lab: Lab, *processors: Any, path: str = "out.jsonl", **settings: str) -> None:

@@ -15,7 +15,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 def documents(records: list[Record], raw_column: str) -> list[Document]:
     """The payloads as documents. Raises for one that is none."""
     found = [record.after for record in records]
-    if all(type(data) is dict for data in found):
+    if set(map(type, found)) == {dict}:
         return found  # pyright: ignore[reportReturnType]  # just checked
     return [document(data, raw_column) for data in found]
 

@@ -55,12 +55,16 @@ class TableEncoder:
 
     def encode(self, records: list[Record]) -> list[Encoded]:
         """The rows of all records; those of one group keep their order."""
-        if all(record.operation == "create" for record in records) and not self._updates:
+        if {record.operation for record in records} == {"create"} and not self._updates:
             return self._inserts(records, range(len(records)))
         rows = [self._row(record) for record in records]
         if not self._updates and all(row is None or row.operation == "c" for row in rows):
             return self._inserts(records, range(len(records)))
         return list(self._mixed(records, rows))
+
+    def renew(self) -> bool:
+        """Whether the table turned out to have changed: then a refusal is to be thought over."""
+        return self._layout.renew()
 
     def missing(self) -> Missing | None:
         """The table, where it has to be created."""
@@ -80,7 +84,7 @@ class TableEncoder:
 
     def _inserts(self, records: list[Record], places: Sequence[int]) -> list[Encoded]:
         found = self._layout.gathered(documents(records, self._settings.raw_column))
-        if any(type(record.key) is dict for record in records):
+        if dict in {type(record.key) for record in records}:
             found = [_with_key(one, record.key) for one, record in zip(found, records, strict=True)]
             self._note_key(records[0])
         fields = tuple(found[0])

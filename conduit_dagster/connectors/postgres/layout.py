@@ -45,6 +45,18 @@ class Layout:
             found = self._shapes[fields] = self._new_shape(fields)
         return found
 
+    def renew(self) -> bool:
+        """Looks the table up again, once; whether it is another than before.
+
+        Nobody is to be refused because of what the table was a minute ago.
+        """
+        if self._is_fresh:
+            return False
+        before, self._is_fresh = self.table, True
+        self.table = self._lookup.get(before.name, fresh=True)
+        self._shapes.clear()
+        return self.table != before
+
     def _new_shape(self, fields: tuple[str, ...]) -> Shape:
         pairs = [(field, self._column(field)) for field in fields]
         found = [(field, column) for field, column in pairs if column is not None]
@@ -63,10 +75,7 @@ class Layout:
         if not self.table.exists:
             return _open_column(name)
         column = self.table.columns.get(name)
-        if column is None and not self._is_fresh:
-            # somebody may have added it since: a column must not be missed for a minute
-            self._is_fresh = True
-            self.table = self._lookup.get(self.table.name, fresh=True)
+        if column is None and self.renew():
             return self._column(field)
         return None if column is None or column.generated else column
 

@@ -105,7 +105,7 @@ class Merge:
             with self._connection.transaction():
                 if self._on_conflict == "ignore" and "c" in operations:
                     return operations == {"c"} and self._first_wins(columns)
-                return self._last_wins(columns)
+                return self._last_wins(columns, operations)
         except psycopg.Error as error:
             # which row it is, and whether it is one at all, shows row by row
             if not is_data(error):
@@ -116,13 +116,16 @@ class Merge:
         self._execute(_FIRST, columns)
         return True
 
-    def _last_wins(self, columns: tuple[str, ...]) -> bool:
+    def _last_wins(self, columns: tuple[str, ...], operations: set[str]) -> bool:
         self._execute(_HISTORY)
-        if self._query(_DOUBTFUL)[0][0]:
+        if "c" in operations and self._query(_DOUBTFUL)[0][0]:
             return False
-        self._execute(_DELETE)
-        if columns:
+        if "d" in operations:
+            self._execute(_DELETE)
+        if operations != {"d"}:
             self._execute(_INSERT, columns)
+        # only this one needs a unique index
+        if "u" in operations:
             self._execute(_UPSERT, columns)
         return True
 

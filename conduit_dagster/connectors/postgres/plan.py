@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import groupby, islice
 from typing import IO, NamedTuple
 
 from conduit_dagster.connectors.base import Delivery
@@ -24,15 +24,6 @@ class Slice(NamedTuple):
     place: int
     """How many records of the delivery (or child) lie before it."""
 
-    def chunks(self) -> Iterator[bytes]:
-        """Its bytes."""
-        with storage.open_read(self.url) as file:
-            file.seek(self.offset)
-            left = self.bytes
-            while left and (data := file.read(min(_CHUNK, left))):
-                left -= len(data)
-                yield data
-
 
 class Batch(NamedTuple):
     """What one COPY takes."""
@@ -48,6 +39,32 @@ class Batch(NamedTuple):
                 return one.place + left
             left -= one.records
         return self.slices[-1].place + self.slices[-1].records - 1
+
+    def chunks(self) -> Iterator[bytes]:
+        """Its bytes, in pieces worth sending, however short the slices are."""
+        waiting: list[bytes] = []
+        size = 0
+        for piece in self._pieces():
+            waiting.append(piece)
+            size += len(piece)
+            if size >= _CHUNK:
+                yield b"".join(waiting)
+                waiting, size = [], 0
+        if waiting:
+            yield b"".join(waiting)
+
+    def _pieces(self) -> Iterator[bytes]:
+        for url, slices in groupby(self.slices, lambda one: one.url):
+            with storage.open_read(url) as file:
+                for one in slices:
+                    file.seek(one.offset)
+                    yield from _read(file, one.bytes)
+
+
+def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
+    while left and (data := file.read(min(_CHUNK, left))):
+        left -= len(data)
+        yield data
 
 
 def batches(slices: list[tuple[Group, Slice]]) -> list[Batch]:

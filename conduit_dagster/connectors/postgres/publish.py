@@ -58,8 +58,10 @@ class Publisher:
         if there is not None:
             return None if there == "delivered" else there
         self._create(connection, delivery)
-        plan = batches(self._locator.slices(delivery))
-        progress = _Progress(delivery.records, lambda: reached("mid-publish", self._claims.pipeline))
+        slices = self._locator.slices(delivery)
+        plan = batches(slices)
+        size = sum(one.bytes for _, one in slices)
+        progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
         for batch in plan:
             self._batch(connection, batch, progress)
         progress.pass_half()
@@ -95,10 +97,9 @@ class Publisher:
 def _copy(connection: Connection, statement: sql.Composed, batch: Batch, relation: str, progress: _Progress) -> None:
     try:
         with connection.cursor().copy(statement) as copy:
-            for one in batch.slices:
-                for chunk in one.chunks():
-                    copy.write(chunk)
-                    progress.add(one.records * len(chunk) / one.bytes)
+            for chunk in batch.chunks():
+                copy.write(chunk)
+                progress.add(len(chunk))
     except psycopg.Error as error:
         line = copy_line(error, relation)
         if line is None:
@@ -107,15 +108,15 @@ def _copy(connection: Connection, statement: sql.Composed, batch: Batch, relatio
 
 
 class _Progress:
-    """Calls back once, when about half of the records are on their way."""
+    """Calls back once, when about half of the bytes are on their way."""
 
-    def __init__(self, records: int, half: Callable[[], None]) -> None:
-        self._left = records / 2
+    def __init__(self, size: int, half: Callable[[], None]) -> None:
+        self._left = size / 2
         self._half: Callable[[], None] | None = half
 
-    def add(self, records: float) -> None:
+    def add(self, size: int) -> None:
         """So many more have been sent."""
-        self._left -= records
+        self._left -= size
         if self._left <= 0:
             self.pass_half()
 

@@ -24,6 +24,8 @@ def conninfo(url: str) -> dict[str, str]:
         raise ValueError("the url is no PostgreSQL URL") from None
     if not url.strip():
         raise ValueError("the url is empty")
+    if not all(port.strip().isdigit() for port in str(found.get("port") or 5432).split(",") if port):
+        raise ValueError("the port in the url is no number")
     return {key: str(value) for key, value in found.items() if value is not None}
 
 

@@ -54,6 +54,8 @@ def _uniform(values: Sequence[Any], kind: type, column: Column) -> Iterable[str]
     if kind is int and column.kind in ("integer", "number", "text"):
         _check_bits(min(values), max(values), column)
         return map(repr, values)
+    if kind is bool and column.kind in ("boolean", "text"):
+        return map(_BOOLEANS.__getitem__, values)
     if kind is float and column.kind in ("number", "text"):
         return map(repr, values)
     return [_text(value, column) for value in values]

@@ -66,7 +66,7 @@ class CopyWriter(Writer):
         encoder = self._encoders[table]
         mine = records if len(places) == len(records) else [records[place] for place in places]
         try:
-            found = _encoded(encoder, mine)
+            found = _encoded_or_renewed(encoder, mine)
         except ConduitError:
             raise
         except Exception:  # noqa: BLE001  # one record's fault: find it
@@ -114,6 +114,15 @@ class CopyWriter(Writer):
         """Leaves a file that no ledger names; it goes with the staging folder."""
         if self._file is not None:
             self._file.abort()
+
+
+def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[tuple[Encoded, bytes]]:
+    try:
+        return _encoded(encoder, records)
+    except RecordError:
+        if not encoder.renew():
+            raise
+        return _encoded(encoder, records)
 
 
 def _encoded(encoder: TableEncoder, records: list[Record]) -> list[tuple[Encoded, bytes]]:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.commit_log.layout import LogFolder, remove, shown
 from conduit_dagster.engine.commit_log.part_file import PartFile, Written
-from conduit_dagster.engine.commit_log.reader import read
+from conduit_dagster.engine.commit_log.reader import read, verify
 from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
@@ -103,6 +103,7 @@ class Compactor:
             retention.see(batch)
         if retention.count == before:
             return Compacted()
+        verify(self._folder, old)  # damage must not be made permanent
         new = self._rewritten(old, retention)
         reached("after-compact-write", self._folder.pipeline)
         if not self._run(lambda connection: self._store.swap(connection, self._source, old, new)):

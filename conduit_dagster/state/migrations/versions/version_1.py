@@ -24,6 +24,10 @@ def _number(name: str) -> sa.Column[int]:
     return sa.Column(name, _NUMBER, nullable=False)
 
 
+def _step() -> sa.Column[int]:
+    return sa.Column("step", _NUMBER, primary_key=True)
+
+
 def upgrade() -> None:
     """Creates all of them."""
     op.create_table("conduit_meta", _key("name", 64), _text("value"))
@@ -67,11 +71,10 @@ def _pipelines() -> None:
 
 
 def _steps() -> None:
-    step = sa.Column("step", _NUMBER, primary_key=True)
     op.create_table(
         "conduit_steps",
         _key("pipeline", 128),
-        step.copy(),
+        _step(),
         _text("state", 8),
         _text("plan"),
         _text("decision"),
@@ -79,14 +82,14 @@ def _steps() -> None:
         _number("done_ns"),
     )
     delivery = (_key("consumer", 256), _text("hash", 64), _text("state", 8))
-    op.create_table("conduit_deliveries", _key("pipeline", 128), step, *delivery)
+    op.create_table("conduit_deliveries", _key("pipeline", 128), _step(), *delivery)
 
 
 def _dead_letters() -> None:
     op.create_table(
         "conduit_dead_letters",
         _key("pipeline", 128),
-        sa.Column("step", _NUMBER, primary_key=True),
+        _step(),
         sa.Column("number", sa.Integer, primary_key=True),
         _text("source", 256),
         _number("generation"),

@@ -1,0 +1,154 @@
+"""What the Spark task of an append does: reads a part of a source and writes it to the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.engine.commit_log.entries import encode_block
+from conduit_dagster.engine.commit_log.part_file import PartFile, Written
+from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record
+from conduit_dagster.recovery.errors import TransientError
+
+APPENDED_SCHEMA = "appended binary"
+
+
+class AppendTask(msgspec.Struct, frozen=True):
+    """Splits of one source whose records follow one another in the log."""
+
+    source: str
+    splits: list[Split]
+    first: int
+    """The offset of the first entry."""
+    folder: str
+    """URL of the segment."""
+
+
+class AppendJob(msgspec.Struct, frozen=True):
+    """One execution of one append."""
+
+    clock_ns: int
+    tasks: list[AppendTask]
+    token: str
+    once: bool = False
+    """A source of it can't be read twice: a second attempt of a task is refused."""
+
+
+class Appended(msgspec.Struct):
+    """A task's report."""
+
+    task: int
+    written: Written | None = None
+    boundary: Any = None
+    """The boundary behind the last record that was read; None where none was."""
+    read: int = 0
+    filtered: int = 0
+    error: TaskError | None = None
+
+
+def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
+    """The function of the job's ``mapInArrow``: one row with a task's number in, one row with its report out."""
+    decoded = msgspec.msgpack.decode(job, type=AppendJob)
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            report = append(program, decoded, int(number))
+            data = msgspec.msgpack.encode(report)
+            yield pa.RecordBatch.from_pydict({"appended": pa.array([data], pa.binary())})
+
+
+def append(program: bytes, job: AppendJob, number: int) -> Appended:
+    """One task. Errors of any kind come back in the report; nothing of such a task counts."""
+    try:
+        if job.once:
+            _require_first_attempt()
+        pipeline = compile_encoded(program)
+        pipeline.clock.now_ns = job.clock_ns
+        return _Appending(pipeline, job, number).run()
+    except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text
+        return Appended(number, error=task_error(error, "an append failed"))
+
+
+def _require_first_attempt() -> None:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None and context.attemptNumber() > 0:
+        raise TransientError(
+            "a source that can't be read twice was being read when its task failed",
+            code="log.second_attempt",
+            fix="start the pipeline again: the source gives what was not acked once more",
+        )
+
+
+class _Appending:
+    def __init__(self, pipeline: CompiledPipeline, job: AppendJob, number: int) -> None:
+        self._task = job.tasks[number]
+        self._inlet = next(inlet for inlet in pipeline.sources if inlet.id == self._task.source)
+        # join pairs what the source's processors let through; else they run when a step reads the log
+        self._nodes = self._inlet.nodes if pipeline.program.fan_in == "join" else ()
+        self._pipeline = pipeline
+        self._report = Appended(number)
+        self._offset = self._task.first
+        self._file = PartFile(self._task.folder, self._task.first, job.token)
+        self._nacks: dict[int, tuple[str, Nack, Record]] = {}
+
+    def run(self) -> Appended:
+        try:
+            for split in self._task.splits:
+                for read in self._inlet.source.read(split, ReadOptions()):
+                    self._block(read if isinstance(read, Block) else Block.of(read))
+            self._report.written = self._file.finish()
+        except BaseException:
+            self._file.abort()
+            raise
+        return self._report
+
+    def _block(self, block: Block) -> None:
+        if not block.records:
+            return
+        count = len(block.records)
+        self._report.read += count
+        self._report.boundary = block.boundary(count - 1)
+        if not self._inlet.source.sets_metadata:
+            _label(self._pipeline, self._inlet, block.records)
+        records, nacks = self._processed(block)
+        if records:
+            now = self._pipeline.clock.now_ns // 1000
+            self._file.write(encode_block(self._inlet.id, self._offset, records, None, now, nacks))
+            self._offset += len(records)
+
+    def _processed(self, block: Block) -> tuple[list[Record], dict[int, tuple[str, Nack]]]:
+        """What is logged of a block: what the processors let through, and the nacked records in their places."""
+        if not self._nodes:
+            return block.records, {}
+        self._nacks = {}
+        records, origins = block.records, range(len(block.records))
+        kept: tuple[list[Record], Sequence[int]] = (records, origins)
+        for node in self._nodes:
+            kept = node.run(*kept, self)
+        good = set(kept[1])
+        self._report.filtered += len(block.records) - len(good) - len(self._nacks)
+        rows = [(origin, record, None) for record, origin in zip(*kept, strict=True)]
+        bad = [(origin, record, (node, nack)) for origin, (node, nack, record) in self._nacks.items()]
+        every = sorted([*rows, *bad], key=lambda row: row[0])
+        return [record for _, record, _ in every], {i: nack for i, (_, _, nack) in enumerate(every) if nack}
+
+    def filtered(self, node: str, origin: int) -> None:
+        """Counted by what is left."""
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        """Logged as nacked; the first node's nack counts."""
+        self._nacks.setdefault(origin, (node, nack, record))
+
+
+def _label(pipeline: CompiledPipeline, inlet: Inlet, records: list[Record]) -> None:
+    origin, now = f"{pipeline.program.pipeline}:{inlet.id}", str(pipeline.clock.now_ns)
+    for record in records:
+        record.metadata = {SOURCE_CONNECTOR_ID: origin, READ_AT: now, **record.metadata}

@@ -1,0 +1,148 @@
+"""Line 2 of the protocol for a log of records: what the sources have is logged before a step reads it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.connectors.base import Limit, Position, Split
+from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state import storage
+from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.store import PipelineStore
+
+
+class _Reach(NamedTuple):
+    """What is to be logged of one source."""
+
+    inlet: Inlet
+    start: Position
+    end: Position
+    offset: int
+    segment: int
+    folder: LogFolder
+
+
+class Appender:
+    """Appends what the sources of one pipeline have to its log."""
+
+    def __init__(
+        self,
+        pipeline: CompiledPipeline,
+        store: PipelineStore,
+        jobs: Jobs,
+        base: str,
+        slots: int,
+        limit: Limit,
+        segment_bytes: int,
+    ) -> None:
+        self._pipeline, self._store, self._jobs = pipeline, store, jobs
+        self._base, self._slots, self._limit, self._segment_bytes = base, slots, limit, segment_bytes
+        self._log = LogStore(pipeline.program.pipeline)
+        self._name = pipeline.program.pipeline
+        self._program = pipeline.program.encode()
+
+    def append(self, horizons: Mapping[str, Any] | None) -> bool:
+        """Logs what is new of every source, within the limit; False where there was nothing.
+
+        An append that is killed before its manifest was committed never was: the sources are read again from there.
+        """
+        reaches = [reach for inlet in self._pipeline.sources if (reach := self._reach(inlet, horizons))]
+        if not reaches:
+            return False
+        reached("before-log", self._name)
+        tasks = [task for reach in reaches for task in self._tasks(reach)]
+        once = any(not reach.inlet.source.replayable for reach in reaches)
+        reports = self._run(AppendJob(time.time_ns(), tasks, secrets.token_hex(8), once))
+        for reach in reaches:
+            blamed(self._node(reach.inlet), reach.inlet.source.verify, reach.start, reach.end)
+        reached("after-log-stage", self._name)
+        for reach in reaches:
+            mine = [report for report in reports if tasks[report.task].source == reach.inlet.id]
+            self._commit(reach, mine)
+        reached("after-log", self._name)
+        return True
+
+    def _reach(self, inlet: Inlet, horizons: Mapping[str, Any] | None) -> _Reach | None:
+        state = self._store.transactions.read(lambda connection: self._log.state(connection, inlet.id))
+        horizon = None if horizons is None else horizons.get(inlet.id)
+        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
+        if end == state.position:
+            return None
+        segment = self._store.transactions.read(
+            lambda connection: self._log.segment_for_append(connection, inlet.id, self._segment_bytes)
+        )
+        folder = LogFolder(self._base, self._name, inlet.id)
+        return _Reach(inlet, state.position, end, state.next_offset, segment, folder)
+
+    def _tasks(self, reach: _Reach) -> list[AppendTask]:
+        """Several only where each one knows the offset that it begins with before it reads."""
+        source, folder = reach.inlet.source, reach.folder.segment(reach.segment)
+        alone = not source.replayable or (self._pipeline.program.fan_in == "join" and bool(reach.inlet.nodes))
+        splits = blamed(self._node(reach.inlet), source.split, reach.start, reach.end, 1 if alone else self._slots)
+        groups = [splits] if alone else _grouped(splits, self._slots)
+        return [
+            AppendTask(reach.inlet.id, group, reach.offset + (0 if alone else group[0].ordinal), folder)
+            for group in groups
+        ]
+
+    def _run(self, job: AppendJob) -> list[Appended]:
+        count = len(job.tasks)
+        function = partial(run_append, self._program, msgspec.msgpack.encode(job))
+        frame = self._jobs.spark.range(0, count, 1, count).mapInArrow(function, APPENDED_SCHEMA)
+        rows = self._jobs.run(frame.toArrow).column(0).to_pylist()
+        reports = sorted((msgspec.msgpack.decode(row, type=Appended) for row in rows), key=lambda r: r.task)
+        if len(reports) != count:
+            raise TransientError(f"{count - len(reports)} of {count} tasks did not report", code="spark.ledger_lost")
+        for report in reports:
+            if report.error is not None:
+                raise report.error.as_error()
+        return reports
+
+    def _commit(self, reach: _Reach, reports: Sequence[Appended]) -> None:
+        last = next((report for report in reversed(reports) if report.boundary is not None), None)
+        if last is None:
+            return
+        source = reach.inlet.source
+        end = reach.end if source.replayable else last.boundary
+        parts = [
+            report.written.appended(reach.segment, end if report is last else self._within(reach, report.boundary))
+            for report in reports
+            if report.written is not None
+        ]
+        if parts:
+            reach.folder.sync(reach.segment)
+            storage.sync(self._base)
+
+        # committed before anything of it is staged: a step covers only what the manifest names
+        def work(connection: sa.Connection) -> None:
+            self._log.commit(connection, reach.inlet.id, parts, end)
+
+        self._store.transactions.run(work)
+        for part in parts:
+            reach.folder.publish_name(reach.segment, part.name)
+
+    def _within(self, reach: _Reach, boundary: Any) -> Any:
+        return reach.inlet.source.within(reach.start, reach.end, boundary)
+
+    def _node(self, inlet: Inlet) -> str:
+        return f"{self._name}:{inlet.id}"
+
+
+def _grouped(splits: Sequence[Split], slots: int) -> list[list[Split]]:
+    """Consecutive splits as at most ``slots`` tasks."""
+    size = max(1, -(-len(splits) // slots))
+    return [list(splits[i : i + size]) for i in range(0, len(splits), size)]

@@ -1,0 +1,52 @@
+"""The manifest of a pipeline's logs, as the driver asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.engine.commit_log.reader import read_current
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore
+from conduit_dagster.state.transactions import Transactions
+
+
+class LogManifest:
+    """Where the entries of one source lie, now."""
+
+    def __init__(self, transactions: Transactions, pipeline: str, source: str, base: str) -> None:
+        self._read = transactions.read
+        self._store = LogStore(pipeline)
+        self.source = source
+        self.folder = LogFolder(base, pipeline, source)
+
+    def state(self) -> LogState:
+        """Where the log ends."""
+        return self._read(lambda connection: self._store.state(connection, self.source))
+
+    def parts(self, start: int, stop: int | None = None) -> Sequence[LogPart]:
+        """The files with entries of the range."""
+
+        def work(connection: sa.Connection) -> list[LogPart]:
+            return self._store.parts(connection, self.source, start, stop)
+
+        return self._read(work)
+
+    def nacked(self, start: int, stop: int) -> list[int]:
+        """The offsets of entries that were nacked before they were logged. Reads only where there are any."""
+        found: list[int] = []
+        parts = [part for part in self.parts(start, stop) if part.nacked]
+        if parts:
+            for batch in read_current(self.folder, self.parts, start, stop, columns=["nack_node"]):
+                valid = batch.column("nack_node").is_valid().to_pylist()
+                offsets = batch.column("offset").to_pylist()
+                found.extend(offset for offset, is_nack in zip(offsets, valid, strict=True) if is_nack)
+        return found
+
+    def position_at(self, offset: int) -> Any:
+        """The source's newest position that is not behind ``offset``; None where the log knows none."""
+        passed = [part.position for part in self.parts(0, offset) if part.next <= offset]
+        state = self.state()
+        return state.position if offset >= state.next_offset else (passed[-1] if passed else None)

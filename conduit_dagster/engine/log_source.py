@@ -1,0 +1,119 @@
+"""A source as the steps of a pipeline with a log of records see it: its entries in the log, by offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.engine.commit_log.entries import decode_batch
+from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.engine.commit_log.reader import read
+from conduit_dagster.engine.log_manifest import LogManifest
+from conduit_dagster.record import Record
+from conduit_dagster.state.log_store import LogPart
+
+_GRAIN = 20_000
+"""Entries that are not worth a split of their own."""
+
+
+class LogSource(Source):
+    """Reads what the appender logged of ``real``. A position is the offset behind a record."""
+
+    name = "logged"
+    sets_metadata = True
+
+    def __init__(self, real: Source) -> None:
+        super().__init__(real.settings, real.context)
+        self.real = real
+        self._manifest: LogManifest | None = None
+
+    def attach(self, manifest: LogManifest) -> None:
+        """Called on the driver; tasks need no manifest, since their splits name their files."""
+        self._manifest = manifest
+
+    @property
+    def manifest(self) -> LogManifest:
+        """Where the entries lie."""
+        assert self._manifest is not None, "only the driver knows the manifest"
+        return self._manifest
+
+    def initial(self) -> Position:
+        """Before the first entry."""
+        return 0
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """The end of the log, within the limit."""
+        stop = min(self.manifest.state().next_offset, start + limit.records)
+        size = 0
+        for part in self.manifest.parts(start, stop):
+            size += part.bytes
+            if size > limit.bytes and part.first > start:
+                return part.first
+        return stop
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Ranges of offsets, each with the files that hold it."""
+        parts = list(self.manifest.parts(start, end))
+        grain = max(_GRAIN, -(-(end - start) // n))
+        return [
+            log_split(self.manifest.folder, parts, low, min(low + grain, end), low - start)
+            for low in range(start, end, grain)
+        ]
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
+        """The entries as they were logged; those that a node nacked before come as nacked."""
+        yield from read_log(split)
+
+    def relocate(self, split: Split) -> Split:
+        """The split with the files that hold it now: compaction may have put others in their place."""
+        stop = split.detail["to"]
+        return log_split(self.manifest.folder, self.manifest.parts(split.start, stop), split.start, stop, split.ordinal)
+
+    def horizon(self) -> Any:
+        """The real source's."""
+        return self.real.horizon()
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Acks the real source as far as its whole files in the log go."""
+        position = self.manifest.position_at(upto)
+        if position is not None:
+            self.real.ack(position, generation)
+
+    def lag(self, position: Position) -> int | None:
+        """The real source's, behind the log's end."""
+        known = self.manifest.state().position
+        return None if known is None else self.real.lag(known)
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """The real source's data, read through the log."""
+        return {**self.real.unit, "log": "records"}
+
+
+def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int, ordinal: int) -> Split:
+    """The entries ``start`` to ``stop`` as a split that any worker can read."""
+    mine = [part for part in parts if part.next > start and part.first < stop]
+    entries = max(1, sum(part.entries for part in mine))
+    weight = sum(part.bytes for part in mine) * (stop - start) // entries
+    detail = {
+        "to": stop,
+        "base": folder.base,
+        "pipeline": folder.pipeline,
+        "source": folder.source,
+        "parts": [msgspec.to_builtins(part) for part in mine],
+    }
+    return Split(start, ordinal, stop - start, weight, detail)
+
+
+def read_log(split: Split) -> Iterator[Block]:
+    """The blocks of a split that :func:`log_split` made."""
+    detail = split.detail
+    folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
+    parts = msgspec.convert(detail["parts"], list[LogPart])
+    for batch in read(folder, parts, split.start, detail["to"]):
+        decoded = decode_batch(batch)
+        offsets = decoded.offsets
+        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, None, decoded.nacks)

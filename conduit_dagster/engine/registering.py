@@ -1,0 +1,37 @@
+"""Makes a pipeline's sources known to the store, and its logs to the sources."""
+
+from __future__ import annotations
+
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.log_manifest import LogManifest
+from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.state.store import PipelineStore
+
+
+def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    """Every source, in the way in which its records are read now."""
+    store.log_registry.leave({inlet.id for inlet in pipeline.inlets})
+    for inlet in pipeline.sources:
+        source = inlet.source
+        if pipeline.program.log == "records":
+            store.log_registry.register(inlet.id, source.unit, source.initial())
+        else:
+            store.log_registry.unlog(inlet.id, source.unit)
+            store.registry.register_source(inlet.id, source.unit, source.initial())
+    for inlet in pipeline.inlets:
+        if isinstance(inlet.source, JoinSource):
+            store.log_registry.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
+
+
+def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
+    """Gives every source that is read through its log the manifest."""
+    for inlet in pipeline.inlets:
+        for name, source in _logged(inlet.id, inlet.source):
+            source.attach(LogManifest(store.transactions, pipeline.program.pipeline, name, base))
+
+
+def _logged(name: str, source: object) -> list[tuple[str, LogSource]]:
+    if isinstance(source, JoinSource):
+        return list(source.members.items())
+    return [(name, source)] if isinstance(source, LogSource) else []

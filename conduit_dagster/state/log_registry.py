@@ -1,0 +1,127 @@
+"""Sources of a pipeline that logs its records; and the way there and back, without reading anything twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.schema import logs, sources
+from conduit_dagster.state.transactions import Transactions
+
+LOGGED = {"log": "records"}
+"""What a source's unit says when its positions are offsets of its log."""
+
+
+class LogRegistry:
+    """Makes the sources of one pipeline known, for the owner of its lease."""
+
+    def __init__(self, transactions: Transactions, pipeline: str) -> None:
+        self._run = transactions.run
+        self._id = pipeline
+
+    def register(self, source: str, unit: Mapping[str, Any], initial: Any) -> None:
+        """A source that is read through its log. ``unit`` and ``initial`` are the real source's.
+
+        One that was read without goes on where it stands; one that means other data now is logged anew from its
+        beginning, behind what the log has.
+        """
+        self._run(lambda connection: self._register(connection, source, dict(unit), initial))
+
+    def _register(self, connection: sa.Connection, source: str, unit: dict[str, Any], initial: Any) -> None:
+        text, logged = json.dumps(unit, sort_keys=True), json.dumps({**unit, **LOGGED}, sort_keys=True)
+        row = connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
+        if row is None:
+            fresh = {"generation": 1, "position": "0", "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            connection.execute(sources.insert().values(pipeline=self._id, source=source, unit=logged, **fresh))
+            self._begin(connection, source, 0, initial)
+        elif row["unit"] == text:
+            self._begin(connection, source, row["records"], json.loads(row["position"]))
+            values = {"unit": logged, "position": json.dumps(row["records"])}
+            connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
+        elif row["unit"] != logged:
+            self._change(connection, source, row, logged, initial)
+
+    def _change(self, connection: sa.Connection, source: str, row: Any, logged: str, initial: Any) -> None:
+        was = json.loads(row["unit"])
+        values: dict[str, Any] = {"unit": logged, "generation": row["generation"] + 1}
+        mine = (logs.c.pipeline == self._id, logs.c.source == source)
+        if was.get("log"):
+            connection.execute(sa.update(logs).where(*mine).values(position=json.dumps(initial)))
+        else:
+            self._begin(connection, source, row["records"], initial)
+            values["position"] = json.dumps(row["records"])
+        connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
+        record_event(connection, self._id, "source_changed", source=source, was=was, now=json.loads(logged))
+
+    def _begin(self, connection: sa.Connection, source: str, offset: int, position: Any) -> None:
+        values = {"pipeline": self._id, "source": source, "next_offset": offset, "position": json.dumps(position)}
+        connection.execute(logs.insert().values(**values))
+
+    def register_joined(self, joined: str, unit: Mapping[str, Any], members: list[str]) -> None:
+        """Several logs that are read as one; begins where its members stand."""
+
+        def work(connection: sa.Connection) -> None:
+            text = json.dumps(unit, sort_keys=True)
+            row = connection.execute(sa.select(sources.c.unit).where(*self._source(joined))).first()
+            if row is None:
+                start = {name: self._offset(connection, name) for name in members}
+                fresh = {"generation": 1, "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+                values = {"pipeline": self._id, "source": joined, "unit": text, "position": json.dumps(start)}
+                connection.execute(sources.insert().values(**values, **fresh))
+            elif row[0] != text:
+                values = {"unit": text, "generation": sources.c.generation + 1}
+                connection.execute(sa.update(sources).where(*self._source(joined)).values(**values))
+
+        self._run(work)
+
+    def _offset(self, connection: sa.Connection, source: str) -> int:
+        return json.loads(connection.execute(sa.select(sources.c.position).where(*self._source(source))).scalar_one())
+
+    def leave(self, present: set[str]) -> None:
+        """Joined sources that are read one by one again: each goes on where the join stands."""
+
+        def work(connection: sa.Connection) -> None:
+            rows = connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
+            for row in rows:
+                if row["source"] in present or json.loads(row["unit"]).get("plugin") != "join":
+                    continue
+                for name, offset in json.loads(row["position"]).items():
+                    values = {"position": json.dumps(offset), "records": offset}
+                    connection.execute(sa.update(sources).where(*self._source(name)).values(**values))
+                connection.execute(sa.delete(sources).where(*self._source(row["source"])))
+
+        self._run(work)
+
+    def unlog(self, source: str, unit: Mapping[str, Any]) -> None:
+        """A source that is read without its log from now on. Raises ``FatalError`` where the log is not read up."""
+
+        def work(connection: sa.Connection) -> None:
+            row = connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
+            if row is None or not json.loads(row["unit"]).get("log"):
+                return
+            mine = (logs.c.pipeline == self._id, logs.c.source == source)
+            log = connection.execute(sa.select(logs).where(*mine)).mappings().one()
+            if json.loads(row["position"]) != log["next_offset"]:
+                raise _not_read_up(source)
+            values = {"unit": json.dumps(dict(unit), sort_keys=True), "position": log["position"]}
+            connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
+            connection.execute(sa.delete(logs).where(*mine))
+
+        self._run(work)
+
+    def _source(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return sources.c.pipeline == self._id, sources.c.source == source
+
+
+def _not_read_up(source: str) -> FatalError:
+    return FatalError(
+        f"the log of {source} holds records that are not delivered yet",
+        code="log.not_read_up",
+        node=source,
+        fix="set delivery.log: records again, run with --once, then change it",
+    )

@@ -1,0 +1,164 @@
+"""Updates, deletes and snapshots by key: the same rows as if each record had been applied by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from postgres_lab import PostgresLab, change, child, create
+from postgres_server import PostgresServer
+
+from conduit_dagster.connectors.base import Rejected
+from conduit_dagster.record import Record
+
+Rows = dict[int, tuple[int, int | None]]
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int DEFAULT 7, b int)"
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: PostgresServer) -> str:
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def lab(database: str, tmp_path: Path) -> PostgresLab:
+    made = PostgresLab(database, tmp_path)
+    made.reset()
+    return made
+
+
+class Model:
+    """Record by record, on a dictionary."""
+
+    def __init__(self, rows: Rows, on_conflict: str) -> None:
+        self.rows = dict(rows)
+        self._on_conflict = on_conflict
+
+    def apply(self, record: Record) -> bool:
+        """False where the database refuses it."""
+        assert isinstance(record.key, dict)
+        number, there = record.key["id"], record.key["id"] in self.rows
+        if record.operation == "delete":
+            self.rows.pop(number, None)
+            return True
+        if record.operation == "create" and there and self._on_conflict != "update":
+            return self._on_conflict == "ignore"
+        old = self.rows.get(number, (7, None))
+        assert isinstance(record.after, dict)
+        self.rows[number] = (record.after.get("a", old[0]), record.after.get("b", old[1]))
+        return True
+
+
+VALUES = st.integers(0, 9)
+OPERATIONS = st.sampled_from(["create", "update", "snapshot", "delete"])
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[Record]:
+    """Few keys, so that they meet; documents of one shape, or of several."""
+    shapes = draw(st.sampled_from([[("a", "b")], [("a",)], [("a", "b"), ("a",), ("b",), ()]]))
+    steps = draw(
+        st.lists(st.tuples(OPERATIONS, st.integers(1, 4), VALUES, VALUES, st.sampled_from(shapes)), max_size=12)
+    )
+    return [change(op, key, **{name: {"a": a, "b": b}[name] for name in shape}) for op, key, a, b, shape in steps]
+
+
+@pytest.mark.parametrize("on_conflict", ["error", "update", "ignore"])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(history=histories(), border=st.integers(0, 12), block=st.sampled_from([1, 4, 100]))
+def test_any_history_has_the_effect_of_its_records_in_order(
+    lab: PostgresLab, on_conflict: str, history: list[Record], border: int, block: int
+) -> None:
+    """However it is cut into tasks and blocks. The first record that is refused is named, and nothing is in."""
+    lab.execute(f"DROP TABLE IF EXISTS t; {TABLE}; INSERT INTO t VALUES (1, 1, 1), (2, 2, NULL)")
+    before: Rows = {1: (1, 1), 2: (2, None)}
+    model = Model(before, on_conflict)
+    refused = next((place for place, record in enumerate(history) if not model.apply(record)), None)
+    destination = lab.destination(on_conflict=on_conflict)
+    delivery = lab.stage(destination, history[:border], history[border:], block=block)
+    if refused is None:
+        destination.publish(delivery)
+    else:
+        with pytest.raises(Rejected) as error:
+            destination.publish(delivery)
+        assert (error.value.place, error.value.nack.code) == (refused, "postgres.unique_violation")
+        assert not destination.holds(delivery)
+    wanted = before if refused is not None else model.rows
+    assert {row[0]: row[1:] for row in lab.rows()} == wanted
+
+
+def test_children_of_a_history_have_its_effect_too(lab: PostgresLab) -> None:
+    lab.execute(TABLE)
+    destination = lab.destination()
+    history = [create(1, a=1), change("update", 1, b=2), change("delete", 1), change("snapshot", 1, a=3)]
+    delivery = lab.stage(destination, history)
+    seen: list[Any] = []
+    for place in range(4):
+        destination.publish(child(delivery, place))
+        seen.append(lab.rows())
+    assert seen == [[(1, 1, None)], [(1, 1, 2)], [], [(1, 3, None)]]
+
+
+def test_a_partial_update_needs_only_what_it_changes(lab: PostgresLab) -> None:
+    """A column without a default that takes no null is no obstacle where the row is there."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL, b int)")
+    destination = lab.destination()
+    lab.deliver(destination, [create(1, a="x"), change("update", 1, b=5)])
+    lab.deliver(destination, [change("update", 1, b=6)])
+    assert lab.rows() == [(1, "x", 6)]
+    delivery = lab.stage(destination, [change("update", 1, b=7), change("update", 2, b=7)])
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert (error.value.place, error.value.nack.code) == (1, "postgres.not_null_violation")
+
+
+def test_the_key_comes_from_the_setting_or_from_the_record(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (x int, y int, v text, UNIQUE (x, y))")
+    destination = lab.destination(key="x, y", mapping="xx:x")
+    records = [
+        Record(1, {}, {"xx": 1, "y": 1, "v": "a"}),
+        Record(2, {}, {"xx": 1, "y": 1, "v": "b"}, b"7", operation="update"),
+        Record(3, {}, {"v": "c"}, b'{"xx": 1, "y": 2}', operation="update"),
+        Record(4, {}, None, None, {"xx": 1, "y": 1}, "delete"),
+        Record(5, {}, {"xx": 5, "v": "e"}, operation="update"),
+        Record(6, {}, None, {"xx": 1, "y": None}, operation="delete"),
+    ]
+    lab.deliver(destination, records)
+    assert lab.rows() == [(1, 2, "c")]
+    assert [(refusal.place, refusal.nack.code) for refusal in lab.refused] == [
+        (4, "postgres.no_key"),
+        (5, "postgres.no_key"),
+    ]
+
+
+def test_the_key_s_fields_are_columns_too(lab: PostgresLab) -> None:
+    """As in Conduit: a payload need not repeat them."""
+    lab.execute(TABLE)
+    lab.deliver(lab.destination(), [Record(1, {}, {"a": 1}, {"id": 5}), Record(2, {}, {"a": 2, "id": 6}, {"id": 6})])
+    assert lab.rows() == [(5, 1, None), (6, 2, None)]
+
+
+def test_snapshots_without_a_key_are_inserted(lab: PostgresLab) -> None:
+    lab.execute(TABLE)
+    lab.deliver(lab.destination(), [Record(i, {}, {"id": i}, b"%d" % i, operation="snapshot") for i in range(3)])
+    assert [row[0] for row in lab.rows()] == [0, 1, 2]
+
+
+def test_what_only_works_record_by_record_works(lab: PostgresLab) -> None:
+    """A value that must be unique moves from one key to another within a delivery."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, a int UNIQUE)")
+    destination = lab.destination()
+    lab.deliver(destination, [create(1, a=1), create(2, a=2)])
+    lab.deliver(destination, [change("update", 1, a=9), change("update", 2, a=1), change("delete", 1), create(3, a=9)])
+    assert lab.rows() == [(2, 1), (3, 9)]
+
+
+def test_names_that_the_loop_uses_itself_are_no_obstacle(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, n int, mark text, conduit_row text, m int, conduit_detail int)")
+    fields = {"mark": "x", "conduit_row": "r", "m": 1, "conduit_detail": 2}
+    destination = lab.destination()
+    lab.deliver(destination, [change("update", 1, n=1), change("update", 1, **fields), change("delete", 2)])
+    assert lab.rows() == [(1, 1, "x", "r", 1, 2)]

@@ -1,0 +1,276 @@
+"""What compaction keeps, and that nothing is lost or doubled wherever it is interrupted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
+
+from conduit_dagster.engine.commit_log.compaction import Compacted, Compactor
+from conduit_dagster.engine.commit_log.entries import decode_batch
+from conduit_dagster.engine.commit_log.layout import hidden
+from conduit_dagster.engine.commit_log.reader import MissingPartError, read, read_current
+from conduit_dagster.engine.commit_log.retention import handled_upto
+from conduit_dagster.recovery import kill_points
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.lease import LeaseLost, acquire
+from conduit_dagster.state.transactions import Transactions
+
+OLD = "AABBAABBCACBAACBA"
+ACTIVE = "AABBAABBCACBAACBA"
+POINTS = [
+    "before-compact",
+    "mid-compact-write",
+    "after-compact-write",
+    "after-compact-swap",
+    "mid-compact-remove",
+    "after-compact",
+]
+
+
+class Killed(BaseException):
+    """As the process would end: nobody catches it, nothing is cleaned."""
+
+
+@pytest.fixture
+def at_point(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Calls something the n-th time that a point is passed."""
+
+    def arm(point: str, action: Callable[[], None], times: int = 1) -> None:
+        left = [times]
+
+        def hook(passed: str, _: str) -> None:
+            left[0] -= passed == point
+            if passed == point and left[0] == 0:
+                action()
+
+        monkeypatch.setattr(kill_points, "hook", hook)
+
+    yield arm
+
+
+def kill() -> None:
+    raise Killed
+
+
+def reference_log(log: LogLab, files: int = 3) -> None:
+    """The example of reference 4."""
+    log.append(OLD, files=files)
+    log.append(ACTIVE, size=0)
+
+
+def files(log: LogLab, segment: int = 0) -> list[str]:
+    return log.folder.names(segment)
+
+
+def test_the_example_of_the_reference(log: LogLab) -> None:
+    """CASES C15."""
+    reference_log(log)
+    log.move("c0", A=26, B=23, C=27)
+    active = files(log, 17)
+    done = log.compact("c0")
+    assert (done.segments, done.entries) == (1, 14)
+    assert done.bytes > 0
+    assert [(seen.offset, seen.namespace) for seen in log.read(0, 17)] == [(14, "C"), (15, "B"), (16, "A")]
+    assert log.offsets(17) == list(range(17, 34))
+    assert files(log, 17) == active
+    (old, _) = log.parts()
+    assert (old.first, old.next, old.entries, old.compacted, old.position) == (0, 17, 3, True, {"at": 17})
+    assert files(log) == [old.name]
+
+
+def test_again_changes_nothing(log: LogLab) -> None:
+    reference_log(log)
+    log.move("c0", all=33)
+    log.compact("c0")
+    before = log.parts(), files(log), files(log, 17)
+    assert log.compact("c0") == Compacted()
+    assert (log.parts(), files(log), files(log, 17)) == before
+
+
+@pytest.mark.parametrize("consumers", [[], ["c1"], ["c0", "c1"]])
+def test_nothing_while_somebody_has_acknowledged_nothing(log: LogLab, consumers: list[str]) -> None:
+    """CASES C16."""
+    reference_log(log)
+    log.move("c0", all=33)
+    before = log.parts(), files(log)
+    assert log.compact(*consumers) == Compacted()
+    assert (log.parts(), files(log)) == before
+
+
+def test_what_one_of_two_consumers_needs_stays(log: LogLab) -> None:
+    reference_log(log)
+    log.move("c0", all=33)
+    log.move("c1", all=4, A=9)
+    log.compact("c0", "c1")
+    # of A up to 9 and of the others up to 4 all is handled; 5 and 9 are A's
+    assert log.offsets(0, 17) == [6, 7, 8, 10, 11, 12, 13, 14, 15, 16]
+    log.move("c1", all=33, A=33)
+    log.compact("c0", "c1")
+    assert log.offsets(0, 17) == [14, 15, 16]
+
+
+def test_a_namespace_without_an_offset_is_not_handled(log: LogLab) -> None:
+    reference_log(log)
+    log.move("c0", A=33)
+    log.compact("c0")
+    assert [seen.offset for seen in log.read(0, 17) if seen.namespace != "A"] == [2, 3, 6, 7, 8, 10, 11, 14, 15]
+    assert [seen.offset for seen in log.read(0, 17) if seen.namespace == "A"] == [16]
+
+
+def test_each_closed_segment_keeps_its_own_last_entries(log: LogLab) -> None:
+    for _ in range(3):
+        log.append("AAB", size=0)
+    log.move("c0", all=8)
+    assert log.compact("c0").segments == 2
+    assert log.offsets() == [1, 2, 4, 5, 6, 7, 8]
+
+
+def test_long_namespaces_that_share_a_row_go_by_the_overall_offset() -> None:
+    """The table cuts them off: one's offset must not count for the other."""
+    offsets = {"c0": {"n" * 256: 90, "*": 10, "short": 50}}
+    assert handled_upto("n" * 256, ["c0"], offsets) == 10
+    assert handled_upto("n" * 300, ["c0"], offsets) == 10
+    assert handled_upto("short", ["c0"], offsets) == 50
+    assert handled_upto("other", ["c0"], offsets) == 10
+    assert handled_upto("short", ["c0", "c1"], offsets) == -1
+    assert handled_upto("short", [], offsets) == -1
+
+
+def test_nacked_entries_are_counted_anew(log: LogLab) -> None:
+    log.append("AAA", nacked=[0, 2])
+    log.roll()
+    log.move("c0", all=3)
+    log.compact("c0")
+    assert [(part.entries, part.nacked) for part in log.parts(0, 3)] == [(1, 1)]
+    assert log.read(0, 3)[0].nack == "node"
+
+
+@pytest.mark.parametrize("start", range(18))
+def test_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, start: int) -> None:
+    """CASES C18."""
+    reference_log(local_log)
+    local_log.move("c0", all=33)
+    local_log.compact("c0")
+    assert local_log.offsets(start)[0] == (start if start >= 14 else 14)
+
+
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point(log: LogLab, at_point: Callable[..., None], point: str, times: int) -> None:
+    """CASES C17: every entry that is needed is readable, nothing twice, and the next one finishes and cleans."""
+    reference_log(log)
+    log.append(OLD, size=0)
+    log.append(["A"], size=0)
+    log.move("c0", A=12, B=33, C=51)
+    log.move("c1", all=40)
+    at_point(point, kill, times)
+    try:
+        log.compact("c0", "c1")
+    except Killed:
+        pass
+    handled = {"A": 12, "B": 33, "C": 40}
+    wanted = surviving([*OLD, *ACTIVE, *OLD, "A"], [0, 17, 34, 51], lambda offset, name: offset <= handled[name])
+    offsets = log.offsets()
+    assert offsets == sorted(set(offsets))
+    assert set(wanted) <= set(offsets)
+    at_point("none", kill)
+    log.compact("c0", "c1")
+    assert log.offsets() == wanted
+    for segment in (0, 17, 34, 51):
+        assert files(log, segment) == [part.name for part in log.parts() if part.segment == segment]
+
+
+def test_files_that_a_killed_task_left_go(log: LogLab) -> None:
+    """Those of the active segment stay: somebody may be writing them."""
+    reference_log(log)
+    log.write(0, 0, ["zombie"])
+    log.write(17, 34, ["being written"])
+    log.compact("c0")
+    assert len(files(log)) == 3
+    assert len(files(log, 17)) == 2
+
+
+def test_files_that_have_no_name_yet_get_it(log: LogLab) -> None:
+    """The driver died between the manifest and the renaming."""
+    parts = log.append(OLD, publish=False)
+    log.roll()
+    assert files(log) == [hidden(parts[0].name)]
+    log.compact()
+    assert files(log) == [parts[0].name]
+    assert log.offsets(0, 17) == list(range(17))
+
+
+def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab, at_point: Callable[..., None]) -> None:
+    """Those that follow the manifest; the others learn it from ``log.missing``."""
+    reference_log(log)
+    log.move("c0", all=33)
+    held = log.parts()
+    blocks = read_current(log.folder, log.parts, 0, None, block=2)
+    seen = decode_batch(next(blocks)).offsets
+    log.compact("c0")
+    for batch in blocks:
+        seen += decode_batch(batch).offsets
+    assert seen[:2] == [0, 1]
+    assert seen == sorted(set(seen))
+    assert set(range(17, 34)) | {14, 15, 16} <= set(seen)
+    with pytest.raises(MissingPartError):
+        list(read(log.folder, held))
+
+
+def test_two_at_once_is_one(log: LogLab, at_point: Callable[..., None]) -> None:
+    reference_log(log)
+    log.move("c0", all=33)
+
+    def other() -> None:
+        at_point("none", kill)
+        log.compact("c0")
+
+    at_point("after-compact-write", other)
+    assert log.compact("c0") == Compacted()
+    assert log.offsets() == [14, 15, 16, *range(17, 34)]
+    log.compact("c0")
+    assert files(log) == [log.parts()[0].name]
+
+
+def test_a_frozen_owner_changes_nothing_when_it_thaws(log: LogLab, at_point: Callable[..., None]) -> None:
+    """Its file may have been cleaned away by the new owner: the manifest must not name it."""
+    reference_log(log)
+    log.move("c0", all=33)
+    lease = acquire(log.database, PIPELINE, 60)
+
+    def taken_over() -> None:
+        at_point("none", kill)
+        lease.release()
+        newer = acquire(log.database, PIPELINE, 60)
+        # a consumer that has acknowledged nothing: the new owner cleans, and compacts nothing
+        Compactor(log.folder, log.store, Transactions(log.database, newer).run).compact(["c0", "c1"])
+        newer.release()
+
+    at_point("after-compact-write", taken_over)
+    with pytest.raises(LeaseLost):
+        Compactor(log.folder, log.store, Transactions(log.database, lease).run).compact(["c0"])
+    assert log.offsets() == list(range(34))
+
+
+def test_damage_is_not_made_permanent(local_log: LogLab) -> None:
+    reference_log(local_log, files=1)
+    local_log.move("c0", all=33)
+    path = Path(local_log.folder.segment(0), local_log.parts()[0].name)
+    data = path.read_bytes()
+    created_by = data.rindex(b"parquet-cpp")  # text in the footer that nobody reads
+    path.write_bytes(data[:created_by] + b"P" + data[created_by + 1 :])
+    assert local_log.offsets(0, 17) == list(range(17))
+    with pytest.raises(FatalError) as caught:
+        local_log.compact("c0")
+    assert caught.value.code == "log.corrupt"
+    assert files(local_log) == [path.name]
+
+
+def test_logs_of_other_sources_are_left_alone(log: LogLab) -> None:
+    reference_log(log)
+    log.move("c0", all=33)
+    log.compact("c0")
+    assert log.look(lambda c: log.store.parts(c, SOURCE + "2")) == []

@@ -1,0 +1,44 @@
+"""Owners of pipelines for tests that freeze or replace them: how long a contender waits is each run's own."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from support import Lab
+
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.state.database import open_database
+
+SILENT = 3600.0
+"""Lease seconds of an owner that is to be frozen: it shows no heartbeat while a test looks, and so is silent for any
+contender, and no heartbeat of its own can be in a transaction at the moment when it is stopped."""
+
+
+class Owners(Lab):
+    """A project whose pipelines are run under leases of any length."""
+
+    def take(self, pipeline: str = "p", lease: float = 0.3) -> RunResult:
+        """Runs the pipeline once its owner was silent for ``lease`` seconds."""
+        assert self._spark is not None
+        catalogue = self.catalogue()
+        bound = catalogue.get(pipeline)
+        assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
+        options = RunOptions(catalogue.project.staging_url, drain=True, lease_seconds=lease)
+        database = open_database(catalogue.project.state_url)
+        try:
+            return run_pipeline(bound, self._spark, database, options, StopFlag())
+        finally:
+            database.dispose()
+
+    def ledger(self, name: str = "out") -> list[int]:
+        """The numbers of the rows that a ledger holds, in the order in which they came."""
+        file = self.root / f"{name}.ledger"
+        if not file.exists():
+            return []
+        connection = sqlite3.connect(file, timeout=30)
+        try:
+            return [row[0] for row in connection.execute("SELECT i FROM rows ORDER BY rowid")]
+        finally:
+            connection.close()

@@ -1,0 +1,57 @@
+"""One case of the kill matrix: a pipeline, and where it is killed, once or again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.matrix.kill_scenarios import SCENARIOS, Scenario
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A pipeline."""
+
+    kind: str
+    scenario: str
+    strategy: str
+
+    @property
+    def plan(self) -> Scenario:
+        """What it does."""
+        return SCENARIOS[self.scenario]
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.scenario}/{self.strategy}"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A pipeline, and the kills it goes through: ``point:passage`` in each of its runs, one after the other."""
+
+    of: Combination
+    kills: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "/".join((str(self.of), *self.kills))
+
+    @property
+    def points(self) -> list[str]:
+        """Where it is killed."""
+        return [kill.partition(":")[0] for kill in self.kills]
+
+    @staticmethod
+    def parse(text: str) -> Case:
+        """A case as it was printed."""
+        kind, scenario, strategy, *kills = text.split("/")
+        return Case(Combination(kind, scenario, strategy), tuple(kills))
+
+
+def combinations(kinds: list[str]) -> list[Combination]:
+    """All pipelines of the matrix, for these kinds of destinations."""
+    return [
+        Combination(kind, scenario.name, strategy)
+        for kind in kinds
+        for scenario in SCENARIOS.values()
+        if kind in scenario.kinds
+        for strategy in scenario.strategies
+    ]

@@ -1,0 +1,139 @@
+"""Destinations of the kill matrix: how each is set up, and read back as one ordered stream."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+from psycopg import sql
+
+from conduit_dagster.connectors.file.read_back import read_folder
+
+Row = dict[str, Any]
+_COLUMNS = "n bigserial PRIMARY KEY, i bigint, m text"
+_LETTER_COLUMNS = "n bigserial PRIMARY KEY, position text, operation text, metadata jsonb, key jsonb, payload jsonb"
+
+
+class Place(ABC):
+    """One kind of destination in one project folder. ``name`` is a plain word, one per output."""
+
+    plugin: str
+
+    def __init__(self, root: Path, database: str | None) -> None:
+        self.root = root
+        self.database = database
+
+    def prepare(self, name: str, letters: bool, constraint: str = "") -> None:
+        """Makes what must be there before the first run; ``constraint`` is SQL that refuses records."""
+        del name, letters, constraint
+
+    @abstractmethod
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """The connector's settings."""
+
+    @abstractmethod
+    def rows(self, name: str) -> list[Row]:
+        """What is there, in the order it was delivered; half a line that a kill left is none."""
+
+
+def _documents(lines: Iterator[bytes]) -> Iterator[Row]:
+    for line in lines:
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue  # at-most-once leaves a line cut off: its record is missing, which the verdict sees
+
+
+class OrderedFilePlace(Place):
+    """One ordered file."""
+
+    plugin = "builtin:file"
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """Plain payload lines, dead letters whole."""
+        return {"path": f"./{name}.jsonl", **({} if letters else {"sdk.record.format": "payload/json"})}
+
+    def rows(self, name: str) -> list[Row]:
+        """Its lines."""
+        path = self.root / f"{name}.jsonl"
+        return list(_documents(iter(path.read_bytes().splitlines()))) if path.exists() else []
+
+
+class FolderPlace(Place):
+    """A folder of parts."""
+
+    plugin = "builtin:file"
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """As the ordered file's, with a slash."""
+        return {"path": f"./{name}/", **({} if letters else {"sdk.record.format": "payload/json"})}
+
+    def rows(self, name: str) -> list[Row]:
+        """The lines of its deliveries."""
+        path = self.root / name
+        return list(_documents(read_folder(path))) if path.exists() else []
+
+
+class DeltaPlace(Place):
+    """A Delta table."""
+
+    plugin = "builtin:delta"
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """Columns are inferred for dead letters, whose payload is nested."""
+        columns = {} if letters else {"columns": "i:long, m:string"}
+        return {"path": f"./{name}.delta", **columns}
+
+    def rows(self, name: str) -> list[Row]:
+        """File by file: within one rows are in order, and their names sort by step."""
+        path = self.root / f"{name}.delta"
+        if not DeltaTable.is_deltatable(str(path)):
+            return []
+        files = sorted(DeltaTable(str(path)).file_uris(), key=lambda uri: uri.rpartition("/")[2])
+        return [row for uri in files for row in pq.read_table(uri).to_pylist()]
+
+
+class PostgresPlace(Place):
+    """A table with a counter, so that rows can be read back in the order in which they went in."""
+
+    plugin = "builtin:postgres"
+
+    def prepare(self, name: str, letters: bool, constraint: str = "") -> None:
+        """Creates the table."""
+        columns = _LETTER_COLUMNS if letters else _COLUMNS
+        with self._connect() as connection:
+            connection.execute(f'CREATE TABLE "{name}" ({columns})'.encode())
+            if constraint:
+                connection.execute(constraint.replace("{table}", name).encode())
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """The table by its name."""
+        assert self.database is not None
+        return {"url": self.database, "table": name}
+
+    def rows(self, name: str) -> list[Row]:
+        """By the counter."""
+        query = sql.SQL("SELECT to_jsonb(t) FROM {} t ORDER BY n").format(sql.Identifier(name))
+        with self._connect() as connection:
+            return [row[0] for row in connection.execute(query).fetchall()]
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        assert self.database is not None
+        return psycopg.connect(self.database, autocommit=True)
+
+
+PLACES: dict[str, type[Place]] = {
+    "file": OrderedFilePlace,
+    "folder": FolderPlace,
+    "delta": DeltaPlace,
+    "postgres": PostgresPlace,
+}
+"""Every destination that keeps exactly-once; a new one is added here."""
+SECOND = {"file": "postgres", "folder": "file", "delta": "folder", "postgres": "delta"}
+"""The kind of the second destination beside the first."""

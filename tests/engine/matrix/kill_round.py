@@ -1,0 +1,145 @@
+"""A round of the kill matrix: one project, many cases, as many processes as the longest case has kills."""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.matrix.kill_cases import Case, Combination
+from engine.matrix.kill_evidence import Crash, crash, ending
+from engine.matrix.kill_runs import Runs
+from engine.matrix.kill_scenarios import write_sources
+from engine.matrix.kill_verdicts import Verdict
+from pyspark.sql import SparkSession
+from support import Lab
+
+from conduit_dagster.recovery import kill_points
+
+TESTS = Path(__file__).parents[2]
+TIMEOUT = 400
+
+
+@dataclass(frozen=True)
+class World:
+    """What a round needs: the servers, the session that runs what was killed to its end, a folder for each round."""
+
+    spark: SparkSession
+    connect: Any
+    """Where the processes run that are killed: ``url`` and ``env``."""
+    database: Callable[[], str]
+    """Gives the URL of a new PostgreSQL database."""
+    folder: Path
+
+    def within(self, name: str) -> World:
+        """The same, in a folder of its own."""
+        return replace(self, folder=self.folder / name)
+
+
+@dataclass
+class Member:
+    """A case in its round."""
+
+    case: Case
+    pipeline: str
+    name: str
+    """Of its outputs."""
+    crashes: list[Crash] = field(default_factory=list[Crash])
+    survived: dict[int, str] = field(default_factory=dict[int, str])
+    """Kills that it did not come to, by their place, and how that run ended."""
+
+
+class Round:
+    """The cases of one project."""
+
+    def __init__(self, world: World, cases: Sequence[Case]) -> None:
+        self._world = world
+        world.folder.mkdir(parents=True)
+        self._lab = Lab(world.folder, world.spark)
+        self._database = world.database()
+        self.members = [Member(case, f"p{i}", f"n{i}") for i, case in enumerate(cases)]
+        write_sources(self._lab)
+        for member in self.members:
+            self._build(member)
+
+    def _build(self, member: Member) -> None:
+        of = member.case.of
+        of.plan.build(self._lab, member.pipeline, member.name, self._places(of), of.strategy)
+
+    def _places(self, of: Combination) -> list[Any]:
+        return of.plan.places(self._lab, of.kind, self._database)
+
+    # -- kills --------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """Every case through all its kills."""
+        for turn in range(max(len(member.case.kills) for member in self.members)):
+            self._kill([member for member in self.members if len(member.case.kills) > turn], turn)
+
+    def _kill(self, members: list[Member], turn: int) -> None:
+        report = self._victim({member.pipeline: member.case.kills[turn] for member in members}, turn)
+        with Runs(self._lab.root, self._world.spark) as runs:
+            for member in members:
+                member.crashes.append(crash(runs.database, member.pipeline))
+                if member.pipeline not in report["dead"]:
+                    member.survived[turn] = report["ended"][member.pipeline]
+
+    def _victim(self, wanted: dict[str, str], turn: int) -> dict[str, Any]:
+        """Runs a process that dies."""
+        root = self._lab.root
+        cases, report, log = root / f"cases{turn}.json", root / f"report{turn}.json", root / f"victim{turn}.log"
+        cases.write_text(json.dumps(wanted))
+        command = [str(Path(__file__).with_name("kill_victim.py")), str(root), self._world.connect.url, str(cases)]
+        env = {**self._world.connect.env, "PYTHONPATH": str(TESTS)}
+        with log.open("wb") as output:
+            run = subprocess.run(
+                [sys.executable, *command, str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT,
+                check=False,
+            )  # fmt: skip
+        assert run.returncode == -signal.SIGKILL, f"{run.returncode}: {log.read_text()[-3000:]}"
+        return json.loads(report.read_text())
+
+    # -- to the end ---------------------------------------------------------------------------------------------
+
+    def judge(self) -> list[str]:
+        """Runs every case to its end, and once more; what is wrong."""
+        verdicts = {member.pipeline: Verdict(member.case, member.crashes) for member in self.members}
+        with Runs(self._lab.root, self._world.spark) as runs:
+            for pipeline, result in runs.all(verdicts).items():
+                verdicts[pipeline].finished(result)
+            for pipeline, result in runs.all(verdicts).items():
+                verdicts[pipeline].nothing_new(result)
+            for member in self.members:
+                verdict = verdicts[member.pipeline]
+                verdict.outputs(self._places(member.case.of), member.name)
+                verdict.store(ending(runs.database, member.pipeline))
+        gc.collect()  # destinations that nobody has any more close their connections
+        return [flaw for verdict in verdicts.values() for flaw in verdict.flaws]
+
+    def passed(self) -> dict[str, Counter[str]]:
+        """Runs every case to its end without a kill, and counts how often each of its points is passed."""
+        counts = {member.pipeline: Counter[str]() for member in self.members}
+
+        def count(point: str, pipeline: str) -> None:
+            counts[pipeline][point] += 1
+
+        with _hooked(count), Runs(self._lab.root, self._world.spark) as runs:
+            runs.all(counts)
+        return counts
+
+
+@contextmanager
+def _hooked(hook: Callable[[str, str], None]) -> Any:
+    before, kill_points.hook = kill_points.hook, hook
+    try:
+        yield
+    finally:
+        kill_points.hook = before

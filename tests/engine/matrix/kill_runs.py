@@ -1,0 +1,60 @@
+"""Running pipelines of the kill matrix in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pyspark.sql import SparkSession
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.database import open_database
+
+SIDE_BY_SIDE = 4
+_RESTARTS = 20
+
+
+class Runs:
+    """Runs pipelines of one project on one session, each from its file as a new process would."""
+
+    def __init__(self, root: Path, spark: SparkSession) -> None:
+        self._project, self._spark = Project.find(root, {}), spark
+        self._options = RunOptions(self._project.staging_url, drain=True)
+        self.database = open_database(self._project.state_url)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.database.dispose()
+
+    def once(self, pipeline: str) -> RunResult:
+        """One run."""
+        file = Path(self._project.pipelines_path, f"{pipeline}.yaml")
+        catalogue = open_catalogue(self._project, [file])
+        bound = catalogue.get(pipeline)
+        assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
+        return run_pipeline(bound, self._spark, self.database, self._options, StopFlag())
+
+    def to_the_end(self, pipeline: str) -> RunResult:
+        """Runs again after transient errors, as recovery does; an unclassified bulk error is one."""
+        result = self.once(pipeline)
+        for _ in range(_RESTARTS):
+            if not isinstance(result.error, TransientError):
+                break
+            result = self.once(pipeline)
+        return result
+
+    def all(self, pipelines: Iterable[str]) -> dict[str, RunResult]:
+        """Runs each to its end, a few at a time."""
+        pipelines = list(pipelines)
+        with ThreadPoolExecutor(SIDE_BY_SIDE, "run") as pool:
+            return dict(zip(pipelines, pool.map(self.to_the_end, pipelines), strict=True))

@@ -1,0 +1,152 @@
+"""Pipelines of the kill matrix, and what each of them must have delivered at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
+from support import DECODE, Lab, processor
+
+STEP = 10
+"""Records of one source in one step."""
+FIRST = {"in": 0, "in2": 100}
+"""The number of each source's first record."""
+JOINED: Callable[[Row], list[int]] | None = None
+"""How the numbers of its inputs are read from a joined record; None while there is no ``fan-in: join``."""
+LOG_RECORDS = False
+"""Whether ``log: records`` is there."""
+CHECK = 'ALTER TABLE "{table}" ADD CONSTRAINT no_seven CHECK (i % 10 <> 7)'
+DEFERRED = """
+    CREATE FUNCTION "{table}_refuse"() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN RAISE check_violation USING MESSAGE = 'no seven'; END $$;
+    CREATE CONSTRAINT TRIGGER no_seven AFTER INSERT ON "{table}" DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW WHEN (NEW.i % 10 = 7) EXECUTE FUNCTION "{table}_refuse"()
+"""
+"""Found at the commit only, which names no record: a bulk error."""
+
+
+def _numbers(row: Row) -> list[int]:
+    return [row["i"]]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A pipeline of three steps or more; records are ``{"i": n}``."""
+
+    name: str
+    kinds: tuple[str, ...] = tuple(PLACES)
+    strategies: tuple[str, ...] = ("exactly-once", "at-least-once", "at-most-once")
+    sources: tuple[str, ...] = ("in",)
+    second: bool = False
+    """Whether there is a second destination, of another kind, that changes its records."""
+    nacked: tuple[int, ...] = ()
+    filtered: bool = False
+    """Whether ``i % 10 == 5`` is filtered."""
+    refused: str = ""
+    """SQL of what refuses ``i % 10 == 7`` at the destination."""
+    window: tuple[int, int] = (0, 0)
+    end: int | None = None
+    """The record that exceeds the window: it and those behind it are never delivered."""
+    steps: int = 3
+    delivery: dict[str, Any] = field(default_factory=dict[str, Any])
+    fan_in: str = "merge"
+    numbers: Callable[[Row], list[int]] = _numbers
+    """Numbers of the source records that a row was made of."""
+
+    @property
+    def given(self) -> list[int]:
+        """All source records, in order per source."""
+        return [FIRST[source] + i for source in self.sources for i in range(self.steps * STEP)]
+
+    @property
+    def handled(self) -> list[int]:
+        """Those that come to an end."""
+        return [i for i in self.given if self.end is None or i < self.end]
+
+    @property
+    def letters(self) -> list[int]:
+        """Those that become dead letters."""
+        return [i for i in self.handled if i in self.nacked or self._is_refused(i)]
+
+    @property
+    def delivered(self) -> list[int]:
+        """Those that reach each destination."""
+        lost = set(self.letters)
+        return [i for i in self.handled if i not in lost and not (self.filtered and i % 10 == 5)]
+
+    def _is_refused(self, i: int) -> bool:
+        return bool(self.refused) and i % 10 == 7
+
+    def places(self, lab: Lab, kind: str, database: str | None) -> list[Place]:
+        """Its destinations, the first one's kind first."""
+        kinds = [kind, SECOND[kind]] if self.second else [kind]
+        return [PLACES[one](lab.root, database) for one in kinds]
+
+    def build(self, lab: Lab, pipeline: str, name: str, places: list[Place], strategy: str) -> None:
+        """Writes the pipeline's file and makes its outputs; the sources' files are those of :func:`write_sources`."""
+        for number, place in enumerate(places):
+            place.prepare(f"{name}_{number}", False, self.refused if number == 0 else "")
+        places[0].prepare(f"{name}_dead", True)
+        lab.pipeline(
+            id=pipeline,
+            connectors=[*map(self._source, self.sources), *self._outputs(name, places)],
+            processors=self._processors(),
+            delivery={"strategy": strategy, "batch-size": STEP, **self.delivery},
+            **{"fan-in": self.fan_in, "dead-letter-queue": self._queue(name, places[0])},
+        )
+
+    def _source(self, source: str) -> dict[str, Any]:
+        settings = {"path": f"./{source}{self.steps}.jsonl"}
+        return {"id": source, "type": "source", "plugin": "builtin:file", "settings": settings, "processors": [DECODE]}
+
+    def _outputs(self, name: str, places: list[Place]) -> list[dict[str, Any]]:
+        return [self._output(number, f"{name}_{number}", place) for number, place in enumerate(places)]
+
+    def _output(self, number: int, name: str, place: Place) -> dict[str, Any]:
+        change = [processor("change", "field.set", field=".Payload.After.m", value="2")] if number else []
+        settings = place.settings(name, False)
+        return {
+            "id": f"out{number}", "type": "destination", "plugin": place.plugin, "settings": settings,
+            "processors": change,
+        }  # fmt: skip
+
+    def _processors(self) -> list[dict[str, Any]]:
+        refuse = processor("refuse", "error", f"after.i in {list(self.nacked)}", message="bad {{ .Payload.After.i }}")
+        skip = processor("skip", "filter", "after.i % 10 == 5")
+        return [*([refuse] if self.nacked else []), *([skip] if self.filtered else [])]
+
+    def _queue(self, name: str, place: Place) -> dict[str, Any]:
+        size, threshold = self.window
+        return {
+            "plugin": place.plugin,
+            "settings": place.settings(f"{name}_dead", True),
+            "window-size": size,
+            "window-nack-threshold": threshold,
+        }
+
+
+def write_sources(lab: Lab) -> None:
+    """The files that all pipelines of a project read."""
+    for source, first in FIRST.items():
+        for steps in {scenario.steps for scenario in SCENARIOS.values()}:
+            lab.write(f"{source}{steps}.jsonl", [{"i": first + i} for i in range(steps * STEP)])
+
+
+# the last record of a step and the first of the next are among them
+_BAD = (3, 9, 10, 13, 23, 104, 109, 110, 124)
+_ALL = (
+    Scenario("one"),
+    Scenario("two", second=True, nacked=_BAD, filtered=True),
+    Scenario("nacks", nacked=_BAD, filtered=True),
+    # 11 and 13 are borne, 14 is one too many: the second step is cut before it
+    Scenario("cut", second=True, nacked=(11, 13, 14), filtered=True, window=(5, 2), end=14),
+    Scenario("flight", ("file",), nacked=_BAD, filtered=True, delivery={"max-in-flight": 3}),
+    Scenario("refused", ("postgres",), ("exactly-once", "at-least-once"), nacked=_BAD, refused=CHECK),
+    Scenario("bulk", ("postgres",), ("exactly-once", "at-least-once"), nacked=_BAD, refused=DEFERRED),
+    Scenario("merge", sources=("in", "in2"), nacked=_BAD, filtered=True),
+    *([Scenario("join", sources=("in", "in2"), fan_in="join", numbers=JOINED)] if JOINED else []),
+    *([Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"})] if LOG_RECORDS else []),
+)
+SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -1,0 +1,61 @@
+"""SIGKILL before and after each line of the protocol, for each strategy, exactly-once destination and scenario.
+
+exactly-once: every record once, in order, dead letters once. at-least-once: none missing, repeats only of the killed
+step. at-most-once: none twice, and what is missing lies in the killed step. A run after that reads nothing.
+"""
+
+from __future__ import annotations
+
+import pytest
+from engine.matrix.kill_again import pairs
+from engine.matrix.kill_cases import Case, Combination, combinations
+from engine.matrix.kill_destinations import PLACES
+from engine.matrix.kill_plan import kills, outcome
+from engine.matrix.kill_reach import UNREACHABLE, reachable, unreachable
+from engine.matrix.kill_round import Round, World
+from engine.matrix.kill_scenarios import SCENARIOS
+
+from conduit_dagster.recovery.kill_points import POINTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+GROUPS = list(dict.fromkeys((of.kind, of.scenario) for of in combinations(list(PLACES))))
+PAIRS_SEED, PAIRS = 20, 56
+
+
+def test_what_is_not_reachable_is_a_kill_point() -> None:
+    """A point that was renamed must not stay excused."""
+    assert {point for never in UNREACHABLE for point in never.points} <= set(POINTS)
+
+
+@pytest.mark.parametrize(("kind", "scenario"), GROUPS)
+def test_killed_at_each_line(kind: str, scenario: str, world: World) -> None:
+    """Each pipeline runs once unharmed, which says how often it passes each point; then it is killed at each."""
+    chosen = [Combination(kind, scenario, strategy) for strategy in SCENARIOS[scenario].strategies]
+    control = Round(world.within("control"), [Case(of, ()) for of in chosen])
+    passed = control.passed()
+    assert not control.judge()
+    cases: list[Case] = []
+    for member in control.members:
+        of, times = member.case.of, passed[member.pipeline]
+        assert {point for point in POINTS if times[point]} == set(reachable(of.plan, of.strategy)), (
+            f"{of}: not passed must be just {unreachable(of.plan, of.strategy)}"
+        )
+        cases += kills(of, times)
+    flaws = outcome(world, cases)
+    assert not flaws, "\n".join(flaws)
+
+
+def test_killed_again_during_recovery(world: World) -> None:
+    """Recovery can be killed at any line and repeated."""
+    cases = pairs(PAIRS_SEED, PAIRS, tuple(PLACES), ("one", "two", "nacks", "merge", "refused"))
+    flaws = outcome(world, cases)
+    assert not flaws, "\n".join(flaws)
+
+
+def test_killed_again_and_again(world: World) -> None:
+    """Six runs die one after the other, each further on in the same step."""
+    deaths = ("after-prepare", "after-lease", "before-publish", "after-publish", "after-delivered", "before-done")
+    cases = [Case(Combination(kind, "two", "exactly-once"), tuple(f"{d}:1" for d in deaths)) for kind in PLACES]
+    flaws = outcome(world, cases)
+    assert not flaws, "\n".join(flaws)

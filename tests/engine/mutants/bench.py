@@ -1,0 +1,225 @@
+"""Runs of one pipeline that crash, freeze and change their minds at named points, and what must hold after them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import pytest
+from engine.frozen import ledger_plugin
+from engine.frozen.owners import SILENT, Owners
+from engine.mutants import counter_plugin
+from engine.mutants.counter_plugin import counter
+from support import processor, queue
+
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.recovery import kill_points
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.pipeline_state import PipelineState, load
+
+_PATIENCE = 60.0
+Passage = tuple[str, int]
+"""A point, and at which passage of it."""
+
+
+class Broken(AssertionError):  # noqa: N818  # what a test finds, not a fault of the program
+    """A guarantee that does not hold."""
+
+
+class Crash(BaseException):
+    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
+
+
+def crash() -> None:
+    """What happens at a point where a run ends."""
+    raise Crash
+
+
+class Frozen:
+    """A run in a thread of its own that stands still at a point; its lease shows no heartbeat."""
+
+    def __init__(self, bench: Bench, point: str, passage: int) -> None:
+        self._inside, self._go_on = threading.Event(), threading.Event()
+        bench.frozen_acts = Acts({(point, passage): self._stand})
+        self._pool = ThreadPoolExecutor(1, "frozen")
+        self._future: Future[RunResult] = self._pool.submit(bench.take, "p", SILENT)
+        self._future.add_done_callback(lambda _: self._inside.set())
+        assert self._inside.wait(_PATIENCE)
+        assert not self._future.done(), f"never reached {point}"
+
+    def _stand(self) -> None:
+        self._inside.set()
+        assert self._go_on.wait(_PATIENCE)
+
+    def thaw(self) -> RunResult:
+        """Lets it go on, and waits for its end. A second time changes nothing."""
+        self._go_on.set()
+        try:
+            return self._future.result(_PATIENCE)
+        except TimeoutError:
+            raise Broken("hangs: the thawed owner") from None
+        finally:
+            self._pool.shutdown(wait=False)
+
+
+class Acts:
+    """What happens at the n-th passages of points."""
+
+    def __init__(self, acts: dict[Passage, Callable[[], Any]]) -> None:
+        self._acts = acts
+        self._passed: Counter[str] = Counter()
+        self._changed = threading.Condition()
+
+    def passed(self, point: str) -> None:
+        """A passage, on any thread."""
+        with self._changed:
+            self._passed[point] += 1
+            number = self._passed[point]
+            self._changed.notify_all()
+        if act := self._acts.get((point, number)):
+            act()
+
+    def wait_for(self, point: str, passage: int) -> None:
+        """Until another thread got there."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._passed[point] >= passage, _PATIENCE)
+
+
+class Bench(Owners):
+    """A project with a counter as its source."""
+
+    frozen_acts = Acts({})
+    acts = Acts({})
+
+    def set_up(self) -> Bench:
+        """Writes the plugins."""
+        self.write("plugins/counter.py", [counter_plugin.text(counter_plugin.MONOTONE)])
+        self.write("plugins/ledger.py", [ledger_plugin.TEXT])
+        return self
+
+    def build(
+        self,
+        *destinations: dict[str, Any],
+        upto: int = 4,
+        nacks: tuple[int, ...] = (),
+        window: tuple[int, int] = (0, 0),
+        salt: str = "",
+        **delivery: Any,
+    ) -> None:
+        """The pipeline, with a verdict for each record: it is delivered, or nacked."""
+        refuse = [processor("refuse", "error", f"after.i in {list(nacks)}", message="bad")] if nacks else []
+        self.pipeline(
+            connectors=[counter(upto, salt), *destinations],
+            processors=refuse,
+            delivery={"strategy": "exactly-once", **delivery},
+            **{"dead-letter-queue": queue(*window)},
+        )
+
+    def orders(self, **orders: list[int]) -> None:
+        """What the ledgers do from here on."""
+        (self.root / "orders.json").write_text(json.dumps(orders))
+
+    def crashes(self, point: str, passage: int = 1, before: dict[Passage, Passage] | None = None) -> None:
+        """A run that must end at the point; ``before``: passages that wait for others, on other threads."""
+        waits = {first: partial(self.wait_for, *then) for first, then in (before or {}).items()}
+        with self.acting({**waits, (point, passage): crash}), pytest.raises(Crash):
+            self.take()
+
+    def wait_for(self, point: str, passage: int = 1) -> None:
+        """Until another thread of the run at hand got there."""
+        self.acts.wait_for(point, passage)
+
+    @contextmanager
+    def acting(self, acts: dict[Passage, Callable[[], Any]]) -> Iterator[Acts]:
+        """What happens at the passages of points of the runs inside, but not of the frozen one."""
+        self.acts = Acts(acts)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kill_points, "hook", self._hook)
+            yield self.acts
+        self.acts = Acts({})
+
+    def freeze(self, point: str, passage: int = 1) -> Frozen:
+        """A run that stands still; inside of :meth:`acting`."""
+        return Frozen(self, point, passage)
+
+    def _hook(self, point: str, pipeline: str) -> None:
+        # the frozen one has one destination and one step in flight, and so one thread
+        frozen = threading.current_thread().name.startswith("frozen")
+        (self.frozen_acts if frozen else self.acts).passed(point)
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def numbers(self, name: str = "out.jsonl") -> list[int]:
+        """The records of one ordered file, in order. Empty lines are none."""
+        try:
+            return [json.loads(line)["i"] for line in self.lines(name) if line]
+        except ValueError as error:
+            raise Broken(f"torn: {error}") from None
+
+    def parts(self, name: str = "out") -> list[int]:
+        """The records of a folder, in order."""
+        files = sorted((self.root / name).glob("step=*/*"))
+        return [json.loads(line)["i"] for file in files for line in file.open()]
+
+    def dead(self) -> list[int]:
+        """The numbers of the dead letters."""
+        return [after["i"] for _, _, after in self.letters()]
+
+    @property
+    def acked(self) -> list[int]:
+        """Generation and position that the source was told."""
+        file = self.root / "acks.json"
+        return json.loads(file.read_text()) if file.exists() else [0, 0]
+
+    def state(self) -> PipelineState:
+        """What the store says."""
+        database = open_database(self.catalogue().project.state_url)
+        try:
+            with database.connect() as connection:
+                return load(connection, "p")
+        finally:
+            database.dispose()
+
+    @property
+    def stored(self) -> list[int]:
+        """Generation and position of the source in the store."""
+        source = self.state().sources["in"]
+        return [source.generation, source.position]
+
+
+def sound(result: RunResult) -> RunResult:
+    """A run that must end well."""
+    if result.error is not None:
+        raise Broken(f"stuck: {result.error.code}: {result.error.message}")
+    return result
+
+
+def hold(got: list[int], wanted: list[int]) -> None:
+    """Every wanted record once, in order, and no other."""
+    missing, more = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
+    if doubled := sorted(set(more) & set(wanted)):
+        raise Broken(f"doubled: {doubled}")
+    if missing:
+        raise Broken(f"lost: {sorted(missing)}")
+    if more:
+        raise Broken(f"invented: {sorted(more)}")
+    if got != wanted:
+        raise Broken(f"disorder: {got}")
+
+
+def decided_once(bench: Bench, out: list[int]) -> None:
+    """Each record is in one place: the destination or the dead letters."""
+    both = sorted(set(out) & set(bench.dead()))
+    require(not both, f"decided twice: {both}")
+
+
+def require(holds: bool, what: str) -> None:
+    """A rule that is looked at itself."""
+    if not holds:
+        raise Broken(what)

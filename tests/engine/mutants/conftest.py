@@ -1,0 +1,30 @@
+"""The proof that a mutant is caught: one scenario, with the engine as it is and with one of its rules removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from engine.mutants.bench import Bench, Broken
+from pyspark.sql import SparkSession
+
+Scenario = Callable[[Bench], None]
+Mutant = Callable[[pytest.MonkeyPatch], None]
+Caught = Callable[[Scenario, Mutant, str], None]
+
+
+@pytest.fixture
+def caught(tmp_path: Path, spark: SparkSession) -> Caught:
+    """Runs a scenario that must hold with the real engine, and must break in the given way with the mutant."""
+
+    def run(scenario: Scenario, mutant: Mutant, breaks: str) -> None:
+        for name in ("real", "mutant"):
+            (tmp_path / name).mkdir()
+        scenario(Bench(tmp_path / "real", spark).set_up())
+        with pytest.MonkeyPatch.context() as patch:
+            mutant(patch)
+            with pytest.raises(Broken, match=f"^{breaks}"):
+                scenario(Bench(tmp_path / "mutant", spark).set_up())
+
+    return run

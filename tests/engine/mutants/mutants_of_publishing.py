@@ -1,0 +1,91 @@
+"""Mutants: rules of publishing, of redelivery and of acks, removed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from engine.mutants import counter_plugin
+
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.engine import refusals
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.publish import Publisher
+from conduit_dagster.engine.redelivery import Redelivery
+from conduit_dagster.engine.refusals import Refusals
+from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.state.delivery_store import DeliveryStore
+from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.schema import pipelines
+
+Patch = pytest.MonkeyPatch
+
+
+def claim(patch: Patch) -> None:
+    """*Before the first child is sent, the parent's hash is claimed as split*: here it is not."""
+
+    def unclaimed(self: Redelivery, delivery: Delivery, state: str) -> bool:
+        return False
+
+    patch.setattr(Redelivery, "_claim", unclaimed)
+
+
+def kidclaim(patch: Patch) -> None:
+    """*Before a rejection is recorded as a nack, the child's hash is claimed as nacked*: here it is not."""
+
+    def unclaimed(self: Refusals, shipment: Shipment, place: int) -> bool:
+        return True
+
+    patch.setattr(Refusals, "_claim", unclaimed)
+
+
+def dlqonce(patch: Patch) -> None:
+    """*One source record makes at most one nack and one dead letter*: here each copy makes its own."""
+    patch.setattr(DeliveryStore, "is_nacked", lambda *_: False)
+
+
+def dlqkey(patch: Patch) -> None:
+    """Dead letters found at publishing have *a number space apart*: here they share that of the step's own."""
+    patch.setattr(refusals, "LETTERS", 0)
+
+
+def dlqlast(patch: Patch) -> None:
+    """*Dead letters first (order)*: here last."""
+    publish = Publisher.publish
+
+    def last(self: Publisher, shipments: Sequence[Shipment]) -> None:
+        publish(self, [one for one in shipments if one.consumer != DEAD_LETTERS])
+        publish(self, [one for one in shipments if one.consumer == DEAD_LETTERS])
+
+    patch.setattr(Publisher, "publish", last)
+
+
+def amonoresend(patch: Patch) -> None:
+    """At-most-once is *published once, never recovered and never resent*: here it is tried again after an error."""
+    attempt = Publisher._attempt
+
+    def twice(self: Publisher, shipment: Shipment) -> Any:
+        return attempt(self, shipment) and attempt(self, shipment)
+
+    patch.setattr(Publisher, "_attempt", twice)
+
+
+def epoch(patch: Patch) -> None:
+    """*Every transaction of the protocol checks the epoch*: here none does."""
+
+    def anybodys(self: Lease) -> sa.Update:
+        return sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline)
+
+    patch.setattr(Lease, "_mine", anybodys)
+
+
+def ackset(patch: Patch) -> None:
+    """*An ack is monotone per generation: a lower one is ignored by the source*: here the source takes it."""
+    patch.setattr(counter_plugin, "MONOTONE", "generation >= known[0]")
+
+
+def ackgen(patch: Patch) -> None:
+    """*An ack of another generation is ignored by the source*: here the source takes it."""
+    patch.setattr(counter_plugin, "MONOTONE", "generation != known[0] or upto >= known[1]")

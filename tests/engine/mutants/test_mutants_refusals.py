@@ -1,0 +1,128 @@
+"""What destinations refuse and what fails there: mutants of children, claims and dead letters."""
+
+from __future__ import annotations
+
+from engine.frozen.ledger_plugin import ledger
+from engine.mutants import mutants_of_publishing as without
+from engine.mutants.bench import Bench, decided_once, hold, require, sound
+from engine.mutants.conftest import Caught
+
+
+def answer_lost(bench: Bench) -> None:
+    """The destination has it all and says that something is wrong."""
+    bench.build(ledger())
+    bench.orders(late=[1])
+    require(bench.take().error is not None, "the scenario")
+    bench.orders()
+    sound(bench.take())
+    hold(bench.ledger(), [1, 2, 3, 4])
+
+
+def test_without_claim(caught: Caught) -> None:
+    caught(answer_lost, without.claim, "doubled")
+
+
+def rejected_meanwhile(bench: Bench) -> None:
+    """The old owner is about to send record 1 alone; the new one has it refused; then it would be taken."""
+    bench.build(ledger())
+    bench.orders(bulk=[1])
+    require(bench.take().error is not None, "the scenario")
+    bench.orders(reject=[1])
+    with bench.acting({}):
+        old = bench.freeze("before-child")
+        sound(bench.take())
+        bench.orders()
+        old.thaw()
+    sound(bench.take())
+    decided_once(bench, bench.ledger())
+    hold(bench.ledger(), [2, 3, 4])
+    hold(bench.dead(), [1])
+
+
+def test_without_kidclaim(caught: Caught) -> None:
+    caught(rejected_meanwhile, without.kidclaim, "decided twice")
+
+
+def rejected_by_both(bench: Bench) -> None:
+    bench.build(ledger("out"), ledger("more"))
+    bench.orders(reject=[2])
+    sound(bench.take())
+    hold(bench.ledger("out"), [1, 3, 4])
+    hold(bench.ledger("more"), [1, 3, 4])
+    hold(bench.dead(), [2])
+
+
+def test_without_dlqonce(caught: Caught) -> None:
+    """Its second dead letter has the first one's name, and the step never ends."""
+    caught(rejected_by_both, without.dlqonce, "stuck")
+
+
+def nacked_and_rejected(bench: Bench) -> None:
+    """Record 2 is nacked by a processor, the step's first one by the destination."""
+    bench.build(ledger(), nacks=(2,))
+    bench.orders(reject=[1])
+    sound(bench.take())
+    hold(bench.ledger(), [3, 4])
+    hold(bench.dead(), [2, 1])
+
+
+def test_without_dlqkey(caught: Caught) -> None:
+    """The two dead letters have one name, and the step never ends."""
+    caught(nacked_and_rejected, without.dlqkey, "stuck")
+
+
+def crashed_after_the_first(bench: Bench) -> None:
+    """What is published first are the dead letters."""
+    bench.build(ledger(), nacks=(2,))
+    bench.crashes("after-delivered")
+    require(bench.dead() == [2] and bench.ledger() == [], "order")
+    sound(bench.take())
+    hold(bench.ledger(), [1, 3, 4])
+
+
+def test_without_dlqfirst(caught: Caught) -> None:
+    """Marked (order): the model finds nothing that breaks without it."""
+    caught(crashed_after_the_first, without.dlqlast, "order")
+
+
+POST = '''
+import json
+from pathlib import Path
+
+from conduit_dagster.connectors.base import ConnectorSettings, DirectDestination, Sender
+
+
+class Post(DirectDestination):
+    """Appends each record to ``ROOT/post.jsonl``; record 3 fails, and what names it is lost."""
+
+    name = "post"
+
+    def sender(self, task):
+        return Posting(Path(self.context.resolve("post.jsonl")))
+
+
+class Posting(Sender):
+    def __init__(self, file):
+        self._file = file
+
+    def send(self, records, first):
+        with self._file.open("a") as file:
+            for record in records:
+                if record.after["i"] == 3:
+                    raise RuntimeError("something is wrong")
+                file.write(json.dumps(record.after) + "\\n")
+'''
+
+
+def half_sent(bench: Bench) -> None:
+    """The rest of it is dropped, counted and named."""
+    bench.write("plugins/post.py", [POST])
+    bench.build({"id": "out", "type": "destination", "plugin": "post"}, strategy="at-most-once")
+    result = bench.take()
+    require(result.error is not None and "are dropped" in result.error.message, "the scenario")
+    sound(bench.take())
+    hold(bench.numbers("post.jsonl"), [1, 2])
+
+
+def test_without_amonoresend(caught: Caught) -> None:
+    caught(half_sent, without.amonoresend, "doubled")

@@ -1,0 +1,183 @@
+"""Fan-in ``join`` and ``alternate``, and the log of records (CASES D1-D3, D13-D16)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support import DECODE, Crashes, Lab, destination, processor, queue, source
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+def number(name: str, *processors: Any) -> dict[str, Any]:
+    """A source of lines ``{"x": n}``."""
+    found = source(f"./{name}.jsonl", processors=[DECODE, *processors])
+    return {**found, "id": name}
+
+
+def total(expression: str) -> dict[str, Any]:
+    return processor("sum", "field.set", field=".Payload.After.sum", expression=expression)
+
+
+def pick(field: str = "sum") -> dict[str, Any]:
+    fields = ",".join(f".Payload.After.{name}" for name in ("s1", "s2") if name != field)
+    return processor("pick", "field.exclude", fields=fields)
+
+
+def xs(*numbers: int) -> list[dict[str, int]]:
+    return [{"x": n} for n in numbers]
+
+
+SUM = total("after.s1.x + after.s2.x")
+
+
+def join(lab: Lab, *outputs: Any, **more: Any) -> None:
+    more.setdefault("processors", [SUM, pick()])
+    more.setdefault("dead-letter-queue", queue())
+    connectors = more.pop("sources", [number("s1"), number("s2")])
+    lab.pipeline(connectors=[*connectors, *(outputs or [destination()])], **{"fan-in": "join", **more})
+
+
+def sums(lab: Lab, name: str = "out.jsonl") -> list[int]:
+    return [row["sum"] for row in lab.documents(name)]
+
+
+def test_c06_d13_a_join_of_incremented_numbers_is_summed(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 3))
+    lab.write("s2.jsonl", xs(2, 4))
+    plus = [processor(f"plus{i}", "field.set", field=".Payload.After.x", expression="after.x + 1") for i in (1, 2)]
+    join(lab, sources=[number("s1", plus[0]), number("s2", plus[1])])
+    result = lab.run()
+    assert result.error is None
+    assert sums(lab) == [5, 9]
+    assert lab.run().progress.read == 0
+
+
+def test_c06_d14_a_join_forks_into_even_and_odd(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 2))
+    lab.write("s2.jsonl", xs(1, 3))
+    even = destination("even", processors=[processor("e", "filter", "after.sum % 2 == 1")])
+    odd = destination("odd", processors=[processor("o", "filter", "after.sum % 2 == 0")])
+    join(lab, even, odd)
+    assert lab.run().error is None
+    assert (sums(lab, "even.jsonl"), sums(lab, "odd.jsonl")) == ([2], [5])
+
+
+def test_c06_d15_odd_values_go_to_the_error_queue(lab: Lab) -> None:
+    lab.write("in.jsonl", xs(1, 2, 3, 4))
+    odd = processor("odd", "error", "after.x % 2 == 1", message="odd")
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE, odd], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert [row["x"] for row in lab.documents("out.jsonl")] == [2, 4]
+    assert [after["x"] for _, _, after in lab.letters()] == [1, 3]
+
+
+def test_c06_d16_a_record_waits_for_its_partner_over_a_stop(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 2))
+    lab.write("s2.jsonl", xs(10))
+    join(lab)
+    assert lab.run().error is None
+    assert sums(lab) == [11]
+    assert lab.run().error is None
+    assert sums(lab) == [11]
+    lab.write("s2.jsonl", xs(20), mode="a")
+    assert lab.run().error is None
+    assert sums(lab) == [11, 22]
+
+
+def test_a_join_pairs_what_the_source_processors_let_through(lab: Lab) -> None:
+    """Filtered records have no partner, and nacked ones are dead letters of their own."""
+    lab.write("s1.jsonl", xs(*range(1, 11)))
+    lab.write("s2.jsonl", xs(10, 20, 30, 40, 50))
+    skip = processor("skip", "filter", "after.x % 2 == 0")
+    bad = processor("bad", "error", "after.x == 3", message="three")
+    join(lab, sources=[number("s1", skip, bad), number("s2")])
+    result = lab.run()
+    assert result.error is None
+    assert sums(lab) == [11, 25, 37, 49]
+    assert [after["x"] for _, _, after in lab.letters()] == [3]
+    lab.write("s1.jsonl", xs(100, 101), mode="a")
+    assert lab.run().error is None
+    assert sums(lab) == [11, 25, 37, 49, 151]
+
+
+def test_a_nack_of_a_join_covers_all_its_inputs(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 2, 3))
+    lab.write("s2.jsonl", xs(1, 1, 1))
+    bad = processor("bad", "error", "after.sum == 3", message="three")
+    join(lab, processors=[SUM, bad, pick()])
+    assert lab.run().error is None
+    assert sums(lab) == [2, 4]
+    [(_, _, letter)] = lab.letters()
+    assert (letter["s1"], letter["s2"]) == ({"x": 2}, {"x": 1})
+
+
+def test_a_join_is_cut_before_the_record_that_exceeds_the_threshold(lab: Lab) -> None:
+    lab.write("s1.jsonl", xs(1, 2, 3, 4))
+    lab.write("s2.jsonl", xs(0, 0, 0, 0))
+    bad = processor("bad", "error", "after.sum == 3", message="three")
+    join(lab, processors=[SUM, bad, pick()], **{"dead-letter-queue": queue(1, 0)})
+    result = lab.run()
+    assert result.error is not None
+    assert "three" in result.error.message
+    assert sums(lab) == [1, 2]
+    join(lab)
+    assert lab.run().error is None
+    assert sums(lab) == [1, 2, 3, 4]
+
+
+POINTS = (
+    "before-log", "after-log-stage", "after-log", "after-plan", "after-stage", "after-prepare", "after-publish",
+    "after-done",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_c06_d1_d2_a_join_that_crashes_is_delivered_once(lab: Lab, crashes: Crashes, point: str) -> None:
+    lab.write("s1.jsonl", xs(1, 2, 3))
+    lab.write("s2.jsonl", xs(10, 20, 30))
+    join(lab)
+    crashes(lab, point)
+    lab.write("s1.jsonl", xs(4), mode="a")
+    lab.write("s2.jsonl", xs(40), mode="a")
+    assert lab.run().error is None
+    assert sums(lab) == [11, 22, 33, 44]
+    assert lab.run().progress.read == 0
+
+
+@pytest.mark.parametrize("log", ["auto", "positions"])
+def test_alternate_takes_one_source_per_step_in_turns(lab: Lab, log: str) -> None:
+    for name in ("s1", "s2"):
+        lab.write(f"{name}.jsonl", xs(*range(4)))
+    lab.pipeline(
+        connectors=[number("s1"), number("s2"), destination()],
+        delivery={"batch-size": 2, "log": log},
+        **{"fan-in": "alternate"},
+    )
+    result = lab.run()
+    assert result.error is None
+    assert [row["x"] for row in lab.documents("out.jsonl")] == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert result.progress.steps == 4
+
+
+@pytest.mark.parametrize("log", ["auto", "positions"])
+@pytest.mark.parametrize("point", ["after-plan", "after-stage", "after-prepare"])
+def test_c06_d3_the_choice_of_a_source_is_pinned_across_retries(
+    lab: Lab, crashes: Crashes, point: str, log: str
+) -> None:
+    """The first attempt read from s2; when s1 fills up before the second one, s2 is read first again."""
+    lab.write("s1.jsonl", [])
+    lab.write("s2.jsonl", xs(20, 21))
+    lab.pipeline(
+        connectors=[number("s1"), number("s2"), destination()], delivery={"log": log}, **{"fan-in": "alternate"}
+    )
+    crashes(lab, point)
+    lab.write("s1.jsonl", xs(10, 11), mode="a")
+    assert lab.run().error is None
+    assert [row["x"] for row in lab.documents("out.jsonl")] == [20, 21, 10, 11]

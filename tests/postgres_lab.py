@@ -1,0 +1,110 @@
+"""A database of its own, a postgres destination on it, and deliveries that need no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, Refusal, WriterTask
+from conduit_dagster.connectors.postgres.catalog import TABLES
+from conduit_dagster.connectors.postgres.destination import PostgresDestination
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
+from conduit_dagster.recovery import kill_points
+
+
+class PostgresLab:
+    """Deliveries are numbered by step; the hash is the step's number."""
+
+    def __init__(self, url: str, root: Path) -> None:
+        self.url = url
+        self.root = root
+        self.steps = 0
+        self.refused: list[Refusal] = []
+
+    def reset(self) -> None:
+        """Empties the database, and makes this process forget what was in it."""
+        TABLES.clear()
+        own = "nspname !~ '^pg_' AND nspname <> 'information_schema'"
+        for (name,) in self.execute(f"SELECT nspname FROM pg_namespace WHERE {own}"):
+            self.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)).as_string(None))
+        self.execute("CREATE SCHEMA public")
+
+    def destination(self, pipeline: str = "p", **settings: str) -> PostgresDestination:
+        """One that writes to the table t unless it is told otherwise; names of settings with underscores."""
+        given = {key.replace("_", "-"): value for key, value in settings.items()}
+        values = PostgresDestinationSettings.model_validate({"url": self.url, "table": "t", **given})
+        return PostgresDestination(values, ConnectorContext(pipeline, "out", str(self.root), Clock()))
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement on a connection of its own."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self, table: str = "t", order: str = "1") -> list[tuple[Any, ...]]:
+        """All rows of a table."""
+        name = sql.Identifier(*table.split("/")).as_string(None)
+        return self.execute(f"SELECT * FROM {name} ORDER BY {order}")
+
+    def states(self) -> list[str]:
+        """What conduit_deliveries says, in order of hashes."""
+        return [row[0] for row in self.execute("SELECT state FROM conduit_deliveries ORDER BY hash")]
+
+    def stage(self, destination: PostgresDestination, *tasks: Sequence[Record], block: int = 1_000) -> Delivery:
+        """A delivery with a part per task; what was refused is kept in ``refused``."""
+        self.steps += 1
+        step, parts = self.steps, []
+        staging = str(self.root / f"staging/{step}")
+        for index, records in enumerate(tasks):
+            writer = destination.writer(WriterTask(staging, index, f"t{index}"))
+            for start in range(0, len(records), block):
+                self.refused += writer.write(list(records[start : start + block]))
+            part = writer.finish()
+            parts += [part] if part else []
+        return Delivery(f"{step:064x}", step, "out", staging, tuple(parts), {})
+
+    def deliver(self, destination: PostgresDestination, *tasks: Sequence[Record]) -> Delivery:
+        """Stages and publishes."""
+        delivery = self.stage(destination, *tasks)
+        destination.publish(delivery)
+        return delivery
+
+
+def child(delivery: Delivery, skip: int, take: int = 1) -> Delivery:
+    """A range of a delivery's records under a hash of its own."""
+    return replace(delivery, hash=f"{delivery.hash}:{skip}:{take}", skip=skip, take=take)
+
+
+def create(number: int, **fields: Any) -> Record:
+    """A new row with the id ``number``."""
+    return Record(number, {}, {"id": number, **fields})
+
+
+def change(operation: str, number: int, **fields: Any) -> Record:
+    """An operation on the row with the id ``number``."""
+    after = None if operation == "delete" else {"id": number, **fields}
+    return Record(number, {}, after, {"id": number}, operation=operation)
+
+
+@contextmanager
+def at_half(action: Any) -> Iterator[None]:
+    """``action()`` runs once, when half of a delivery's rows are sent."""
+    before, waiting = kill_points.hook, [action]
+
+    def hook(point: str, pipeline: str) -> None:
+        if point == "mid-publish" and waiting:
+            waiting.pop()()
+
+    kill_points.hook = hook
+    try:
+        yield
+    finally:
+        kill_points.hook = before
