@@ -71,3 +71,8 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks
+
+.PHONY: soak
+soak: N ?= 200
+soak: $(STAMP) ## N random kills; SEED=... repeats them, CASE=... repeats one
+	SOAK_KILLS=$(N) SOAK_SEED=$(SEED) SOAK_CASE='$(CASE)' $(BIN)/python -m pytest -s tests/engine/matrix/soak_kills.py

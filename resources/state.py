@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.database import open_database
+from conduit_dagster.state.claim import open_store
 
 
 class StateResource(dg.ConfigurableResource[None]):
@@ -27,7 +27,7 @@ class StateResource(dg.ConfigurableResource[None]):
     def database(self) -> sa.Engine:
         """The store, opened when it is first asked for."""
         if self._database is None:
-            self._database = open_database(self.project.state_url)
+            self._database = open_store(self.project.state_url, self.project.home)
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

@@ -31,7 +31,7 @@ class PostgresLab:
 
     def reset(self) -> None:
         """Empties the database, and makes this process forget what was in it."""
-        TABLES.clear()
+        TABLES._known.clear()
         own = "nspname !~ '^pg_' AND nspname <> 'information_schema'"
         for (name,) in self.execute(f"SELECT nspname FROM pg_namespace WHERE {own}"):
             self.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)).as_string(None))

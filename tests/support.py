@@ -16,7 +16,7 @@ from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
-from conduit_dagster.state.database import open_database
+from conduit_dagster.state.claim import open_store
 
 Crashes = Callable[["Lab", str], None]
 """Runs the pipeline of a lab until it crashes at the named point; the fixture ``crashes``."""
@@ -70,7 +70,7 @@ class Lab:
         bound = catalogue.get(pipeline)
         assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
         options = RunOptions(catalogue.project.staging_url, drain=drain, parallelism=parallelism)
-        database = open_database(catalogue.project.state_url)
+        database = open_store(catalogue.project.state_url, catalogue.project.home)
         try:
             return run_pipeline(bound, self._spark, database, options, stop or StopFlag(), observe)
         finally:

@@ -120,11 +120,14 @@ def _state(project: Project) -> Check:
     import sqlalchemy as sa
     from sqlalchemy.exc import SQLAlchemyError
 
+    from conduit_dagster.state.database import make_engine
+    from conduit_dagster.state.outage import cause_of, place_of
+
     url = project.state_url
-    shown = sa.make_url(url).render_as_string(hide_password=True)
+    engine = make_engine(url)
+    shown = place_of(engine)
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
-    engine = sa.create_engine(url)
     try:
         with engine.connect() as connection:
             if engine.dialect.name == "sqlite":
@@ -133,7 +136,7 @@ def _state(project: Project) -> Check:
                 connection.execute(sa.text("SELECT 1"))
     except SQLAlchemyError as error:
         fix = "check state.url in conduit.yaml and that the file and its folder can be written"
-        return Check("state", "fail", f"{shown}: {error.__cause__ or error}", fix)
+        return Check("state", "fail", f"{shown}: {cause_of(error)}", fix)
     finally:
         engine.dispose()
     return Check("state", "ok", shown)

@@ -17,7 +17,7 @@ from conduit_dagster.cli.terminal import console
 from conduit_dagster.engine.report import Progress, RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
-from conduit_dagster.state.database import open_database
+from conduit_dagster.state.claim import open_store
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -54,7 +54,7 @@ def run_together(
     signals = Signals(stop, lambda text: print(text, file=sys.stderr))
     shown = not quiet and console().is_interactive
     with handled(signals):
-        database = open_database(project.state_url)
+        database = open_store(project.state_url, project.home)
         with spark_session(project, verbose, signals, shown) as spark:
             # the session has brought its own handler, and from here a second signal can be obeyed
             signals.install()

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state import schema
-from conduit_dagster.state.database import open_database
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.database import make_engine
+from conduit_dagster.state.outage import unreachable
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
@@ -22,19 +23,15 @@ def existing_store(project: Project) -> sa.Engine | None:
     """The project's state store, or None where nothing ever ran: looking must not create it."""
     url = project.state_url
     if url.startswith(_SQLITE):
-        return open_database(url) if Path(url.removeprefix(_SQLITE)).is_file() else None
-    return open_database(url) if _has_tables(url) else None
+        return open_store(url, project.home) if Path(url.removeprefix(_SQLITE)).is_file() else None
+    return open_store(url, project.home) if _has_tables(url) else None
 
 
 def _has_tables(url: str) -> bool:
+    engine = make_engine(url)
     try:
-        engine = sa.create_engine(url)
-        found = sa.inspect(engine).has_table(schema.meta.name)
+        return sa.inspect(engine).has_table(schema.meta.name)
+    except SQLAlchemyError as error:
+        raise unreachable(engine, error, "the state store can't be opened") from error
+    finally:
         engine.dispose()
-    except (SQLAlchemyError, ImportError) as error:
-        raise TransientError(
-            f"the state store can't be opened: {error.__cause__ or error}",
-            code="state.unreachable",
-            fix="check CONDUIT_STATE_URL or state.url in conduit.yaml",
-        ) from error
-    return found

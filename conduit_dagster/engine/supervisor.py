@@ -27,11 +27,12 @@ from conduit_dagster.engine.recover import recover
 from conduit_dagster.engine.registering import attach_logs, register_sources
 from conduit_dagster.engine.report import Progress, RunResult, StepReport, error_json
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.state.lease import LeaseLost, acquire
+from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL = 0.05
+_AWAY = "the state store does not answer"
 log = structlog.get_logger("conduit.engine")
 
 
@@ -81,7 +83,7 @@ def run_pipeline(
     try:
         lease = acquire(database, bound.id, options.lease_seconds, lambda: stop.requested)
     except SQLAlchemyError as error:
-        return RunResult(bound.id, "degraded", "", _unreachable(error), progress)
+        return RunResult(bound.id, "degraded", "", unreachable(database, error, _AWAY), progress)
     except ConduitError as error:
         return RunResult(bound.id, "running" if error.code == "lease.held" else "degraded", "", error, progress)
     reached("after-lease", bound.id)
@@ -124,7 +126,7 @@ class _Run:
         except ConduitError as error:
             return self._end("degraded", "", error)
         except SQLAlchemyError as error:
-            return self._end("degraded", "", _unreachable(error))
+            return self._end("degraded", "", unreachable(self._store.engine, error, _AWAY))
         except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
             unforeseen = blame(error, self._bound.id)
             unforeseen.add_note("".join(traceback.format_exception(error)))
@@ -153,7 +155,7 @@ class _Run:
             # steps that were staged ahead end with the run, in the transaction that says so
             first = None if self._failed_step is None else self._failed_step + 1
             self._store.set_status(status, reason, None if error is None else error_json(error), void_from=first)
-        except (LeaseLost, SQLAlchemyError) as lost:
+        except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(lost))
         return RunResult(self._bound.id, status, reason, error, self._progress)
 
@@ -271,11 +273,3 @@ class _Run:
             left -= _POLL
         while not ended.wait(_POLL):
             self._jobs.cancel()
-
-
-def _unreachable(error: SQLAlchemyError) -> TransientError:
-    return TransientError(
-        f"the state store does not answer: {error.__cause__ or error}",
-        code="state.unreachable",
-        fix="look at the store (state.url, .conduit/state.db) and at who else uses it; nothing was lost, run again",
-    )

@@ -9,13 +9,24 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.recovery.errors import FatalError, from_os_error
-from conduit_dagster.state.database import insert_if_absent, reading
+from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
+from conduit_dagster.state.database import insert_if_absent, open_database, reading
 from conduit_dagster.state.outage import is_outage, place_of, unreachable
 from conduit_dagster.state.schema import meta
 
 _FILE = "project"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
+
+
+def open_store(url: str, home: Path) -> sa.Engine:
+    """The project's store, opened and known to be its own. Raises as ``open_database`` and :func:`claim_store` do."""
+    engine = open_database(url)
+    try:
+        claim_store(engine, home)
+    except ConduitError:
+        engine.dispose()
+        raise
+    return engine
 
 
 def claim_store(engine: sa.Engine, home: Path) -> str:

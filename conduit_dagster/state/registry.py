@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
@@ -78,11 +79,13 @@ class Registry:
         return self._run(lambda connection: self._claim(connection, thing, consumer))
 
     def _claim(self, connection: sa.Connection, thing: str, consumer: str) -> tuple[str, str] | None:
-        row = connection.execute(sa.select(owners).where(owners.c.thing == thing)).mappings().first()
         mine = {"pipeline": self._id, "consumer": consumer}
-        if row is None:
-            connection.execute(owners.insert().values(thing=thing, **mine))
-        elif (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
+        if insert_if_absent(connection, owners, thing=thing, **mine):
+            return None
+        # locked: of two pipelines that claim at the same moment the second one sees the first
+        known = sa.select(owners).where(owners.c.thing == thing).with_for_update()
+        row = connection.execute(known).mappings().one()
+        if (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
             if other[0] != self._id and self._is_active(connection, other[0]):
                 return other
             connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))

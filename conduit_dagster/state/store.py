@@ -31,7 +31,7 @@ class PipelineStore:
     def __init__(
         self, engine: sa.Engine, lease: Lease, patience: float = 30.0, interrupted: Callable[[], bool] = lambda: False
     ) -> None:
-        self._engine = engine
+        self.engine = engine
         self._lease = lease
         self._id = lease.pipeline
         transactions = Transactions(engine, lease, patience, interrupted)

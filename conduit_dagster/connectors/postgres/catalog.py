@@ -84,11 +84,6 @@ class TableCache:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, TableName], tuple[float, Table]] = {}
 
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            self._known.clear()
-
     def get(self, server: str, name: TableName, look: Callable[[], Table | None], fresh: bool = False) -> Table | None:
         """The table; ``look`` reads it where it is not known, is too old or must be ``fresh``. What is missing is
         not remembered."""

@@ -34,11 +34,6 @@ class Case:
     def __str__(self) -> str:
         return "/".join((str(self.of), *self.kills))
 
-    @property
-    def points(self) -> list[str]:
-        """Where it is killed."""
-        return [kill.partition(":")[0] for kill in self.kills]
-
     @staticmethod
     def parse(text: str) -> Case:
         """A case as it was printed."""

@@ -15,8 +15,9 @@ from conduit_dagster.state.steps import Decision, Plan
 
 @dataclass(frozen=True)
 class Crash:
-    """The step that a kill fell into, by the numbers of its source records."""
+    """A kill, and the step that it fell into, by the numbers of its source records."""
 
+    point: str
     prepared: frozenset[int]
     """Of the step that is prepared and not done."""
     last: frozenset[int]
@@ -35,15 +36,15 @@ class Ending:
     """Numbers of the records in the dead-letter index."""
 
 
-def crash(database: sa.Engine, pipeline: str) -> Crash:
-    """Where the kill fell."""
+def crash(database: sa.Engine, pipeline: str, kill: str) -> Crash:
+    """Where the kill ``point:passage`` fell."""
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
     with reading(database) as connection:
         rows = connection.execute(sa.select(steps).where(*mine).order_by(steps.c.step)).mappings().all()
     prepared = [_numbers(row) for row in rows if row["state"] == "prepared"]
     done = [_numbers(row) for row in rows if row["state"] == "done"]
     assert len(prepared) <= 1, f"{pipeline}: {len(prepared)} steps are between prepared and done"
-    return Crash(frozenset().union(*prepared), done[-1] if done else frozenset())
+    return Crash(kill.partition(":")[0], frozenset().union(*prepared), done[-1] if done else frozenset())
 
 
 def _numbers(row: sa.RowMapping) -> frozenset[int]:

@@ -88,8 +88,9 @@ class Round:
         report = self._victim({member.pipeline: member.case.kills[turn] for member in members}, turn)
         with Runs(self._lab.root, self._world.spark) as runs:
             for member in members:
-                member.crashes.append(crash(runs.database, member.pipeline))
-                if member.pipeline not in report["dead"]:
+                if member.pipeline in report["dead"]:
+                    member.crashes.append(crash(runs.database, member.pipeline, member.case.kills[turn]))
+                else:
                     member.survived[turn] = report["ended"][member.pipeline]
 
     def _victim(self, wanted: dict[str, str], turn: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from engine.matrix.kill_cases import Case
 from engine.matrix.kill_destinations import Place, Row
@@ -21,6 +21,7 @@ class Verdict:
 
     def __init__(self, case: Case, crashes: Sequence[Crash]) -> None:
         self._case, self._plan, self._strategy = case, case.of.plan, case.of.strategy
+        self._points = [crash.point for crash in crashes]
         self._lost: frozenset[int] = frozenset().union(*(crash.last for crash in crashes))
         self._repeated: frozenset[int] = frozenset().union(*(crash.prepared for crash in crashes))
         self.flaws: list[str] = []
@@ -68,12 +69,12 @@ class Verdict:
         if self._strategy != "at-most-once" or n not in self._lost:
             return False
         # with steps in flight one may be between prepare and publish wherever another one is
-        return "max-in-flight" in self._plan.delivery or any(point in LOSING for point in self._case.points)
+        return "max-in-flight" in self._plan.delivery or any(point in LOSING for point in self._points)
 
     @property
     def _loses_all(self) -> bool:
         alone = self._strategy == "at-most-once" and "max-in-flight" not in self._plan.delivery
-        return alone and self._case.points == ["after-prepare"]
+        return alone and self._points == ["after-prepare"]
 
     # -- state --------------------------------------------------------------------------------------------------
 
@@ -105,9 +106,3 @@ class Verdict:
 def _letter(row: Row) -> int:
     payload = row["payload"]
     return int(payload["after"]["payload"]["after"]["i"])
-
-
-def flaws_of(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """All of them."""
-    for verdict in verdicts:
-        yield from verdict.flaws

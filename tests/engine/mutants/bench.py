@@ -41,6 +41,26 @@ def crash() -> None:
     raise Crash
 
 
+class Watch:
+    """An act whose findings are reported later: the engine would take them for errors of its own parts."""
+
+    def __init__(self, act: Callable[..., Any]) -> None:
+        self._act = act
+        self._found: list[Broken] = []
+
+    def __call__(self, *given: Any) -> None:
+        """Looks, and goes on."""
+        try:
+            self._act(*given)
+        except Broken as broken:
+            self._found.append(broken)
+
+    def report(self) -> None:
+        """Raises what was found first."""
+        if self._found:
+            raise self._found[0]
+
+
 class Frozen:
     """A run in a thread of its own that stands still at a point; its lease shows no heartbeat."""
 

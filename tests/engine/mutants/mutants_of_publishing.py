@@ -32,6 +32,17 @@ def claim(patch: Patch) -> None:
     patch.setattr(Redelivery, "_claim", unclaimed)
 
 
+def claim_heeded(patch: Patch) -> None:
+    """*Found delivered: the delivery is done, no child is sent*: here they are sent, whatever is found."""
+    claimed = Redelivery._claim
+
+    def unheeded(self: Redelivery, delivery: Delivery, state: str) -> bool:
+        claimed(self, delivery, state)
+        return False
+
+    patch.setattr(Redelivery, "_claim", unheeded)
+
+
 def kidclaim(patch: Patch) -> None:
     """*Before a rejection is recorded as a nack, the child's hash is claimed as nacked*: here it is not."""
 

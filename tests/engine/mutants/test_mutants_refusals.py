@@ -8,28 +8,45 @@ from engine.mutants.bench import Bench, decided_once, hold, require, sound
 from engine.mutants.conftest import Caught
 
 
-def answer_lost(bench: Bench) -> None:
-    """The destination has it all and says that something is wrong."""
+def resent(bench: Bench, at: str) -> None:
+    """The old owner publishes the whole after all, when the new one has found it split."""
     bench.build(ledger())
-    bench.orders(late=[1])
-    require(bench.take().error is not None, "the scenario")
-    bench.orders()
-    sound(bench.take())
+    with bench.acting({}):
+        old = bench.freeze("mid-publish")
+        bench.orders(bulk=[1])
+        require(bench.take().error is not None, "the scenario")
+        bench.orders()
+    with bench.acting({(at, 1): old.thaw}):
+        sound(bench.take())
     hold(bench.ledger(), [1, 2, 3, 4])
 
 
+def whole_before_the_claim(bench: Bench) -> None:
+    """It gets there: the claim finds it delivered, and no child is sent."""
+    resent(bench, "before-claim")
+
+
+def whole_before_the_first_child(bench: Bench) -> None:
+    """It finds the claim."""
+    resent(bench, "before-child")
+
+
 def test_without_claim(caught: Caught) -> None:
-    caught(answer_lost, without.claim, "doubled")
+    caught(whole_before_the_first_child, without.claim, "doubled")
+
+
+def test_with_a_claim_that_nobody_heeds(caught: Caught) -> None:
+    caught(whole_before_the_claim, without.claim_heeded, "doubled")
 
 
 def rejected_meanwhile(bench: Bench) -> None:
-    """The old owner is about to send record 1 alone; the new one has it refused; then it would be taken."""
+    """The old owner is sending record 1 alone; the new one has it refused; then it would be taken."""
     bench.build(ledger())
     bench.orders(bulk=[1])
     require(bench.take().error is not None, "the scenario")
     bench.orders(reject=[1])
     with bench.acting({}):
-        old = bench.freeze("before-child")
+        old = bench.freeze("mid-publish")
         sound(bench.take())
         bench.orders()
         old.thaw()

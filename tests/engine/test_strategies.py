@@ -1,0 +1,176 @@
+"""Strategies, and steps in flight (CASES A3, D11, D17; DELIVERY.md, At-most-once and max-in-flight)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from scripted import Script, scripted
+from support import DECODE, Crashes, Lab, destination, processor, queue, source
+
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery import kill_points
+
+ROWS = [{"i": i} for i in range(40)]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", ROWS)
+    return lab
+
+
+def build(lab: Lab, strategy: str, *outputs: Any, **delivery: Any) -> None:
+    lab.pipeline(
+        connectors=[source(), *(outputs or [destination()])],
+        processors=[DECODE],
+        delivery={"strategy": strategy, "batch-size": 10, **delivery},
+        **{"dead-letter-queue": queue()},
+    )
+
+
+def values(lab: Lab, name: str = "out.jsonl") -> list[int]:
+    return [row["i"] for row in map(_json, lab.lines(name)) if row]
+
+
+def _json(line: str) -> Any:
+    import json
+
+    return json.loads(line) if line.strip("\0 ") else None
+
+
+BEFORE = ("after-plan", "after-stage", "before-prepare")
+
+
+@pytest.mark.parametrize("layout", ["file", "folder"])
+@pytest.mark.parametrize(
+    "point", ["after-plan", "after-stage", "after-prepare", "mid-publish", "after-publish", "after-ack"]
+)
+def test_c06_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, point: str, layout: str) -> None:
+    """Killed after the offset moved and before the write, that step is not delivered again."""
+    output = destination("out", "./out.jsonl" if layout == "file" else "./out/")
+    build(lab, "at-most-once", output)
+    crashes(lab, f"{point}:2")
+    assert lab.run().error is None
+    if layout == "file":
+        found = values(lab)
+    else:
+        found = [_json(line)["i"] for part in sorted((lab.root / "out").rglob("part-*")) for line in part.open()]
+    assert len(found) == len(set(found))
+    if point in ("after-prepare",):
+        assert found == [i for i in range(40) if not 10 <= i < 20]
+    if point in BEFORE or point in ("after-publish", "after-ack"):
+        assert found == list(range(40))
+    assert lab.run().progress.read == 0
+
+
+def test_at_most_once_drops_the_rest_of_a_delivery_that_fails(lab: Lab) -> None:
+    """Counted and named; the next run goes on behind it."""
+    script = Script(lab)
+    build(lab, "at-most-once", scripted())
+    script.says(outage=[13])
+    result = lab.run()
+    assert result.error is not None
+    assert not result.error.fatal
+    assert "10 records of step 2 are dropped (at-most-once)" in result.error.message
+    script.sent()
+    script.says()
+    assert lab.run().error is None
+    assert script.sent() == [list(range(20, 30)), list(range(30, 40))]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_steps_in_flight_arrive_in_order(lab: Lab, depth: int) -> None:
+    build(lab, "exactly-once", **{"max-in-flight": depth, "batch-size": 3})
+    result = lab.run()
+    assert result.error is None
+    assert values(lab) == list(range(40))
+    assert result.progress.steps == 14
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_c06_a3_unacked_steps_never_exceed_the_bound(lab: Lab, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
+    """The publishing of the first step is held back: so many are staged, and no more are planned."""
+    planned: list[int] = []
+    full, go = threading.Event(), threading.Event()
+
+    def hook(point: str, pipeline: str) -> None:
+        if point == "after-plan":
+            planned.append(1)
+        if point == "after-stage" and len(planned) == depth:
+            full.set()
+        if point == "before-publish" and not go.is_set():
+            assert full.wait(60)
+            go.wait(0.5)  # time in which another one would be planned, were it allowed
+            assert len(planned) == depth
+            go.set()
+
+    build(lab, "at-least-once", **{"max-in-flight": depth})
+    with monkeypatch.context() as patch:
+        patch.setattr(kill_points, "hook", hook)
+        result = lab.run()
+    assert result.error is None
+    assert values(lab) == list(range(40))
+
+
+def test_a_cut_voids_the_steps_behind_it(lab: Lab) -> None:
+    """Step 2 is cut before record 13 while step 3 is staged already: nothing behind 12 is delivered."""
+    lab.pipeline(
+        connectors=[source(), destination()],
+        processors=[DECODE, processor("no", "error", "after.i == 13", message="thirteen")],
+        delivery={"batch-size": 10, "max-in-flight": 3},
+    )
+    result = lab.run()
+    assert result.error is not None
+    assert "thirteen" in result.error.message
+    assert values(lab) == list(range(13))
+    build(lab, "at-least-once")
+    assert lab.run().error is None
+    assert values(lab) == list(range(40))
+
+
+def test_a_failed_publish_voids_the_steps_behind_it(lab: Lab) -> None:
+    script = Script(lab)
+    build(lab, "at-least-once", scripted(), **{"max-in-flight": 3})
+    script.says(outage=[13])
+    assert lab.run().error is not None
+    script.says()
+    assert lab.run().error is None
+    sent = [value for batch in script.sent() for value in batch]
+    assert sent == [*range(20), *range(10, 40)]
+
+
+@pytest.mark.parametrize(
+    "point", ["after-plan:3", "after-stage:3", "before-publish:2", "after-delivered:2", "after-done:2"]
+)
+def test_a_crash_with_steps_in_flight(lab: Lab, crashes: Crashes, point: str) -> None:
+    build(lab, "exactly-once", **{"max-in-flight": 3})
+    crashes(lab, point)
+    assert lab.run().error is None
+    assert values(lab) == list(range(40))
+
+
+def test_c06_a9_a_graceful_stop_finishes_what_is_in_flight(lab: Lab) -> None:
+    """A staged step is finished as well while the shutdown timeout lasts; nothing is delivered again."""
+    stop = StopFlag()
+    build(lab, "exactly-once", **{"max-in-flight": 2})
+    result = lab.run(stop=stop, observe=lambda step, progress: stop.request())
+    assert (result.status, result.reason, result.error) == ("stopped", "user", None)
+    found = values(lab)
+    assert found == list(range(len(found)))
+    assert 10 <= len(found) <= 30
+    assert lab.run().error is None
+    assert values(lab) == list(range(40))
+
+
+def test_a_stop_without_time_voids_what_is_only_staged(lab: Lab) -> None:
+    stop = StopFlag()
+    build(lab, "exactly-once", **{"max-in-flight": 2, "shutdown-timeout": "0s"})
+    result = lab.run(stop=stop, observe=lambda step, progress: stop.request())
+    assert result.status == "stopped"
+    assert lab.run().error is None
+    assert values(lab) == list(range(40))
