@@ -227,7 +227,7 @@ def test_a_refusal_without_a_queue_is_transient_and_the_record_is_tried_again(la
     assert lab.lines("dead.jsonl") == []
 
 
-def test_every_attempt_has_the_same_hash_and_keys(lab: Lab, script: Script) -> None:
+def test_c06_d11_d12_every_attempt_has_the_same_hash_and_keys(lab: Lab, script: Script) -> None:
     """D11, D12: three attempts of one step, then the next step."""
     build(lab, 3)
     script.says(outage=[0])

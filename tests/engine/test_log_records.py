@@ -82,7 +82,7 @@ def test_switching_the_log_on_and_off_reads_nothing_twice(lab: Lab) -> None:
     assert len(lab.documents("out.jsonl")) == 103
 
 
-def test_a_full_segment_is_closed(lab: Lab) -> None:
+def test_c06_c19_a_full_segment_is_closed(lab: Lab) -> None:
     """C19."""
     build(lab, **{"batch-size": 20, "log-segment-size": "1KB"})
     assert lab.run().error is None

@@ -116,6 +116,7 @@ class Bench(Owners):
 
     frozen_acts = Acts({})
     acts = Acts({})
+    _frozen: Frozen | None = None
 
     def set_up(self) -> Bench:
         """Writes the plugins."""
@@ -166,7 +167,13 @@ class Bench(Owners):
 
     def freeze(self, point: str, passage: int = 1) -> Frozen:
         """A run that stands still; inside of :meth:`acting`."""
-        return Frozen(self, point, passage)
+        self._frozen = Frozen(self, point, passage)
+        return self._frozen
+
+    def release(self) -> None:
+        """Ends a frozen run that a scenario which broke has left."""
+        if self._frozen is not None:
+            self._frozen.thaw()
 
     def _hook(self, point: str, pipeline: str) -> None:
         # the frozen one has one destination and one step in flight, and so one thread

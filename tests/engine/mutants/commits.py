@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from engine.mutants.bench import Crash, Watch, require
 
-_STEPS = "SELECT step, state, plan FROM steps WHERE pipeline = 'p' ORDER BY step"
+_STEPS = "SELECT step, state, plan FROM conduit_steps WHERE pipeline = 'p' ORDER BY step"
 
 
 class Seen(NamedTuple):
@@ -38,7 +38,7 @@ def before_each_commit(act: Callable[[sa.Connection], Any]) -> Iterator[None]:
 
 def chained(connection: sa.Connection) -> None:
     """Open steps follow each other, and a void one has left its place to another."""
-    if not sa.inspect(connection).has_table("steps"):
+    if not sa.inspect(connection).has_table("conduit_steps"):
         return
     seen = [_seen(*row) for row in connection.connection.cursor().execute(_STEPS)]
     still = [step for step in seen if step.state in ("planned", "prepared")]

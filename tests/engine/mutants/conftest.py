@@ -18,13 +18,19 @@ Caught = Callable[[Scenario, Mutant, str], None]
 def caught(tmp_path: Path, spark: SparkSession) -> Caught:
     """Runs a scenario that must hold with the real engine, and must break in the given way with the mutant."""
 
+    def play(scenario: Scenario, name: str) -> None:
+        (tmp_path / name).mkdir()
+        bench = Bench(tmp_path / name, spark).set_up()
+        try:
+            scenario(bench)
+        finally:
+            bench.release()
+
     def run(scenario: Scenario, mutant: Mutant, breaks: str) -> None:
-        for name in ("real", "mutant"):
-            (tmp_path / name).mkdir()
-        scenario(Bench(tmp_path / "real", spark).set_up())
+        play(scenario, "real")
         with pytest.MonkeyPatch.context() as patch:
             mutant(patch)
             with pytest.raises(Broken, match=f"^{breaks}"):
-                scenario(Bench(tmp_path / "mutant", spark).set_up())
+                play(scenario, "mutant")
 
     return run

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from engine.frozen.ledger_plugin import ledger
 from engine.mutants import mutants_of_destinations as without
 from engine.mutants.bench import Bench, Watch, hold, sound
-from engine.mutants.conftest import Caught, Mutant
+from engine.mutants.conftest import Caught, Mutant, Scenario
 from engine.mutants.durable import Synced, below
 from engine.mutants.mutants_of_decisions import in_process
 from support import destination
@@ -35,9 +33,9 @@ def half_written_by_a_zombie(bench: Bench) -> None:
     sound(bench.take())
 
 
-@pytest.mark.parametrize("scenario", [half_written, half_written_by_a_zombie])
-def test_without_positioned_writes(caught: Caught, scenario: Any) -> None:
-    caught(scenario, without.append, "torn")
+@pytest.mark.parametrize(("scenario", "breaks"), [(half_written, "doubled"), (half_written_by_a_zombie, "stuck")])
+def test_without_positioned_writes(caught: Caught, scenario: Scenario, breaks: str) -> None:
+    caught(scenario, without.append, breaks)
 
 
 def late_write(bench: Bench) -> None:
@@ -52,7 +50,7 @@ def late_write(bench: Bench) -> None:
 
 
 def test_without_amobase(caught: Caught) -> None:
-    caught(late_write, without.amobase, "torn")
+    caught(late_write, without.amobase, "lost")
 
 
 def published_unmarked(bench: Bench) -> None:

@@ -40,16 +40,17 @@ def test_with_a_claim_that_nobody_heeds(caught: Caught) -> None:
 
 
 def rejected_meanwhile(bench: Bench) -> None:
-    """The old owner is sending record 1 alone; the new one has it refused; then it would be taken."""
+    """The old owner is sending record 1 alone; the new one has it refused."""
     bench.build(ledger())
     bench.orders(bulk=[1])
     require(bench.take().error is not None, "the scenario")
-    bench.orders(reject=[1])
+    bench.orders()
     with bench.acting({}):
         old = bench.freeze("mid-publish")
+        bench.orders(reject=[1])
         sound(bench.take())
-        bench.orders()
         old.thaw()
+    bench.orders()
     sound(bench.take())
     decided_once(bench, bench.ledger())
     hold(bench.ledger(), [2, 3, 4])

@@ -1,0 +1,74 @@
+"""PostgreSQL and Delta: mutants of the hash in the transaction, and of ending a frozen owner's connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+from deltalake import DeltaTable
+from engine.mutants import mutants_of_destinations as without
+from engine.mutants.bench import Bench, hold, sound
+from engine.mutants.conftest import Caught, Scenario
+from postgres_server import PostgresServer
+
+Read = Callable[[], list[int]]
+
+
+def postgres(server: PostgresServer) -> tuple[dict[str, Any], Read]:
+    """A destination on a database of its own, and how its rows are read."""
+    url = server.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE t (n bigserial PRIMARY KEY, i bigint)")
+    settings = {"url": url, "table": "t", "lock-timeout": "1s"}
+
+    def read() -> list[int]:
+        with psycopg.connect(url) as connection:
+            return [row[0] for row in connection.execute("SELECT i FROM t ORDER BY n")]
+
+    return {"id": "out", "type": "destination", "plugin": "postgres", "settings": settings}, read
+
+
+def delta(bench: Bench) -> tuple[dict[str, Any], Read]:
+    """A table, and how its rows are read."""
+    settings = {"path": "./table", "columns": "i:long"}
+
+    def read() -> list[int]:
+        return sorted(DeltaTable(str(bench.root / "table")).to_pyarrow_table().column("i").to_pylist())
+
+    return {"id": "out", "type": "destination", "plugin": "delta", "settings": settings}, read
+
+
+def published_unmarked(bench: Bench, out: dict[str, Any], read: Read) -> None:
+    """A crash between publishing and its mark."""
+    bench.build(out)
+    bench.crashes("after-publish")
+    sound(bench.take())
+    hold(read(), [1, 2, 3, 4])
+
+
+def in_postgres(server: PostgresServer, then: Callable[[Bench, dict[str, Any], Read], None]) -> Scenario:
+    return lambda bench: then(bench, *postgres(server))
+
+
+def test_without_hash_in_postgres(caught: Caught, postgres_server: PostgresServer) -> None:
+    caught(in_postgres(postgres_server, published_unmarked), without.postgres_hash, "doubled")
+
+
+def test_without_transaction_id_in_delta(caught: Caught) -> None:
+    caught(lambda bench: published_unmarked(bench, *delta(bench)), without.delta_hash, "doubled")
+
+
+def frozen_in_a_transaction(bench: Bench, out: dict[str, Any], read: Read) -> None:
+    """The old owner stands in the middle of its transaction; nothing waits for it."""
+    bench.build(out)
+    with bench.acting({}):
+        old = bench.freeze("mid-publish")
+        sound(bench.take())
+        old.thaw()
+    hold(read(), [1, 2, 3, 4])
+
+
+def test_without_ending_older_connections(caught: Caught, postgres_server: PostgresServer) -> None:
+    """What waits for the frozen one ends at its lock-timeout, which is a minute unless it is set."""
+    caught(in_postgres(postgres_server, frozen_in_a_transaction), without.kill, "stuck")
