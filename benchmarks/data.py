@@ -1,33 +1,68 @@
-"""Generated input: JSON lines of about 100 bytes with six fields, 0.12 % of them broken."""
+"""Generated input: JSON lines of about 100 bytes with six fields, 0.12 % of them broken; and the rows it becomes."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import LiteralString
 
 _CITIES = ("Zagreb", "Lyon", "Oslo", "Porto", "Gent")
+_BROKEN = 800
 SCHEMA = "id long, name string, age long, city string, amount double, note string"
+COLUMNS: dict[str, LiteralString] = {
+    "id": "bigint",
+    "fullname": "text",
+    "age": "bigint",
+    "city": "text",
+    "amount": "double precision",
+    "cents": "double precision",
+}
+"""Of the rows that the work makes of the lines, with PostgreSQL's types."""
 
 
-def generate(path: Path, records: int) -> Path:
+def generate(folder: Path, records: int) -> Path:
     """The file with this many lines; made once."""
+    return _once(folder / f"in-{records}.jsonl", records, _line)
+
+
+def rendered(folder: Path, records: int) -> Path:
+    """The same records as COPY's text, after the work, without the broken ones; made once."""
+    return _once(folder / f"in-{records}.copy", records, _row)
+
+
+def sound(records: int) -> int:
+    """How many of so many lines are JSON."""
+    return records - records // _BROKEN
+
+
+def _once(path: Path, records: int, render: Callable[[int], str]) -> Path:
     if not path.exists():
-        partial = path.with_suffix(".partial")
+        partial = path.with_name(f"{path.name}.partial")
         with partial.open("w") as file:
-            file.writelines(_line(i) for i in range(records))
+            file.writelines(render(i) for i in range(records))
         partial.rename(path)
     return path
 
 
 def _line(i: int) -> str:
-    if i % 800 == 799:
+    if _is_broken(i):
         return f"not json at all {i}\n"
-    amount = (i % 100_000) / 7
     return (
         f'{{"id":{i},"name":"user-{i % 9973}","age":{i % 90},"city":"{_CITIES[i % 5]}",'
-        f'"amount":{amount:.2f},"note":"some text here"}}\n'
+        f'"amount":{_amount(i)},"note":"some text here"}}\n'
     )
 
 
-def sound(records: int) -> int:
-    """How many of so many lines are JSON."""
-    return records - records // 800
+def _row(i: int) -> str:
+    if _is_broken(i):
+        return ""
+    cents = float(_amount(i)) * 100
+    return f"{i}\tuser-{i % 9973}\t{i % 90}\t{_CITIES[i % 5]}\t{float(_amount(i))}\t{cents}\n"
+
+
+def _is_broken(i: int) -> bool:
+    return i % _BROKEN == _BROKEN - 1
+
+
+def _amount(i: int) -> str:
+    return f"{(i % 100_000) / 7:.2f}"

@@ -5,27 +5,36 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+_COLOURS = ("#3b6ea5", "#c9c9c9", "#8f8f8f")
+_HEIGHT = 0.28
 
-def draw(results: list[dict[str, Any]], path: Path) -> None:
-    """Bars of records per second, ours beside plain Spark, the ratio above."""
+
+def draw(measures: dict[str, Any], path: Path) -> None:
+    """Bars of records per second, ours above what it is compared with, the ratio behind; nothing without any."""
+    shown = [one for one in measures.values() if "sides" in one]
+    if not shown:
+        return
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(9, 4.5))
-    places = range(len(results))
-    for shift, name, colour in ((-0.2, "ours", "#3b6ea5"), (0.2, "plain", "#c9c9c9")):
-        rates = [result["records_per_second"][name] / 1000 for result in results]
-        axes.bar([p + shift for p in places], rates, 0.4, label=name, color=colour)
-    for place, result in zip(places, results, strict=True):
-        top = max(result["records_per_second"].values()) / 1000
-        axes.text(place, top * 1.02, f"{result['ratio_to_plain']:.2f}", ha="center")
-    axes.margins(y=0.12)
-    labels = [f"{r['records'] // 1_000_000}M, {r['destinations']} dest.\n{r['layout']}" for r in results]
-    axes.set_xticks(list(places), labels)
-    axes.set_ylabel("thousand records per second")
-    axes.set_title("conduit_dagster beside plain Spark (ratio above the bars)")
-    axes.legend()
+    figure, axes = plt.subplots(figsize=(9, 0.8 + 0.85 * len(shown)))
+    for place, one in enumerate(shown):
+        _group(axes, place, one)
+    axes.margins(x=0.25, y=0.02)
+    axes.set_yticks(range(len(shown)), [one["title"].replace(", ", ",\n", 1) for one in shown])
+    axes.invert_yaxis()
+    axes.set_xlabel("thousand records per second; ratio: how much faster ours is")
+    axes.set_title("conduit_dagster beside plain Spark and COPY")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def _group(axes: Any, place: int, one: dict[str, Any]) -> None:
+    for number, (name, side) in enumerate(one["sides"].items()):
+        rate, at = side["records_per_second"] / 1000, place + (number - 1) * _HEIGHT
+        axes.barh(at, rate, _HEIGHT, color=_COLOURS[number])
+        ratio = one["ratios"].get(name)
+        axes.text(rate, at, f" {name}" if ratio is None else f" {name}: {ratio:.2f}", va="center", fontsize=8)

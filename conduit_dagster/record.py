@@ -20,6 +20,8 @@ COLLECTION = "opencdc.collection"
 CREATED_AT = "opencdc.createdAt"
 READ_AT = "opencdc.readAt"
 SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
+Mode = Literal["copy", "sync", "complete"]
+MODES: tuple[Mode, ...] = ("copy", "sync", "complete")
 MODE = "conduit.mode"
 """Metadata that says where a collection stands: copy, complete (the last record of its copy) or sync."""
 DLQ_NACK_ERROR = "conduit.dlq.nack.error"
@@ -46,9 +48,10 @@ class Record(msgspec.Struct, gc=False):
         return self.metadata.get(COLLECTION, "")
 
 
-def mode_of(record: Record) -> str:
-    """copy, complete or sync: what the record says, else copy for a snapshot (reference 4, Mode)."""
-    return record.metadata.get(MODE) or ("copy" if record.operation == "snapshot" else "sync")
+def mode_of(record: Record) -> Mode:
+    """What the record says of its collection, else copy for a snapshot and sync for the rest (reference 4, Mode)."""
+    mode = record.metadata.get(MODE)
+    return mode if mode in MODES else "copy" if record.operation == "snapshot" else "sync"
 
 
 class Nack(msgspec.Struct, frozen=True):

@@ -22,6 +22,11 @@ from conduit_dagster.connectors.base import ConnectorSettings, DirectDestination
 from conduit_dagster.record import Nack
 
 
+def value_of(after):
+    # a record's number; a dead letter's is that of the record in it
+    return after["i"] if "i" in after else after["payload"]["after"]["i"]
+
+
 class ScriptedSettings(ConnectorSettings):
     path: str
     script: str = "script.json"
@@ -38,7 +43,7 @@ class ScriptedSender(Sender):
         self.given = set()
 
     def send(self, records, first):
-        values = [record.after["i"] for record in records]
+        values = [value_of(record.after) for record in records]
         if self.script.get("wait") in values:
             while not (self.root / "go").exists():
                 time.sleep(0.02)
@@ -74,16 +79,6 @@ class Scripted(DirectDestination):
 
     def sender(self, task):
         return ScriptedSender(self, task)
-
-
-class Pairs(Scripted):
-    name = "scripted.single"
-    batch = 1
-
-
-class Hundred(Scripted):
-    name = "scripted.seven"
-    batch = 7
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from conduit_dagster.connectors.base import Block, ReadOptions, Split
 from conduit_dagster.engine.commit_log.entries import encode_block
 from conduit_dagster.engine.commit_log.part_file import PartFile, Written
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import TaskError, task_error
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record
+from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 
 APPENDED_SCHEMA = "appended binary"
@@ -36,7 +37,6 @@ class AppendJob(msgspec.Struct, frozen=True):
 
     clock_ns: int
     tasks: list[AppendTask]
-    token: str
     once: bool = False
     """A source of it can't be read twice: a second attempt of a task is refused."""
 
@@ -96,7 +96,8 @@ class _Appending:
         self._pipeline = pipeline
         self._report = Appended(number)
         self._offset = self._task.first
-        self._file = PartFile(self._task.folder, self._task.first, job.token)
+        # random per attempt: a second one never meets the file of the first
+        self._file = PartFile(self._task.folder, self._task.first, secrets.token_hex(8))
         self._nacks: dict[int, tuple[str, Nack, Record]] = {}
 
     def run(self) -> Appended:
@@ -117,7 +118,7 @@ class _Appending:
         self._report.read += count
         self._report.boundary = block.boundary(count - 1)
         if not self._inlet.source.sets_metadata:
-            _label(self._pipeline, self._inlet, block.records)
+            label(self._pipeline.program.pipeline, self._inlet.id, self._pipeline.clock.now_ns, block.records)
         records, nacks = self._processed(block)
         if records:
             now = self._pipeline.clock.now_ns // 1000
@@ -146,9 +147,3 @@ class _Appending:
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         """Logged as nacked; the first node's nack counts."""
         self._nacks.setdefault(origin, (node, nack, record))
-
-
-def _label(pipeline: CompiledPipeline, inlet: Inlet, records: list[Record]) -> None:
-    origin, now = f"{pipeline.program.pipeline}:{inlet.id}", str(pipeline.clock.now_ns)
-    for record in records:
-        record.metadata = {SOURCE_CONNECTOR_ID: origin, READ_AT: now, **record.metadata}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -14,6 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.connectors.base import Limit, Position, Split
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.commit_log.compaction import Compactor
 from conduit_dagster.engine.commit_log.layout import LogFolder
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
@@ -54,6 +54,8 @@ class Appender:
         self._log = LogStore(pipeline.program.pipeline)
         self._name = pipeline.program.pipeline
         self._program = pipeline.program.encode()
+        self.rolled = True
+        """Whether a segment was closed since the last compaction; a run begins with one."""
 
     def append(self, horizons: Mapping[str, Any] | None) -> bool:
         """Logs what is new of every source, within the limit; False where there was nothing.
@@ -66,7 +68,7 @@ class Appender:
         reached("before-log", self._name)
         tasks = [task for reach in reaches for task in self._tasks(reach)]
         once = any(not reach.inlet.source.replayable for reach in reaches)
-        reports = self._run(AppendJob(time.time_ns(), tasks, secrets.token_hex(8), once))
+        reports = self._run(AppendJob(time.time_ns(), tasks, once))
         for reach in reaches:
             blamed(self._node(reach.inlet), reach.inlet.source.verify, reach.start, reach.end)
         reached("after-log-stage", self._name)
@@ -74,7 +76,16 @@ class Appender:
             mine = [report for report in reports if tasks[report.task].source == reach.inlet.id]
             self._commit(reach, mine)
         reached("after-log", self._name)
+        self.rolled = any(reach.segment == reach.offset and reach.offset for reach in reaches) or self.rolled
         return True
+
+    def compact(self) -> None:
+        """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
+        self.rolled = False
+        consumers = list(self._pipeline.consumers())
+        for inlet in self._pipeline.sources:
+            folder = LogFolder(self._base, self._name, inlet.id)
+            Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
 
     def _reach(self, inlet: Inlet, horizons: Mapping[str, Any] | None) -> _Reach | None:
         state = self._store.transactions.read(lambda connection: self._log.state(connection, inlet.id))

@@ -8,9 +8,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.engine.commit_log.entries import decode_batch
 from conduit_dagster.engine.commit_log.layout import LogFolder
-from conduit_dagster.engine.commit_log.reader import read
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.record import Record
 from conduit_dagster.state.log_store import LogPart
@@ -110,6 +108,10 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
 
 def read_log(split: Split) -> Iterator[Block]:
     """The blocks of a split that :func:`log_split` made."""
+    # here, because validating a pipeline must not import pyarrow
+    from conduit_dagster.engine.commit_log.entries import decode_batch
+    from conduit_dagster.engine.commit_log.reader import read
+
     detail = split.detail
     folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
     parts = msgspec.convert(detail["parts"], list[LogPart])

@@ -11,6 +11,7 @@ from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.moves import after_step
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.namespaces import merged
@@ -90,7 +91,9 @@ class StepLoop:
         end = self._latest(source, known.position, horizon)
         if end == known.position:
             return None
-        return Range(source, known.generation, known.position, end, known.records)
+        # an entry of the log has its offset, wherever a rewind has put the source
+        logged = isinstance(self.pipeline.inlet(source).source, LogSource)
+        return Range(source, known.generation, known.position, end, known.position if logged else known.records)
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
         inlet = self.pipeline.inlet(source)

@@ -17,10 +17,11 @@ from conduit_dagster.connectors.staged import RecordWriter
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Nack, Record, copy
+from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
 
@@ -126,14 +127,8 @@ class _Task:
         for read in inlet.source.read(split.split, options):
             block = read if isinstance(read, Block) else Block.of(read)
             if not inlet.source.sets_metadata:
-                self._label(inlet, block.records)
+                label(self._pipeline.program.pipeline, inlet.id, self._pipeline.clock.now_ns, block.records)
             run.block(block)
-
-    def _label(self, inlet: Inlet, records: list[Record]) -> None:
-        """What every record carries, as in Conduit; a source's own values win."""
-        origin, now = f"{self._pipeline.program.pipeline}:{inlet.id}", str(self._pipeline.clock.now_ns)
-        for record in records:
-            record.metadata = {SOURCE_CONNECTOR_ID: origin, READ_AT: now, **record.metadata}
 
 
 class _SplitRun:

@@ -207,6 +207,9 @@ class _Run:
 
     def _fly(self, loop: StepLoop, flight: Flight, appender: Appender | None, horizons: dict[str, Any] | None) -> None:
         while not self._stop.requested:
+            if appender is not None and appender.rolled:
+                flight.land()
+                appender.compact()
             plan = loop.plan_next(horizons)
             if plan is not None:
                 flight.take(plan)

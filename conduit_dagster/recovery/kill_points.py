@@ -46,6 +46,15 @@ POINTS: Final = (
     "after-ack",
 )
 """``mid-publish`` is passed by destinations themselves, in the middle of their work."""
+COMPACTION: Final = (
+    "before-compact",
+    "mid-compact-write",
+    "after-compact-write",
+    "after-compact-swap",
+    "mid-compact-remove",
+    "after-compact",
+)
+"""Passed while the log is compacted."""
 
 _passed: Counter[str] = Counter()
 _lock = threading.Lock()

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.events import record_event
+from conduit_dagster.state.registry import first_generation
 from conduit_dagster.state.schema import logs, sources
 from conduit_dagster.state.transactions import Transactions
 
@@ -36,8 +37,9 @@ class LogRegistry:
         text, logged = json.dumps(unit, sort_keys=True), json.dumps({**unit, **LOGGED}, sort_keys=True)
         row = connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
         if row is None:
-            fresh = {"generation": 1, "position": "0", "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
-            connection.execute(sources.insert().values(pipeline=self._id, source=source, unit=logged, **fresh))
+            fresh = {"generation": first_generation(), "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            own = {"pipeline": self._id, "source": source, "unit": logged, "position": "0"}
+            connection.execute(sources.insert().values(**own, **fresh))
             self._begin(connection, source, 0, initial)
         elif row["unit"] == text:
             self._begin(connection, source, row["records"], json.loads(row["position"]))
@@ -70,7 +72,7 @@ class LogRegistry:
             row = connection.execute(sa.select(sources.c.unit).where(*self._source(joined))).first()
             if row is None:
                 start = {name: self._offset(connection, name) for name in members}
-                fresh = {"generation": 1, "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+                fresh = {"generation": first_generation(), "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
                 values = {"pipeline": self._id, "source": joined, "unit": text, "position": json.dumps(start)}
                 connection.execute(sources.insert().values(**values, **fresh))
             elif row[0] != text:

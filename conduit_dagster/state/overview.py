@@ -8,7 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import collections, consumers, dead_letters, history, offsets, pipelines, sources
+from conduit_dagster.state.schema import (
+    collections,
+    consumers,
+    dead_letters,
+    history,
+    logs,
+    offsets,
+    pipelines,
+    sources,
+)
 
 
 def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
@@ -75,6 +84,13 @@ def collection_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     with reading(engine) as connection:
         ordered = mine.order_by(collections.c.source, collections.c.namespace)
         return [dict(row) for row in connection.execute(ordered).mappings()]
+
+
+def log_names(engine: sa.Engine, pipeline: str) -> list[str]:
+    """The sources whose records are logged."""
+    mine = sa.select(logs.c.source).where(logs.c.pipeline == pipeline).order_by(logs.c.source)
+    with reading(engine) as connection:
+        return list(connection.execute(mine).scalars())
 
 
 def newest_dead_letters(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:

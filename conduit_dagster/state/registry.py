@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,15 @@ from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
 from conduit_dagster.state.schema import consumers, deliveries, owners, pipelines, sources, steps
 from conduit_dagster.state.transactions import Transactions
+
+
+def first_generation() -> int:
+    """The generation of a source that this store sees for the first time: the time, in seconds.
+
+    A store that is begun anew must not give deliveries the names of the lost one's: a destination that stores hashes
+    would take them for delivered, and their records would be lost without a word.
+    """
+    return int(time.time())
 
 
 class Registry:
@@ -32,7 +42,7 @@ class Registry:
         mine = (sources.c.pipeline == self._id, sources.c.source == source)
         known = connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one_or_none()
         if known is None:
-            fresh = {"generation": 1, "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            fresh = {"generation": first_generation(), "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
             values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
             connection.execute(sources.insert().values(**values, **fresh))
         elif known != text:

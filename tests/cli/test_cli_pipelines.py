@@ -21,8 +21,8 @@ def failed(project: Path) -> Path:
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
     store.set_status("running", file="pipelines/orders.yaml")
-    store.register_source("in", {}, {"files": [], "seen": 0})
-    store.register_consumer("out", "data")
+    store.registry.register_source("in", {}, {"files": [], "seen": 0})
+    store.registry.register_consumer("out", "data")
     store.set_status("degraded", "", ERROR)
     lease.release()
     database.dispose()
@@ -105,4 +105,4 @@ def test_a_store_that_cannot_be_read_is_an_environment_problem(run, project: Pat
     (project / ".conduit" / "state.db").write_text("this is no database, and long enough to be seen as none" * 9)
     ran = run("pipelines", "list", "--json")
     assert ran.code == 3
-    assert ran.envelope["error"]["code"] == "state.unreachable"
+    assert ran.envelope["error"]["code"] == "state.unusable"

@@ -52,12 +52,12 @@ def test_findings_are_in_the_envelope(run, project: Path, pipeline) -> None:
 
 
 def test_an_option_that_is_not_there_yet_refuses_the_whole_run_by_name(run, project: Path, pipeline) -> None:
-    text = pipeline("later", "delivery: {strategy: at-most-once}")
+    text = pipeline("later", "delivery: {drift: true}")
     (project / "pipelines" / "later.yaml").write_text(text)
     ran = run("run", "--once", "--json")
     assert ran.code == 2
     assert ran.envelope["error"]["code"] == "option.not_yet"
-    assert "delivery.strategy: at-most-once" in ran.envelope["error"]["message"]
+    assert "delivery.drift: true" in ran.envelope["error"]["message"]
     assert ran.envelope["error"]["node"] == "later"
     assert not (project / ".conduit").exists()
 

@@ -74,7 +74,7 @@ def test_a_broken_plugin_is_a_finding(run, project: Path) -> None:
 
 
 def test_an_option_that_is_not_there_yet_is_said(run, project: Path, pipeline) -> None:
-    (project / "a.yaml").write_text(pipeline("a", "fan-in: join"))
+    (project / "a.yaml").write_text(pipeline("a", "delivery: {drift: true}"))
     ran = run("validate", "a.yaml", "--json")
     assert "option.not_yet" in [row["code"] for row in ran.envelope["result"]["findings"]]
 

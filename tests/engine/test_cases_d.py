@@ -157,10 +157,6 @@ def test_c06_a7_when_the_dead_letter_write_fails_nothing_beyond_it_is_acked(lab:
         processors=[DECODE, refuse],
         **{"dead-letter-queue": {**letters, "window-size": 0}},
     )
-    (lab.root / "plugins" / "scripted.py").write_text(
-        (lab.root / "plugins" / "scripted.py").read_text().replace('record.after["i"]', "_value(record)")
-        + '\n\ndef _value(record):\n    after = record.after.get("payload", {}).get("after", record.after)\n    return after["i"]\n'
-    )
     script.says("dead", outage=[3])
     result = lab.run()
     assert result.error is not None

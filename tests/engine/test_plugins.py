@@ -116,7 +116,7 @@ def test_one_of_each_works(lab: Lab) -> None:
     assert [row["n"] for row in lab.documents("out.jsonl")] == wanted
     files = sorted((lab.root / "shelf").iterdir(), key=lambda path: int(path.name.split("-")[0]))
     assert [row for file in files for row in json.loads(file.read_text())] == [[n, "yes"] for n in wanted]
-    assert lab.lines("acks.txt") == ["1 0", "1 8", "1 16", "1 20"]
+    assert [line.split()[1] for line in lab.lines("acks.txt")] == ["0", "8", "16", "20"]
     assert lab.letters() == [("p:halve", "seven", {"n": 7}), ("p:halve", "seven", {"n": 14})]
     assert lab.documents("dead.jsonl")[0]["metadata"]["conduit.dlq.nack.code"] == "mine.seven"
     assert result.progress.filtered_by == {"p:halve": 4}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +17,7 @@ from conduit_dagster.engine.commit_log.repeated_column import (
     encode_constant,
     encode_repeated,
 )
-from conduit_dagster.record import COLLECTION, Nack, Record
-
-Mode = Literal["copy", "sync", "complete"]
-MODES: Final[tuple[Mode, ...]] = ("copy", "sync", "complete")
-MODE: Final = "conduit.mode"
-"""The metadata key with which a source says how far a collection's copy is."""
+from conduit_dagster.record import COLLECTION, MODE, Mode, Nack, Record, mode_of
 
 Batch = Any
 """A pyarrow record batch of :data:`SCHEMA`; the library has no types."""
@@ -73,16 +68,6 @@ class Entry(NamedTuple):
     record: Record
     nack: tuple[str, Nack] | None = None
     """The node that nacked it, and why; None for a good one."""
-
-
-def mode_of(record: Record) -> Mode:
-    """``conduit.mode`` of its metadata where that is a mode, else copy for a snapshot and sync for the rest."""
-    return _mode(record.metadata, record.operation)
-
-
-def _mode(metadata: Metadata, operation: str) -> Mode:
-    mode = metadata.get(MODE)
-    return mode if mode in MODES else "copy" if operation == "snapshot" else "sync"
 
 
 def encode_block(

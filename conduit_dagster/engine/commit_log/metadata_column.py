@@ -16,14 +16,11 @@ METADATA: Final = pa.map_(REPEATED, REPEATED)
 
 
 class SharedMetadata:
-    """The metadata of a block: each distinct object once, and which of them each record has.
-
-    Objects count, not values: equal dicts may differ in the order of their keys.
-    """
+    """The metadata of a block: each distinct object once, and which of them each record has."""
 
     def __init__(self, metadata: list[Metadata]) -> None:
         ids = list(map(id, metadata))
-        if len(set(ids)) == 1:
+        if len(set(ids)) == 1 or _all_alike(metadata):
             self.distinct, index = metadata[:1], np.zeros(len(ids), np.int64)
         else:
             self.distinct = list(dict(zip(ids, metadata, strict=True)).values())
@@ -48,6 +45,12 @@ class SharedMetadata:
             return encode_constant(found[0], len(self._index))
         distinct = _encoded(found)
         return pa.DictionaryArray.from_arrays(distinct.indices.take(self._index), distinct.dictionary)
+
+
+def _all_alike(metadata: list[Metadata]) -> bool:
+    """Whether all are equal, with their keys in one order: as objects of their own, as a source may make them."""
+    first = metadata[0]
+    return first == metadata[-1] and metadata.count(first) == len(metadata) and len(set(map(tuple, metadata))) == 1
 
 
 def _encoded(strings: list[str]) -> Column:

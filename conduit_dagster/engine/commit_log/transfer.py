@@ -17,8 +17,8 @@ from conduit_dagster.engine.commit_log.binary import (
     encode_log_record,
     encode_offset_record,
 )
-from conduit_dagster.engine.commit_log.entries import MODES, Batch, Entry, decode_entries
-from conduit_dagster.record import Nack, decode, encode
+from conduit_dagster.engine.commit_log.entries import Batch, Entry, decode_entries
+from conduit_dagster.record import MODES, Nack, decode, encode
 
 _SECOND: Final = 1_000_000
 _LIMIT: Final = 1 << 63

@@ -86,6 +86,13 @@ def test_records_with_the_same_metadata_share_it_when_they_are_read(count: int) 
     assert len({id(record.metadata) for record in decoded.records}) == 1
 
 
+def test_the_order_of_keys_is_kept() -> None:
+    """Dicts that are equal may still be written differently."""
+    both = [{"a": "1", "b": "2"}, {"b": "2", "a": "1"}, {"a": "1", "b": "2"}]
+    decoded = decode_batch(encode_block("in", 0, [Record(1, one, b"") for one in both], None, 0, {})).records
+    assert [list(record.metadata) for record in decoded] == [["a", "b"], ["b", "a"], ["a", "b"]]
+
+
 def test_metadata_of_some_kinds_is_shared_by_kind() -> None:
     records = [Record(i, {COLLECTION: "ab"[i % 2]}, b"") for i in range(100)]
     decoded = decode_batch(encode_block("in", 0, records, None, 0, {})).records

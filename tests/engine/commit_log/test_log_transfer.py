@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conduit_dagster.engine.commit_log.binary import LogRecord, decode_log, encode_log_record
-from conduit_dagster.engine.commit_log.entries import MODES, Entry, decode_entries, encode_entries
+from conduit_dagster.engine.commit_log.entries import Entry, decode_entries, encode_entries
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.commit_log.reader import read
 from conduit_dagster.engine.commit_log.transfer import export_entries, export_offsets, import_entries, import_offsets
-from conduit_dagster.record import COLLECTION, OPERATIONS, Nack, Record
+from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record
 from conduit_dagster.recovery.errors import FatalError
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)

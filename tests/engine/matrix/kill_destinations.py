@@ -56,8 +56,8 @@ class OrderedFilePlace(Place):
     plugin = "builtin:file"
 
     def settings(self, name: str, letters: bool) -> dict[str, str]:
-        """Plain payload lines, dead letters whole."""
-        return {"path": f"./{name}.jsonl", **({} if letters else {"sdk.record.format": "payload/json"})}
+        """Plain payload lines; of a dead letter the payload is the failed record."""
+        return {"path": f"./{name}.jsonl", "sdk.record.format": "payload/json"}
 
     def rows(self, name: str) -> list[Row]:
         """Its lines."""
@@ -72,7 +72,7 @@ class FolderPlace(Place):
 
     def settings(self, name: str, letters: bool) -> dict[str, str]:
         """As the ordered file's, with a slash."""
-        return {"path": f"./{name}/", **({} if letters else {"sdk.record.format": "payload/json"})}
+        return {"path": f"./{name}/", "sdk.record.format": "payload/json"}
 
     def rows(self, name: str) -> list[Row]:
         """The lines of its deliveries."""

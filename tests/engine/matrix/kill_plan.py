@@ -11,7 +11,8 @@ from engine.matrix.kill_reach import passages, reachable
 from engine.matrix.kill_round import Round, World
 
 _MOST = 60
-_MOST_CONNECTED = 28
+"""Cases in one process."""
+_CONNECTIONS = 72
 """A pipeline that stands still keeps its connections, and a server counts them."""
 
 
@@ -24,16 +25,19 @@ def kills(of: Combination, passed: Counter[str]) -> list[Case]:
     ]
 
 
-def rounds(cases: Sequence[Case]) -> Iterator[list[Case]]:
-    """As many as fit into one process."""
-    most = _MOST_CONNECTED if any(map(_connects, cases)) else _MOST
-    for first in range(0, len(cases), most):
-        yield list(cases[first : first + most])
+def rounds(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
+    """As many as fit into one process, in processes of about the same size."""
+    connections = sum(_connections(case.of) for case in cases)
+    count = max(-(-len(cases) // _MOST), -(-connections // _CONNECTIONS))
+    for number in range(count):
+        # every count-th, so that those with connections are spread evenly
+        yield cases[number::count]
 
 
-def _connects(case: Case) -> bool:
-    kind = case.of.kind
-    return "postgres" in (kind, SECOND[kind] if case.of.plan.second else kind)
+def _connections(of: Combination) -> int:
+    """Of a pipeline's destinations and its dead-letter queue."""
+    kinds = [of.kind, of.kind, *([SECOND[of.kind]] if of.plan.second else [])]
+    return kinds.count("postgres")
 
 
 def outcome(world: World, cases: Sequence[Case], must_die: bool = True) -> list[str]:

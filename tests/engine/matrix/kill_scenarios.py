@@ -67,8 +67,9 @@ class Scenario:
 
     @property
     def letters(self) -> list[int]:
-        """Those that become dead letters."""
-        return [i for i in self.handled if i in self.nacked or self._is_refused(i)]
+        """Those that become dead letters, of each step first those that its destinations never saw."""
+        found = [i for i in self.handled if i in self.nacked or self._is_refused(i)]
+        return sorted(found, key=lambda i: (i // STEP, self._is_refused(i), i))
 
     @property
     def delivered(self) -> list[int]:

@@ -42,24 +42,25 @@ class Verdict:
 
     def _records(self, where: str, got: list[int], wanted: list[int]) -> None:
         counts = Counter(got)
-        missing = [n for n in wanted if n not in counts]
-        twice = [n for n, times in counts.items() if times > 1]
         if extra := sorted(counts.keys() - set(wanted)):
             self._flaw(f"{where} has what it must not have: {extra}")
+            got = [n for n in got if n not in extra]
+        missing = [n for n in wanted if n not in counts]
+        twice = [n for n, times in counts.items() if times > 1]
         if illicit := [n for n in missing if not self._may_miss(n)]:
             self._flaw(f"{where} misses {illicit}")
         if illicit := [n for n in twice if not self._may_repeat(n)]:
             self._flaw(f"{where} has twice {illicit}")
-        self._order(where, got)
+        self._order(where, got, wanted)
         if self._loses_all and (kept := [n for n in got if n in self._lost]):
             self._flaw(f"{where} has {kept}, which at-most-once must not send again")
 
-    def _order(self, where: str, got: list[int]) -> None:
+    def _order(self, where: str, got: list[int], wanted: list[int]) -> None:
         """Of each source, leaving repeats aside."""
-        first = list(dict.fromkeys(got))
+        first = set(got)
         for low in FIRST.values():
-            mine = [n for n in first if low <= n < low + 100]
-            if mine != sorted(mine):
+            mine = [n for n in dict.fromkeys(got) if low <= n < low + 100]
+            if mine != [n for n in wanted if n in first and low <= n < low + 100]:
                 self._flaw(f"{where} is out of order: {mine}")
 
     def _may_repeat(self, n: int) -> bool:
@@ -104,5 +105,4 @@ class Verdict:
 
 
 def _letter(row: Row) -> int:
-    payload = row["payload"]
-    return int(payload["after"]["payload"]["after"]["i"])
+    return int(row["payload"]["after"]["i"])

@@ -1,4 +1,4 @@
-"""Runs of one pipeline that crash, freeze and change their minds at named points, and what must hold after them."""
+"""Runs of one pipeline that crash, freeze and change their minds at named points."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from engine.frozen import ledger_plugin
 from engine.frozen.owners import SILENT, Owners
 from engine.mutants import counter_plugin
 from engine.mutants.counter_plugin import counter
+from engine.mutants.verdicts import Broken
 from support import processor, queue
 
 from conduit_dagster.engine.report import RunResult
@@ -28,10 +29,6 @@ Passage = tuple[str, int]
 """A point, and at which passage of it."""
 
 
-class Broken(AssertionError):  # noqa: N818  # what a test finds, not a fault of the program
-    """A guarantee that does not hold."""
-
-
 class Crash(BaseException):
     """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
 
@@ -39,26 +36,6 @@ class Crash(BaseException):
 def crash() -> None:
     """What happens at a point where a run ends."""
     raise Crash
-
-
-class Watch:
-    """An act whose findings are reported later: the engine would take them for errors of its own parts."""
-
-    def __init__(self, act: Callable[..., Any]) -> None:
-        self._act = act
-        self._found: list[Broken] = []
-
-    def __call__(self, *given: Any) -> None:
-        """Looks, and goes on."""
-        try:
-            self._act(*given)
-        except Broken as broken:
-            self._found.append(broken)
-
-    def report(self) -> None:
-        """Raises what was found first."""
-        if self._found:
-            raise self._found[0]
 
 
 class Frozen:
@@ -218,35 +195,3 @@ class Bench(Owners):
         """Generation and position of the source in the store."""
         source = self.state().sources["in"]
         return [source.generation, source.position]
-
-
-def sound(result: RunResult) -> RunResult:
-    """A run that must end well."""
-    if result.error is not None:
-        raise Broken(f"stuck: {result.error.code}: {result.error.message}")
-    return result
-
-
-def hold(got: list[int], wanted: list[int]) -> None:
-    """Every wanted record once, in order, and no other."""
-    missing, more = Counter(wanted) - Counter(got), Counter(got) - Counter(wanted)
-    if doubled := sorted(set(more) & set(wanted)):
-        raise Broken(f"doubled: {doubled}")
-    if missing:
-        raise Broken(f"lost: {sorted(missing)}")
-    if more:
-        raise Broken(f"invented: {sorted(more)}")
-    if got != wanted:
-        raise Broken(f"disorder: {got}")
-
-
-def decided_once(bench: Bench, out: list[int]) -> None:
-    """Each record is in one place: the destination or the dead letters."""
-    both = sorted(set(out) & set(bench.dead()))
-    require(not both, f"decided twice: {both}")
-
-
-def require(holds: bool, what: str) -> None:
-    """A rule that is looked at itself."""
-    if not holds:
-        raise Broken(what)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine.mutants.bench import Bench, Broken
+from engine.mutants.bench import Bench
+from engine.mutants.verdicts import Broken
 from pyspark.sql import SparkSession
 
 Scenario = Callable[[Bench], None]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from engine.mutants.bench import require
+from engine.mutants.verdicts import require
 
 
 class Synced:

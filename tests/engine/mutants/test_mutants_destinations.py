@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from engine.frozen.ledger_plugin import ledger
 from engine.mutants import mutants_of_destinations as without
-from engine.mutants.bench import Bench, Watch, hold, sound
+from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught, Mutant, Scenario
 from engine.mutants.durable import Synced, below
 from engine.mutants.mutants_of_decisions import in_process
+from engine.mutants.verdicts import Watch, hold, sound
 from support import destination
 
 FOLDER = destination("out", "./out/")

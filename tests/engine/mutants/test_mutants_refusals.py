@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from engine.frozen.ledger_plugin import ledger
 from engine.mutants import mutants_of_publishing as without
-from engine.mutants.bench import Bench, decided_once, hold, require, sound
+from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught
+from engine.mutants.verdicts import decided_once, hold, require, sound
 
 
 def resent(bench: Bench, at: str) -> None:
@@ -52,7 +53,7 @@ def rejected_meanwhile(bench: Bench) -> None:
         old.thaw()
     bench.orders()
     sound(bench.take())
-    decided_once(bench, bench.ledger())
+    decided_once(bench.ledger(), bench.dead())
     hold(bench.ledger(), [2, 3, 4])
     hold(bench.dead(), [1])
 

@@ -8,8 +8,9 @@ from typing import Any
 import psycopg
 from deltalake import DeltaTable
 from engine.mutants import mutants_of_destinations as without
-from engine.mutants.bench import Bench, hold, sound
+from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught, Scenario
+from engine.mutants.verdicts import hold, sound
 from postgres_server import PostgresServer
 
 Read = Callable[[], list[int]]

@@ -1,4 +1,4 @@
-"""Peak memory of this process and everything it started, sampled while something runs."""
+"""Resident memory of this process and everything it started. Shared pages count in each process."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Memory(NamedTuple):
+    """In MB."""
+
+    python: float
+    """Of all Python processes."""
+    total: float
+    """With the Java process."""
 
 
 class Peak:
@@ -17,29 +27,38 @@ class Peak:
     python = 0.0
     total = 0.0
 
+    def see(self, seen: Memory) -> None:
+        """Takes a sample in."""
+        self.python, self.total = max(self.python, seen.python), max(self.total, seen.total)
+
+    def as_json(self) -> dict[str, int]:
+        """Whole MB."""
+        return {"python_mb": round(self.python), "total_mb": round(self.total)}
+
 
 @contextmanager
-def watching(every: float = 0.25) -> Generator[Peak]:
-    """Samples resident memory until the block ends. Shared pages count in each process."""
-    peak, ended = Peak(), threading.Event()
+def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
+    """Samples until the block ends."""
+    ended = threading.Event()
 
     def watch() -> None:
         while not ended.wait(every):
-            _sample(peak)
+            peak.see(resident())
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     try:
-        yield peak
+        yield
     finally:
         ended.set()
         thread.join()
 
 
-def _sample(peak: Peak) -> None:
+def resident() -> Memory:
+    """Now. A PostgreSQL server that was started from here is left out."""
     sizes = [(_name(pid), _resident(pid)) for pid in _tree(os.getpid())]
-    peak.total = max(peak.total, sum(size for _, size in sizes))
-    peak.python = max(peak.python, sum(size for name, size in sizes if name.startswith("python")))
+    python = sum(size for name, size in sizes if name.startswith("python"))
+    return Memory(python, sum(size for name, size in sizes if name != "postgres"))
 
 
 def _tree(root: int) -> list[int]:

@@ -1,0 +1,41 @@
+"""What all measures share: the Spark session, the database, folders, and how much is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from benchmarks.server import Database
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+
+
+@dataclass
+class Bench:
+    """Opens what a measure asks for; call ``close`` at the end."""
+
+    work: Path
+    records: int
+    rounds: int
+    steps: int
+    """Steps of one record."""
+    settings: SparkSettings = field(default_factory=SparkSettings)
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        """One session for all measures."""
+        return open_session(self.settings, "benchmarks")
+
+    @cached_property
+    def database(self) -> Database:
+        """One server for all measures."""
+        return Database()
+
+    def close(self) -> None:
+        """Ends what was opened."""
+        if "spark" in self.__dict__:
+            close_session(self.spark)
+        if "database" in self.__dict__:
+            self.database.close()

@@ -1,0 +1,46 @@
+"""Runs a project's pipeline with this engine, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.report import Progress, StepReport
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.state.claim import open_store
+
+Observer = Callable[[StepReport, Progress], None]
+
+
+def _ignore(step: StepReport, progress: Progress) -> None:
+    del step, progress
+
+
+def drain(root: Path, spark: SparkSession) -> float:
+    """Seconds until all is delivered and acked, lease, start-up recovery and all commits included."""
+    return _run(root, spark, True, StopFlag(), _ignore)
+
+
+def follow(root: Path, spark: SparkSession, stop: StopFlag, observe: Observer) -> None:
+    """Runs until ``stop``; ``observe`` is called after each step."""
+    _run(root, spark, False, stop, observe)
+
+
+def _run(root: Path, spark: SparkSession, to_the_end: bool, stop: StopFlag, observe: Observer) -> float:
+    catalogue = open_catalogue(Project.find(root, {}))
+    bound = catalogue.get("bench")
+    assert bound is not None, [finding.render() for finding in catalogue.findings]
+    database = open_store(catalogue.project.state_url, catalogue.project.home)
+    options = RunOptions(catalogue.project.staging_url, drain=to_the_end)
+    began = time.perf_counter()
+    result = run_pipeline(bound, spark, database, options, stop, observe)
+    seconds = time.perf_counter() - began
+    database.dispose()
+    assert result.error is None, result.error
+    return seconds

@@ -1,0 +1,85 @@
+"""File to files, beside plain Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import engine, plain
+from benchmarks.bench import Bench
+from benchmarks.compare import Side, compare
+from benchmarks.data import generate, sound
+from benchmarks.setup import Setup, to_file
+
+_STEPS = 5
+"""Steps of a run in which they overlap."""
+
+
+def files(bench: Bench, strategy: str, layout: str, destinations: int = 1) -> dict[str, Any]:
+    """``log: positions`` beside plain Spark."""
+    return compare([_ours(bench, _setup(strategy, layout, destinations)), _plain(bench, destinations)], *_size(bench))
+
+
+def logged(bench: Bench, destinations: int = 1) -> dict[str, Any]:
+    """``log: records`` beside ``log: positions`` and plain Spark; folders, exactly once."""
+    setup = _setup("exactly-once", "folder", destinations)
+    sides = [
+        _ours(bench, replace(setup, log="records")),
+        _ours(bench, setup, "log: positions"),
+        _plain(bench, destinations),
+    ]
+    return compare(sides, *_size(bench))
+
+
+def in_flight(bench: Bench) -> dict[str, Any]:
+    """Two steps in flight beside one, both in batches of a fifth, and plain Spark; one ordered file, exactly once."""
+    setup = replace(_setup("exactly-once", "file", 1), batch=bench.records // _STEPS)
+    sides = [_ours(bench, replace(setup, in_flight=2)), _ours(bench, setup, "one in flight"), _plain(bench, 1)]
+    return compare(sides, *_size(bench))
+
+
+def _setup(strategy: str, layout: str, destinations: int) -> Setup:
+    return Setup([to_file(name, layout) for name in _names(destinations)], strategy)
+
+
+def _names(destinations: int) -> list[str]:
+    return [f"out{number}" for number in range(destinations)]
+
+
+def _size(bench: Bench) -> tuple[int, int]:
+    return bench.records, bench.rounds
+
+
+def _ours(bench: Bench, setup: Setup, name: str = "ours") -> Side:
+    root = bench.work / "ours"
+    prepare = partial(setup.write, root, generate(bench.work, bench.records))
+    count = partial(_counts, root, [one["id"] for one in setup.destinations])
+    return Side(name, prepare, lambda: engine.drain(root, bench.spark), count, sound(bench.records))
+
+
+def _plain(bench: Bench, destinations: int) -> Side:
+    root, names, source = bench.work / "plain", _names(destinations), generate(bench.work, bench.records)
+    # plain Spark writes an empty object for a broken line
+    return Side(
+        "plain Spark",
+        partial(plain.clear, root),
+        lambda: plain.run(root, bench.spark, source, names),
+        partial(_counts, root, names),
+        bench.records,
+    )
+
+
+def _counts(root: Path, names: Sequence[str]) -> list[int]:
+    return [sum(map(_lines, _parts(root / name))) for name in names]
+
+
+def _parts(path: Path) -> list[Path]:
+    return [path] if path.is_file() else [part for part in path.rglob("part-*") if part.is_file()]
+
+
+def _lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))

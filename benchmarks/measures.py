@@ -1,0 +1,60 @@
+"""All measures by name, what they are and about how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks.backlog import TIMES, backlogs
+from benchmarks.bench import Bench
+from benchmarks.files import files, in_flight, logged
+from benchmarks.kinds import KINDS
+from benchmarks.tables import tables, tables_in_flight
+from benchmarks.trickle import trickles
+
+
+class Measure(NamedTuple):
+    """One line, or one table, of the results."""
+
+    title: str
+    run: Callable[[Bench], dict[str, Any]]
+    seconds: Callable[[Bench], float]
+    """A guess for two cores."""
+
+
+def _compared(sides: int, per_million: float) -> Callable[[Bench], float]:
+    """``per_million``: seconds that one run of each side takes together for a million records."""
+    return lambda bench: 2 * (bench.rounds + 1) * (0.8 * sides + per_million * bench.records / 1e6)
+
+
+def _backlogs(bench: Bench) -> float:
+    return len(KINDS) * (2 * 14 + (1 + TIMES) * 1.8 * bench.records / 1e6)
+
+
+MEASURES: dict[str, Measure] = {
+    "folder-at-least-once": Measure(
+        "folder, at least once", partial(files, strategy="at-least-once", layout="folder"), _compared(2, 2.6)
+    ),
+    "folder-at-least-once-two": Measure(
+        "two folders, at least once",
+        partial(files, strategy="at-least-once", layout="folder", destinations=2),
+        _compared(2, 3.6),
+    ),
+    "file-exactly-once": Measure(
+        "ordered file, exactly once", partial(files, strategy="exactly-once", layout="file"), _compared(2, 2.7)
+    ),
+    "folder-exactly-once": Measure(
+        "folder, exactly once", partial(files, strategy="exactly-once", layout="folder"), _compared(2, 2.6)
+    ),
+    "records": Measure("folder, exactly once, log: records", logged, _compared(3, 6.0)),
+    "records-two": Measure(
+        "two folders, exactly once, log: records", partial(logged, destinations=2), _compared(3, 7.5)
+    ),
+    "in-flight": Measure("ordered file, exactly once, two steps in flight", in_flight, _compared(3, 5.0)),
+    "postgres": Measure("table, exactly once", tables, _compared(3, 6.5)),
+    "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
+    "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
+    "steps": Measure("steps of one record", trickles, lambda bench: len(KINDS) * (bench.steps * 0.13 + 2 * 60 * 0.06)),
+    "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),
+}

@@ -1,0 +1,45 @@
+"""The file with all results: a run replaces what it measured and keeps the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyspark
+
+from benchmarks.bench import Bench
+
+_FILE = "results.json"
+
+
+class Results:
+    """By measure; each one says when and on what it was measured."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / _FILE
+        self.measures: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+
+    def add(self, name: str, title: str, result: dict[str, Any], bench: Bench) -> None:
+        """Writes it at once: a later measure may fail."""
+        about = {"title": title, "at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(bench)}
+        self.measures[name] = {**about, **result}
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps(self.measures, indent=1) + "\n")
+
+
+def machine(bench: Bench) -> dict[str, Any]:
+    """What the figures depend on."""
+    found: dict[str, Any] = {
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "pyspark": pyspark.__version__,
+        "pyarrow": pyarrow.__version__,
+    }
+    if "database" in bench.__dict__:
+        found["postgresql"] = bench.database.version
+    return found

@@ -1,0 +1,60 @@
+"""The PostgreSQL of the benchmarks: the tests' server, with the memory that a server usually has."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from benchmarks.data import COLUMNS
+from tests.postgres_server import PostgresServer, installations
+
+_LARGER = ("shared_buffers=256MB", "max_wal_size=4GB")
+
+
+class _Server(PostgresServer):
+    def _open(self, command: list[str]) -> subprocess.Popen[bytes]:
+        is_server = command[0].endswith("/postgres")
+        # of two that set the same, the last one counts
+        more = [part for setting in _LARGER for part in ("-c", setting)] if is_server else []
+        return super()._open([*command, *more])
+
+
+class Database:
+    """One database on a server of its own; call ``close`` at the end."""
+
+    def __init__(self) -> None:
+        found = installations()
+        if not found:
+            raise RuntimeError("no PostgreSQL: install Debian's postgresql, or pgserver (Python 3.12 or older)")
+        self._server = _Server(found[0])
+        self.url = self._server.create_database()
+
+    @property
+    def version(self) -> str:
+        """As the server says it."""
+        with psycopg.connect(self.url) as connection:
+            return str(connection.execute("SHOW server_version").fetchone()[0])  # pyright: ignore[reportOptionalSubscript]
+
+    def clear(self, tables: Sequence[str]) -> None:
+        """Empty tables, no hash of a delivery, and nothing left to write from before."""
+        columns = sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in COLUMNS.items())
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS conduit_deliveries")
+            for name in map(sql.Identifier, tables):
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+                create = sql.SQL("CREATE TABLE {} ({}) WITH (autovacuum_enabled = false)")
+                connection.execute(create.format(name, columns))
+            connection.execute("CHECKPOINT")
+
+    def count(self, table: str) -> int:
+        """The rows of a table."""
+        with psycopg.connect(self.url) as connection:
+            row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
+        return 0 if row is None else int(row[0])
+
+    def close(self) -> None:
+        """Ends the server and removes all that it had."""
+        self._server.close()

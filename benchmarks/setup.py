@@ -1,0 +1,65 @@
+"""A pipeline that does the benchmark's work: read, four operations, write; broken lines to the dead letters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+_AFTER = ".Payload.After"
+_PROCESSORS: list[dict[str, Any]] = [
+    {"id": "decode", "plugin": "json.decode", "settings": {"field": _AFTER}},
+    {
+        "id": "cents",
+        "plugin": "field.set",
+        "settings": {"field": f"{_AFTER}.cents", "expression": "after.amount * 100"},
+    },
+    {"id": "rename", "plugin": "field.rename", "settings": {"mapping": f"{_AFTER}.name:fullname"}},
+    {"id": "drop", "plugin": "field.exclude", "settings": {"fields": f"{_AFTER}.note"}},
+]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What differs between the measured pipelines."""
+
+    destinations: Sequence[dict[str, Any]]
+    strategy: str = "at-least-once"
+    log: str = "positions"
+    in_flight: int = 1
+    batch: int | None = None
+    """Records per batch; None: the default."""
+
+    def write(self, root: Path, source: Path) -> None:
+        """A fresh project with this pipeline, which reads ``source``."""
+        shutil.rmtree(root, ignore_errors=True)
+        (root / "pipelines").mkdir(parents=True)
+        delivery = {"strategy": self.strategy, "log": self.log, "max-in-flight": self.in_flight}
+        inputs = {"id": "in", "type": "source", "plugin": "builtin:file", "settings": {"path": str(source)}}
+        queue = {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0}
+        pipeline = {
+            "id": "bench",
+            "trigger": "available-now",
+            "delivery": delivery if self.batch is None else {**delivery, "batch-size": self.batch},
+            "connectors": [inputs, *self.destinations],
+            "processors": _PROCESSORS,
+            "dead-letter-queue": queue,
+        }
+        with (root / "pipelines" / "bench.yaml").open("w") as file:
+            YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+
+
+def to_file(name: str, layout: str) -> dict[str, Any]:
+    """Plain payload lines in one ordered file, or a folder of parts, called ``name``."""
+    settings = {"path": f"./{name}", "layout": layout, "sdk.record.format": "payload/json"}
+    return {"id": name, "type": "destination", "plugin": "builtin:file", "settings": settings}
+
+
+def to_table(name: str, url: str) -> dict[str, Any]:
+    """Rows of a table called ``name``."""
+    settings = {"url": url, "table": name}
+    return {"id": name, "type": "destination", "plugin": "builtin:postgres", "settings": settings}

@@ -1,0 +1,144 @@
+"""The results as Markdown; ``python -m benchmarks.table RESULTS.json PAGE.md`` writes them between a page's markers."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+_SHOWN = (50, 150, 300)
+
+
+def markdown(measures: dict[str, Any]) -> str:
+    """Three tables: speed, the smallest step, memory."""
+    parts = [_machine(measures), _speed(measures), _steps(measures), _memory(measures), _backlog(measures)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def write(page: Path, measures: dict[str, Any]) -> None:
+    """Puts the tables between the markers. Raises ``ValueError`` where the page has none."""
+    text = page.read_text()
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{page} has no lines {BEGIN} and {END}")
+    page.write_text(f"{before}{BEGIN}\n\n{markdown(measures)}\n\n{END}{after}")
+
+
+def _machine(measures: dict[str, Any]) -> str:
+    found: dict[str, list[str]] = {}
+    for one in measures.values():
+        for name, value in one["machine"].items():
+            if str(value) not in found.setdefault(name, []):
+                found[name].append(str(value))
+    dates = sorted({one["at"][:10] for one in measures.values()})
+    return ", ".join(f"{name} {' / '.join(values)}" for name, values in found.items()) + f"; {' / '.join(dates)}."
+
+
+def _speed(measures: dict[str, Any]) -> str:
+    titles = (
+        "to",
+        "records",
+        "ours, records/s",
+        "beside",
+        "records/s",
+        "ratio",
+        "A/A ours / theirs",
+        "peak MB, Python",
+    )
+    return _table(titles, (row for one in measures.values() if "sides" in one for row in _rows(one)))
+
+
+def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
+    ours = one["sides"][one["ours"]]
+    for name, ratio in one["ratios"].items():
+        theirs = one["sides"][name]
+        yield (
+            one["title"],
+            f"{one['records']:,}",
+            f"{ours['records_per_second']:,}",
+            name,
+            f"{theirs['records_per_second']:,}",
+            f"**{ratio:.2f}**",
+            f"{ours['control']:.2f} / {theirs['control']:.2f}",
+        )
+
+
+def _steps(measures: dict[str, Any]) -> str:
+    titles = (
+        "a step of one record",
+        "p50, ms",
+        "min",
+        "p95",
+        "Spark's smallest Python job, p50",
+        "ratio",
+        "A/A of Spark",
+    )
+    rows = (
+        (
+            kind,
+            f"**{one['step_ms']['p50']}**",
+            f"{one['step_ms']['min']}",
+            f"{one['step_ms']['p95']}",
+            f"{one['spark_job_ms']['p50']}",
+            f"{one['ratio']:.2f}",
+            f"{one['spark_job_ms']['control']:.2f}",
+        )
+        for kind, one in _kinds(measures, "steps")
+    )
+    return _table(titles, rows)
+
+
+def _memory(measures: dict[str, Any]) -> str:
+    kinds = list(_kinds(measures, "steps"))
+    if not kinds:
+        return ""
+    shown = _shown([int(steps) for steps in kinds[0][1]["memory"]["python_mb"]])
+    titles = ("MB of all Python processes", *(f"after {steps} steps" for steps in shown), "growth per 100 steps")
+    rows = (
+        (
+            kind,
+            *(f"{one['memory']['python_mb'][str(steps)]:.0f}" for steps in shown),
+            f"**{one['memory']['python_mb_per_100_steps']}**",
+        )
+        for kind, one in kinds
+    )
+    return _table(titles, rows)
+
+
+def _shown(sampled: Sequence[int]) -> list[int]:
+    """The samples nearest to the wanted ones."""
+    return sorted({min(sampled, key=lambda steps: abs(steps - wanted)) for wanted in _SHOWN})
+
+
+def _backlog(measures: dict[str, Any]) -> str:
+    if "backlog" not in measures:
+        return ""
+    records, times = measures["backlog"]["records"], measures["backlog"]["times"]
+    titles = ("peak MB, Python / with Java", f"{records:,} records", f"{records * times:,} records", "ratio of Python")
+    rows = (
+        (kind, _peak(one["once"]), _peak(one["more"]), f"**{one['ratio']:.2f}**")
+        for kind, one in _kinds(measures, "backlog")
+    )
+    return _table(titles, rows)
+
+
+def _peak(one: dict[str, Any]) -> str:
+    return f"{one['python_mb']:,} / {one['total_mb']:,}"
+
+
+def _kinds(measures: dict[str, Any], name: str) -> Iterable[tuple[str, Any]]:
+    return measures.get(name, {}).get("kinds", {}).items()
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    head = [f"| {' | '.join(titles)} |", "|" + "---|" * len(titles)]
+    return "\n".join([*head, *lines]) if lines else ""
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[2]), json.loads(Path(sys.argv[1]).read_text()))

@@ -1,0 +1,232 @@
+"""``log current``, ``oldest``, ``show``, ``compact``, ``export`` and ``import``: the commit log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conduit_dagster.cli.operate import (
+    DryRun,
+    Files,
+    Pipeline,
+    Source,
+    Subject,
+    desk_of,
+    parsed_position,
+    subject,
+    words_of,
+)
+from conduit_dagster.cli.outcome import Outcome
+from conduit_dagster.cli.verb import AsJson, perform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="The commit log.")
+First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="The first offset.")]
+Last = Annotated[int | None, typer.Option("--to", metavar="N", min=0, help="The last offset, included.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="At most this many entries.")]
+File = Annotated[str, typer.Argument(metavar="FILE", help="The exported file.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+At = Annotated[
+    str | None,
+    typer.Option(
+        "--position", metavar="JSON", help="Where the source goes on behind the entries; else where it stands."
+    ),
+]
+_WIDTH = 80
+
+
+@app.command("current")
+def current(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+    """The newest entry of each source's log, and the log's size; also while the pipeline runs."""
+    perform("log current", as_json, lambda: _ends(subject(pipeline, files), newest=True))
+
+
+@app.command("oldest")
+def oldest(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+    """The oldest entry of each source's log, and the log's size; also while the pipeline runs."""
+    perform("log oldest", as_json, lambda: _ends(subject(pipeline, files), newest=False))
+
+
+@app.command("show")
+def show(
+    pipeline: Pipeline,
+    first: First = None,
+    last: Last = None,
+    source: Source = None,
+    limit: Limit = 100,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Entries from one offset to another; without --from those that are not handled yet. --json has whole records."""
+    perform("log show", as_json, lambda: _show(subject(pipeline, files), first, last, source, limit))
+
+
+@app.command("compact")
+def compact(
+    pipeline: Pipeline, source: Source = None, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
+) -> None:
+    """Remove what every consumer has handled from closed segments; each namespace keeps its last entry."""
+    perform("log compact", as_json, lambda: _compact(subject(pipeline, files), source, dry_run))
+
+
+@app.command("export")
+def export(
+    pipeline: Pipeline,
+    file: File,
+    source: Source = None,
+    first: First = None,
+    last: Last = None,
+    force: Force = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write entries to a file, in the binary layout of the message delivery design."""
+    perform("log export", as_json, lambda: _export(subject(pipeline, files), Path(file), source, (first, last), force))
+
+
+@app.command("import")
+def import_(
+    pipeline: Pipeline,
+    file: File,
+    source: Source = None,
+    position: At = None,
+    dry_run: DryRun = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put an export's entries, with their offsets, at the end of a log; the next run delivers them."""
+    perform("log import", as_json, lambda: _import(subject(pipeline, files), Path(file), source, position, dry_run))
+
+
+# -- looking ------------------------------------------------------------------------------------------------------
+
+
+def _ends(one: Subject, newest: bool) -> Outcome:
+    from conduit_dagster.engine.operate.log_view import log_facts, open_ranges
+    from conduit_dagster.engine.operate.positions import stored
+
+    store = one.known()
+    rows = log_facts(store, one.id, one.options.log_url, newest)
+    if rows:
+        result: dict[str, Any] = {"pipeline": one.id, "log": "records", "logs": rows}
+        return Outcome("", result, show=lambda console: _print_ends(console, rows))
+    state = stored(store, one.id)
+    ranges = [] if state is None else open_ranges(state)
+    result = {"pipeline": one.id, "log": "positions", "logs": [], "open": ranges}
+    summary = (
+        f"{one.id} keeps no log of records: the ranges of its steps are its log, and the records are read again from"
+        f" the source; {_ranges(ranges)}"
+    )
+    return Outcome(summary, result)
+
+
+def _ranges(ranges: list[dict[str, Any]]) -> str:
+    if not ranges:
+        return "no step is open"
+    spans = [f"{row['source']} from offset {row['first_offset']}{_many(row['records'])}" for row in ranges]
+    return f"step {ranges[0]['step']} is open: {', '.join(spans)}"
+
+
+def _many(records: int | None) -> str:
+    return "" if records is None else f", {records:,} records"
+
+
+def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.progress import amount
+    from conduit_dagster.cli.terminal import print_table
+
+    cells = [
+        (
+            row["source"],
+            *((entry["offset"], entry["time"], entry["namespace"], entry["segment"]) if entry else ("",) * 4),
+            f"{row['entries']:,}",
+            row["segments"],
+            amount(row["bytes"], "bytes"),
+        )
+        for row in rows
+        for entry in [row["entry"]]
+    ]
+    columns = ("source", "offset", "time", "namespace", "segment", "entries", "segments", "size")
+    print_table(console, columns, cells)
+
+
+def _show(one: Subject, first: int | None, last: int | None, source: str | None, limit: int) -> Outcome:
+    from conduit_dagster.engine.operate.log_view import shown
+
+    facts = shown(one.known(), one.id, one.bound, one.options.log_url, first, last, source, limit)
+    entries = facts["entries"]
+    more = f"; there are more: --limit, or --from {entries[-1]['offset'] + 1}" if facts["more"] else ""
+    summary = f"{_counted(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
+    return Outcome(summary, {"pipeline": one.id, **facts}, show=lambda console: _print_entries(console, entries))
+
+
+def _counted(entries: int) -> str:
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
+
+
+def _print_entries(console: Console, entries: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.terminal import print_table
+
+    cells = [
+        (
+            entry["offset"],
+            entry["time"],
+            entry["mode"],
+            entry["operation"],
+            entry["namespace"],
+            _record(console, entry),
+        )
+        for entry in entries
+    ]
+    if cells:
+        print_table(console, ("offset", "time", "mode", "operation", "namespace", "record"), cells)
+
+
+def _record(console: Console, entry: dict[str, Any]) -> str:
+    text = json.dumps(entry["record"]["payload"]["after"] or entry["record"]["payload"], ensure_ascii=False)
+    text = f"nacked by {entry['nack']['node']}: {text}" if entry["nack"] else text
+    return text if not console.is_terminal or len(text) <= _WIDTH else text[: _WIDTH - 1] + "…"
+
+
+# -- changing -----------------------------------------------------------------------------------------------------
+
+
+def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
+    from conduit_dagster.engine.operate.log_compaction import compact as apply
+
+    with desk_of(one) as (desk, database):
+        rows = apply(desk, database, source, dry_run)
+    gone = sum(row["entries"] for row in rows)
+    verb = "would go" if dry_run else "are gone"
+    summary = f"{one.id}: {_counted(gone)} of {sum(row['segments'] for row in rows)} segments {verb}"
+    return Outcome(summary, {"pipeline": one.id, "logs": rows, "dry_run": dry_run})
+
+
+def _export(
+    one: Subject, file: Path, source: str | None, offsets: tuple[int | None, int | None], force: bool
+) -> Outcome:
+    from conduit_dagster.engine.operate.log_export import export_log
+
+    facts = export_log(one.known(), one.id, one.options.log_url, file, source, *offsets, force)
+    where = f"; the source was logged up to {words_of(facts['source_position'])}"
+    return Outcome(
+        f"{_counted(facts['entries'])} of {facts['source']} are in {file}{where}", {"pipeline": one.id, **facts}
+    )
+
+
+def _import(one: Subject, file: Path, source: str | None, position: str | None, dry_run: bool) -> Outcome:
+    from conduit_dagster.engine.operate.log_import import import_log
+
+    at = None if position is None else parsed_position(position, "--position")
+    with desk_of(one, fresh=True) as (desk, _):
+        facts = import_log(desk, file, source, at, dry_run)
+    verb = "would be" if dry_run else "are"
+    end = "" if dry_run else "; conduit-dagster run delivers them"
+    many = f"{_counted(facts['entries'])} ({facts['first']} to {facts['last']})"
+    summary = f"{one.id}: {many} {verb} in the log of {facts['source']}{end}"
+    return Outcome(summary, {"pipeline": one.id, **facts, "dry_run": dry_run})

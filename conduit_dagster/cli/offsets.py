@@ -1,0 +1,172 @@
+"""``offsets list``, ``show``, ``mark`` and ``step``: how far each consumer is, and past a record that won't go through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conduit_dagster.cli.operate import DryRun, Files, Pipeline, Source, desk_of, subject
+from conduit_dagster.cli.outcome import Outcome
+from conduit_dagster.cli.verb import AsJson, perform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="Consumers' offsets.")
+Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The destination's id.")]
+Only = Annotated[
+    str | None, typer.Argument(metavar="[CONSUMER]", help="The destination; needed where there are several.")
+]
+Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Up to this record, included.")]
+Force = Annotated[bool, typer.Option("--force", help="Also backwards: what lies between is sent again.")]
+
+
+@app.command("list")
+def list_(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+    """Every consumer's offset, how far it is behind, and its open delivery; also while the pipeline runs."""
+    perform("offsets list", as_json, lambda: _list(pipeline, files))
+
+
+@app.command("show")
+def show(pipeline: Pipeline, consumer: Only = None, files: Files = None, as_json: AsJson = False) -> None:
+    """One consumer's offsets, namespace by namespace; also while the pipeline runs."""
+    perform("offsets show", as_json, lambda: _show(pipeline, consumer, files))
+
+
+@app.command("mark")
+def mark(
+    pipeline: Pipeline,
+    consumer: Consumer,
+    offset: Offset,
+    source: Source = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count the open step's records up to OFFSET as handled, without sending them. They are lost there."""
+    perform("offsets mark", as_json, lambda: _mark(pipeline, consumer, offset, source, force, dry_run, files))
+
+
+@app.command("step")
+def step(
+    pipeline: Pipeline, consumer: Only = None, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
+) -> None:
+    """Send exactly one record, the next one of the open step, and move the offset past it."""
+    perform("offsets step", as_json, lambda: _step(pipeline, consumer, dry_run, files))
+
+
+def _list(pipeline: str, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.standing import consumer_facts
+
+    one = subject(pipeline, files)
+    base = one.options.log_url
+    rows = consumer_facts(one.store, pipeline, one.bound, base) if one.store is not None else []
+    summary = "" if rows else f"{pipeline} never ran"
+    return Outcome(summary, {"pipeline": pipeline, "consumers": rows}, show=lambda console: _print_list(console, rows))
+
+
+def _print_list(console: Console, rows: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.terminal import print_table
+
+    cells = [
+        (
+            row["id"],
+            source["id"],
+            "" if source["offset"] is None else source["offset"],
+            source["behind"],
+            _open(row["open"]) if number == 0 else "",
+            (row["error"] or {}).get("code", "") if number == 0 else "",
+        )
+        for row in rows
+        for number, source in enumerate(row["sources"])
+    ]
+    if cells:
+        print_table(console, ("consumer", "source", "offset", "behind", "open delivery", "stands at"), cells)
+
+
+def _open(delivery: dict[str, Any] | None) -> str:
+    if delivery is None:
+        return ""
+    following = delivery["next"]
+    ahead = f", next {following['offset']}" if following else ""
+    kind = "one by one" if delivery["state"] == "split" else "in bulk"
+    return f"step {delivery['step']}, {kind}: {delivery['handled']:,} of {delivery['records']:,}{ahead}"
+
+
+def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.refused import chosen
+    from conduit_dagster.engine.operate.standing import namespace_facts
+    from conduit_dagster.state.overview import consumer_rows
+
+    store = subject(pipeline, files).known()
+    name = chosen("consumer", consumer, [row["id"] for row in consumer_rows(store, pipeline)], pipeline)
+    rows = namespace_facts(store, pipeline, name)
+    result = {"pipeline": pipeline, "consumer": name, "offsets": rows}
+    return Outcome("" if rows else f"{name} has handled nothing yet", result, show=lambda to: _print_show(to, rows))
+
+
+def _print_show(console: Console, rows: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.terminal import print_table
+
+    if rows:
+        cells = [(row["source"], row["namespace"] or "(none)", row["offset"]) for row in rows]
+        print_table(console, ("source", "namespace", "offset"), cells)
+
+
+def _mark(
+    pipeline: str,
+    consumer: str,
+    offset: int,
+    source: str | None,
+    force: bool,
+    dry_run: bool,
+    files: list[str] | None,
+) -> Outcome:
+    from conduit_dagster.engine.operate.mark import mark as apply
+
+    with desk_of(subject(pipeline, files)) as (desk, _):
+        facts = apply(desk, consumer, offset, source, force, dry_run)
+    return Outcome(_marked(facts, dry_run), {**facts, "dry_run": dry_run})
+
+
+def _marked(facts: dict[str, Any], dry_run: bool) -> str:
+    from conduit_dagster.cli.terminal import count
+
+    who, offsets = f"{facts['pipeline']}: {facts['consumer']}", facts["offsets"]
+    if facts["did"] == "held":
+        return f"{who} has all of the open step already; it is delivered"
+    if not offsets:
+        return f"{who} has handled these records already; nothing changed"
+    many = f"{count(len(offsets), 'record')} ({offsets[0]} to {offsets[-1]})"
+    if facts["did"] == "set back":
+        return f"{who} {'would get' if dry_run else 'gets'} {many} again"
+    there = f", of them {facts['delivered']} turned out to be delivered" if facts["delivered"] else ""
+    return f"{who}: {many} {'would be' if dry_run else 'are'} marked as handled{there}{_after(facts)}"
+
+
+def _after(facts: dict[str, Any]) -> str:
+    if facts["step_done"]:
+        return f"; step {facts['step']} is done"
+    return "; its delivery is done" if facts["delivery_done"] else f"; the next one is {facts.get('next')}"
+
+
+def _step(pipeline: str, consumer: str | None, dry_run: bool, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.one_record import step as apply
+
+    with desk_of(subject(pipeline, files)) as (desk, _):
+        facts = apply(desk, consumer, dry_run)
+    return Outcome(_stepped(facts), {**facts, "dry_run": dry_run})
+
+
+def _stepped(facts: dict[str, Any]) -> str:
+    who = f"{facts['pipeline']}: {facts['consumer'] or 'the consumer'}"
+    if facts["did"] == "held":
+        return f"{who} has all of the open step already; it is delivered"
+    record = f"offset {facts['offset']} of {facts['source']}"
+    said = {"would send": "would get", "sent": "got", "refused": "refused"}[facts["did"]]
+    letter = ", which is a dead letter now" if facts["did"] == "refused" else ""
+    done = f"; {facts['handled']:,} of {facts['records']:,} are handled"
+    end = f"; step {facts['step']} is done" if facts["step_done"] else ""
+    return f"{who} {said} {record}{letter}{done}{end}"

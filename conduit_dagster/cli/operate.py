@@ -1,0 +1,153 @@
+"""What the operator's verbs share: the pipeline, its state, and the right to change it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conduit_dagster.cli.outcome import usage_error
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from pyspark.sql import SparkSession
+
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.supervisor import RunOptions
+
+Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
+Source = Annotated[
+    str | None, typer.Option("--source", metavar="ID", help="The source; needed where there are several.")
+]
+Files = Annotated[
+    list[str] | None, typer.Option("--file", metavar="PATH", help="The pipeline's file, where that is elsewhere.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would change.")]
+Facts = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One pipeline, as its file and the state store know it."""
+
+    id: str
+    catalogue: Catalogue
+    bound: BoundPipeline | None
+    """None where its file is gone or has mistakes."""
+    store: sa.Engine | None
+    """None where nothing of the project ever ran."""
+
+    @property
+    def project(self) -> Project:
+        """Its project."""
+        return self.catalogue.project
+
+    @property
+    def options(self) -> RunOptions:
+        """As a run would have them."""
+        from conduit_dagster.engine.supervisor import RunOptions
+
+        settings = self.project.settings
+        return RunOptions(
+            self.project.staging_url, lease_seconds=settings.state.lease, parallelism=settings.spark.parallelism
+        )
+
+    def known(self) -> sa.Engine:
+        """The state store. Raises ``FatalError`` (``pipeline.never_ran``) where there is none."""
+        from conduit_dagster.engine.operate.refused import never_ran
+
+        if self.store is None:
+            raise never_ran(self.id)
+        return self.store
+
+    def sound(self) -> BoundPipeline:
+        """The runnable pipeline. Raises ``FatalError`` (``validation.*``) where its file is gone or has mistakes."""
+        from conduit_dagster.recovery.errors import FatalError
+
+        if self.bound is None:
+            message = f"pipeline {self.id} can't be operated on: its file is gone or has mistakes"
+            raise FatalError(
+                message, code="validation.failed", fix="conduit-dagster validate shows them; or --file PATH"
+            )
+        if refusal := self.bound.refusal():
+            raise refusal
+        return self.bound
+
+
+def subjects(files: Sequence[str] | None) -> list[Subject]:
+    """Every pipeline of the project's files, then those that only the state store knows."""
+    from conduit_dagster.cli.store import existing_store
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.state.overview import pipeline_rows
+
+    catalogue = open_catalogue(Project.find(Path.cwd()), files or ())
+    store = existing_store(catalogue.project)
+    known = [*(one.config.id for one in catalogue.loaded.pipelines), *(pipeline_rows(store) if store else ())]
+    return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
+
+
+def subject(pipeline: str, files: Sequence[str] | None) -> Subject:
+    """The pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+    from conduit_dagster.config.findings import did_you_mean
+
+    known = {one.id: one for one in subjects(files)}
+    if pipeline not in known:
+        fix = (
+            did_you_mean(pipeline, known)
+            or "conduit-dagster pipelines list shows them; --file PATH names one elsewhere"
+        )
+        raise usage_error(f"there is no pipeline {pipeline} in this project", "unknown_pipeline", fix)
+    return known[pipeline]
+
+
+@contextmanager
+def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engine]]:
+    """The pipeline's lease for the time of a verb, and its store. Spark starts only where it is needed.
+
+    ``fresh``: the pipeline may be one that never ran.
+    """
+    from conduit_dagster.engine.operate.desk import owned
+    from conduit_dagster.state.claim import open_store
+
+    bound, project = one.sound(), one.project
+    database = open_store(project.state_url, project.home) if fresh else one.known()
+    with ExitStack() as opened:
+
+        def spark() -> SparkSession:
+            from conduit_dagster.cli.session import spark_session
+
+            return opened.enter_context(spark_session(project))
+
+        with owned(bound, database, one.options, spark, _who(), fresh) as desk:
+            yield desk, database
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return ""  # a user without a name, as in containers
+
+
+def parsed_position(text: str, option: str) -> Any:
+    """The JSON value of an option. Raises ``FatalError`` (``usage.position``)."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        fix = f"quote it for the shell: {option} '{{\"…\"}}'; conduit-dagster positions show --json prints positions"
+        raise usage_error(f"{option} is no JSON: {error}", "position", fix) from None
+
+
+def words_of(value: Any) -> str:
+    """A position on one line."""
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,143 @@
+"""``positions show`` and ``rewind``: where each source stands, and from where it goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conduit_dagster.cli.operate import DryRun, Files, Pipeline, desk_of, parsed_position, subject, subjects, words_of
+from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.verb import AsJson, perform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conduit_dagster.engine.operate.rewind import Wish
+
+app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
+Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
+Name = Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="The source; needed where there are several.")]
+ToStart = Annotated[bool, typer.Option("--to-start", help="To the source's beginning, or that of its log.")]
+To = Annotated[str | None, typer.Option("--to", metavar="JSON", help="To a position, as positions show prints it.")]
+ToOffset = Annotated[
+    int | None, typer.Option("--to-offset", metavar="N", min=0, help="The record with this offset comes next.")
+]
+Force = Annotated[bool, typer.Option("--force", help="Also forward: what lies between is never delivered.")]
+
+
+@app.command("show")
+def show(pipeline: Every = None, files: Files = None, as_json: AsJson = False) -> None:
+    """Each source's position, offset and lag, and how far its collections are; also while the pipeline runs."""
+    perform("positions show", as_json, lambda: _show(pipeline, files))
+
+
+@app.command("rewind")
+def rewind(
+    pipeline: Pipeline,
+    source: Name = None,
+    to_start: ToStart = False,
+    to: To = None,
+    to_offset: ToOffset = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let a source go on from an earlier place: its records are read and delivered again, under new names."""
+    perform(
+        "positions rewind", as_json, lambda: _rewind(pipeline, source, (to_start, to, to_offset), force, dry_run, files)
+    )
+
+
+def _show(pipeline: str | None, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.positions import position_facts
+
+    rows: list[dict[str, Any]] = []
+    for one in [subject(pipeline, files)] if pipeline else subjects(files):
+        found = position_facts(one.store, one.id, one.bound, one.options.log_url) if one.store is not None else []
+        rows.append({"id": one.id, "sources": found})
+    missing = [row["id"] for row in rows if not row["sources"]]
+    summary = f"never ran: {', '.join(missing)}" if missing else ""
+    return Outcome(summary, {"pipelines": rows}, show=lambda console: _print(console, rows))
+
+
+def _print(console: Console, rows: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.terminal import print_table
+
+    columns = ("pipeline", "source", "generation", "offset", "lag", "log", "position")
+    cells = [
+        (
+            row["id"],
+            source["id"] + (f" (in {source['joined']})" if source["joined"] else ""),
+            source["generation"],
+            source["offset"] if isinstance(source["offset"], int) else words_of(source["offset"]),
+            _lag(source),
+            _log(source),
+            words_of(source["position"]),
+        )
+        for row in rows
+        for source in row["sources"]
+    ]
+    if cells:
+        print_table(console, columns, cells)
+    collections = [
+        (row["id"], source["id"], one["namespace"], one["mode"], one["offset"])
+        for row in rows
+        for source in row["sources"]
+        for one in source["collections"]
+        if one["namespace"]
+    ]
+    if collections:
+        console.print()
+        print_table(console, ("pipeline", "source", "collection", "mode", "offset"), collections)
+
+
+def _lag(source: dict[str, Any]) -> str:
+    from conduit_dagster.cli.progress import amount
+
+    return "" if source["lag"] is None else amount(source["lag"], source["lag_unit"])
+
+
+def _log(source: dict[str, Any]) -> str:
+    log = source["log"]
+    return "" if log is None else f"up to {log['logged_upto']}, handled up to {log['handled_upto']}"
+
+
+def _rewind(
+    pipeline: str,
+    source: str | None,
+    where: tuple[bool, str | None, int | None],
+    force: bool,
+    dry_run: bool,
+    files: list[str] | None,
+) -> Outcome:
+    from conduit_dagster.engine.operate.rewind import rewind as apply
+
+    wish = _wish(*where)
+    with desk_of(subject(pipeline, files)) as (desk, database):
+        facts = apply(desk, database, source, wish, force, dry_run)
+    return Outcome(_told(facts, dry_run), {**facts, "dry_run": dry_run})
+
+
+def _wish(to_start: bool, to: str | None, to_offset: int | None) -> Wish:
+    from conduit_dagster.engine.operate.rewind import Wish
+
+    wishes = [
+        *([Wish("start")] if to_start else []),
+        *([Wish("position", parsed_position(to, "--to"))] if to is not None else []),
+        *([Wish("offset", to_offset)] if to_offset is not None else []),
+    ]
+    if len(wishes) != 1:
+        message = "where to?" if not wishes else "several places are named"
+        raise usage_error(message, "position", "give one of --to-start, --to JSON, --to-offset N")
+    return wishes[0]
+
+
+def _told(facts: dict[str, Any], dry_run: bool) -> str:
+    name = f"{facts['pipeline']}: {facts['source']}"
+    if not facts["changed"]:
+        return f"{name} stands there already; nothing changed"
+    verb = "would go on" if dry_run else "goes on"
+    lost = f"; {facts['skipped']:,} {facts['skipped_unit']} are skipped" if facts["skipped"] else ""
+    return f"{name} {verb} from {words_of(facts['now'])}, generation {facts['generation']}{lost}"

@@ -1,0 +1,68 @@
+"""``log compact``: what no consumer needs goes from closed segments, but for each namespace's last entry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.commit_log.compaction import Compacted, Compactor
+from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.log_store import LogPart, LogStore, Offsets, offsets_of
+
+
+def compact(desk: Desk, database: sa.Engine, source: str | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
+    """Compacts the logs, or the one of ``source``. With ``dry_run`` it reads namespaces and counts.
+
+    Raises ``FatalError`` (``log.step_open``): a step that is prepared may have to be staged again from the log.
+    """
+    found = prepared_step(desk.store.load())
+    if found is not None:
+        message = f"step {found[0].plan.step} of pipeline {desk.id} is open: its entries may be needed again"
+        raise refused("log.step_open", message, "run it once first: conduit-dagster run --once")
+    base = desk.options.log_url
+    views = logs_of(database, desk.id, base) if source is None else []
+    return [_compact(desk, view, dry_run) for view in views or [log_of(database, desk.id, base, source)]]
+
+
+def _compact(desk: Desk, view: LogView, dry_run: bool) -> dict[str, Any]:
+    consumers = list(desk.pipeline.consumers())
+    if dry_run:
+        done = _counted(desk, view, consumers)
+        return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}
+    done = Compactor(view.folder, LogStore(desk.id), desk.store.transactions.run).compact(consumers)
+    if done.segments:
+        detail = {"by": desk.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
+        desk.store.transactions.run(lambda connection: record_event(connection, desk.id, "log_compacted", **detail))
+    return {"source": view.source, **done._asdict()}
+
+
+def _counted(desk: Desk, view: LogView, consumers: list[str]) -> Compacted:
+    offsets = desk.store.transactions.read(lambda connection: offsets_of(connection, desk.id, view.source))
+    if not anything_handled(consumers, offsets):
+        return Compacted()
+    highest, done = highest_handled(consumers, offsets), Compacted()
+    for parts in _closed(view):
+        if parts[0].first <= highest:
+            gone = _would_go(view, parts, consumers, offsets)
+            done = done.plus(Compacted(1 if gone else 0, gone))
+    return done
+
+
+def _closed(view: LogView) -> list[list[LogPart]]:
+    segments: dict[int, list[LogPart]] = {}
+    for part in view.parts():
+        segments.setdefault(part.segment, []).append(part)
+    return list(segments.values())[:-1]  # the last one is active
+
+
+def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: Offsets) -> int:
+    retention = Retention(consumers, offsets)
+    for batch in view.blocks(parts[0].first, parts[-1].next, ["namespace"]):
+        retention.see(batch)
+    return sum(part.entries for part in parts) - retention.count

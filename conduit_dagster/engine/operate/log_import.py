@@ -1,0 +1,171 @@
+"""``log import``: the entries of an export become the end of a log; the next run delivers them."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.engine.commit_log.entries import Entry, encode_entries
+from conduit_dagster.engine.commit_log.layout import LogFolder, remove
+from conduit_dagster.engine.commit_log.part_file import PartFile, Written
+from conduit_dagster.engine.commit_log.transfer import import_entries
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.positions import joined_of
+from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.engine.operate.writes import begin_log_at, move_source
+from conduit_dagster.engine.registering import register_sources
+from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.state import storage
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore
+from conduit_dagster.state.pipeline_state import PipelineState
+
+_BLOCK = 4096
+
+
+def import_log(
+    desk: Desk, file: Path, source: str | None, position: Any = None, dry_run: bool = False
+) -> dict[str, Any]:
+    """Appends all entries of the file, with their offsets, to the log of ``source``, or none of them.
+
+    The log must be empty or end right before the file's first offset; where everything in it is delivered, it may
+    also end further before. ``position``: where the real source goes on; None: where it stands. Raises
+    ``FatalError`` (``log.*``, ``usage.*``).
+    """
+    name = chosen("source", source, [inlet.id for inlet in desk.pipeline.sources], desk.id)
+    if desk.pipeline.program.log != "records":
+        message = f"pipeline {desk.id} keeps no log of records, so there is nothing to import into"
+        raise refused("log.positions_only", message, "set delivery.log: records in its file")
+    first, last = _looked_through(file, name)
+    register_sources(desk.pipeline, desk.store)
+    adding = _Import(desk, file, name, first, last)
+    adding.check()
+    if not dry_run:
+        adding.run(position)
+    return {"source": name, "file": str(file), "first": first, "last": last, "entries": last - first + 1}
+
+
+def _entries(file: Path, source: str) -> Iterator[Entry]:
+    try:
+        with file.open("rb") as stream:
+            yield from import_entries(stream, source)
+    except OSError as error:
+        raise from_os_error(error, "importing a log") from error
+
+
+def _looked_through(file: Path, source: str) -> tuple[int, int]:
+    """The first and the last offset. All of it is read before any of it counts."""
+    first, expected = None, 0
+    for entry in _entries(file, source):
+        first, expected = (entry.offset, entry.offset) if first is None else (first, expected)
+        if entry.offset != expected:
+            raise _gap(file, expected, entry.offset)
+        expected += 1
+    if first is None:
+        raise refused("log.import_empty", f"{file} holds no entry", "export it again; nothing was imported")
+    return first, expected - 1
+
+
+def _gap(file: Path, expected: int, found: int) -> FatalError:
+    return refused(
+        "log.import_gaps",
+        f"{file} goes from offset {expected - 1} to {found}: what lies between was compacted, and no step can be read"
+        " across a gap",
+        f"export the whole part: conduit-dagster log export … --from {found}",
+    )
+
+
+class _Import:
+    def __init__(self, desk: Desk, file: Path, source: str, first: int, last: int) -> None:
+        self._desk, self._file, self._source = desk, file, source
+        self._first, self._last = first, last
+        self._log = LogStore(desk.id)
+        self._folder = LogFolder(desk.options.log_url, desk.id, source)
+        self._state: PipelineState = desk.store.load()
+
+    def check(self) -> None:
+        """Raises ``FatalError`` where the log can't go on with the file."""
+        end, handled = self._logged().next_offset, self._handled()
+        if self._first < end:
+            message = f"the log of {self._source} has offsets up to {end - 1} already, and the file begins with"
+            fix = "import into a pipeline that logged nothing of it yet, or export the part that is missing here"
+            raise refused("log.import_overlaps", f"{message} {self._first}", fix)
+        if self._first > end and handled != end:
+            message = f"the log of {self._source} holds entries {handled} to {end - 1} that are not delivered yet"
+            raise refused("log.not_read_up", message, "run it once first, then import")
+
+    def _logged(self) -> LogState:
+        return self._desk.store.transactions.read(lambda connection: self._log.state(connection, self._source))
+
+    def _handled(self) -> int:
+        """The offset behind what is delivered."""
+        join = joined_of(self._state).get(self._source)
+        return self._state.sources[join].position[self._source] if join else self._state.sources[self._source].position
+
+    def run(self, position: Any) -> None:
+        written = list(self._written())
+        for segment in {part.segment for part in written}:
+            self._folder.sync(segment)
+        storage.sync(self._desk.options.log_url)
+        log, handled = self._logged(), self._handled()
+        known = log.position if position is None else position
+        # offsets that never were in this log are not waited for
+        jumps = handled == log.next_offset and handled != self._first
+
+        def work(connection: sa.Connection) -> None:
+            begin_log_at(connection, self._desk.id, self._source, self._first)
+            if jumps:
+                self._stand_at_first(connection)
+            parts = [msgspec.structs.replace(part, position=known) for part in written]
+            self._log.commit(connection, self._source, parts, known)
+            detail = {"source": self._source, "first": self._first, "last": self._last, "by": self._desk.by}
+            record_event(connection, self._desk.id, "log_imported", **detail)
+
+        self._desk.store.transactions.run(work)
+        for part in written:
+            self._folder.publish_name(part.segment, part.name)
+
+    def _stand_at_first(self, connection: sa.Connection) -> None:
+        join = joined_of(self._state).get(self._source)
+        if join is None:
+            move_source(connection, self._desk.id, self._source, self._first, self._first, anew=False)
+        else:
+            moved = {**self._state.sources[join].position, self._source: self._first}
+            move_source(connection, self._desk.id, join, moved, None, anew=False)
+
+    def _written(self) -> Iterator[LogPart]:
+        size = self._desk.bound.config.delivery.log_segment_size
+        segment = self._desk.store.transactions.read(
+            lambda connection: self._log.segment_for_append(connection, self._source, size)
+        )
+        # an empty log's first segment begins with the file
+        segment = self._first if segment == self._logged().next_offset else segment
+        entries, first = _entries(self._file, self._source), self._first
+        while first <= self._last:
+            made = self._part(segment, first, entries, size)
+            yield made.appended(segment, None)
+            first += made.entries
+            segment = first if made.bytes >= size else segment
+
+    def _part(self, segment: int, first: int, entries: Iterator[Entry], size: int) -> Written:
+        part, url = PartFile(self._folder.segment(segment), first, secrets.token_hex(8)), ""
+        try:
+            weight = 0
+            while weight < size and (block := list(islice(entries, _BLOCK))):
+                batch = encode_entries(block)
+                weight += batch.nbytes
+                part.write(batch)
+            written, url = part.finish(), part.url
+        except BaseException:
+            part.abort()
+            raise
+        if written is None:
+            remove(url)
+            raise refused("log.import_damaged", f"{self._file} changed while it was read", "import it again")
+        return written

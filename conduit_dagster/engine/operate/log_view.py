@@ -1,0 +1,188 @@
+"""``log current``, ``oldest`` and ``show``: what is in the log, for people."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.connectors.staged import staged_records
+from conduit_dagster.engine.commit_log.entries import Entry, mode_of
+from conduit_dagster.engine.moves import offset_of
+from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.positions import joined_of, stored
+from conduit_dagster.engine.operate.refused import chosen, never_ran, refused
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.shipment import as_delivery
+from conduit_dagster.record import encode
+from conduit_dagster.state import storage
+from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
+from conduit_dagster.state.steps import StagedDelivery
+
+Facts = dict[str, Any]
+
+
+def log_facts(database: sa.Engine, pipeline: str, base: str, newest: bool) -> list[Facts]:
+    """A row per log with its newest or its oldest entry; None for the entry of an empty one."""
+    return [_log_facts(view, newest) for view in logs_of(database, pipeline, base)]
+
+
+def _log_facts(view: LogView, newest: bool) -> Facts:
+    segments = view.segments()
+    return {
+        "source": view.source,
+        "entry": _newest(view) if newest else _oldest(view),
+        "next_offset": view.state().next_offset,
+        "entries": sum(segment.entries for segment in segments),
+        "segments": len(segments),
+        "bytes": sum(segment.bytes for segment in segments),
+    }
+
+
+_SEEN = ("timestamp", "namespace")
+
+
+def _oldest(view: LogView) -> Facts | None:
+    parts = [part for part in view.parts() if part.entries]
+    if not parts:
+        return None
+    batch = next(iter(view.blocks(parts[0].first, parts[0].next, _SEEN)))
+    return _entry_facts(batch, 0, parts[0].segment)
+
+
+def _newest(view: LogView) -> Facts | None:
+    parts = [part for part in view.parts() if part.entries]
+    if not parts:
+        return None
+    part = parts[-1]
+    start = part.first if part.compacted else part.next - 1
+    (last,) = deque(view.blocks(start, part.next, _SEEN), maxlen=1)
+    return _entry_facts(last, len(last) - 1, part.segment)
+
+
+def _entry_facts(batch: Any, row: int, segment: int) -> Facts:
+    names = ("offset", "timestamp", "namespace")
+    offset, time, namespace = (batch.column(name)[row].as_py() for name in names)
+    return {"offset": offset, "time": time.isoformat(), "namespace": namespace, "segment": segment}
+
+
+def open_ranges(state: PipelineState) -> list[Facts]:
+    """The ranges of the steps that are not done: what a log of positions holds of them."""
+    return [
+        {
+            "step": step.plan.step,
+            "state": "planned" if step.decision is None else "prepared",
+            "source": span.source,
+            "start": span.start,
+            "end": span.end,
+            "first_offset": span.offset,
+            "records": None if step.decision is None else _count(step, span.source),
+        }
+        for step in state.open_steps
+        for span in step.plan.ranges
+    ]
+
+
+def _count(step: OpenStep, source: str) -> int:
+    count = step.decision.sources.get(source) if step.decision else None
+    return count.read if count else 0
+
+
+# -- entries ------------------------------------------------------------------------------------------------------
+
+
+def shown(
+    database: sa.Engine,
+    pipeline: str,
+    bound: BoundPipeline | None,
+    base: str,
+    first: int | None,
+    last: int | None,
+    source: str | None,
+    limit: int,
+) -> Facts:
+    """Entries from offset ``first`` to ``last``, both included; by default those that are not handled.
+
+    With a log of positions: the records of the open step as they are staged for a destination that takes records.
+    Raises ``FatalError`` (``log.*``, ``usage.*``).
+    """
+    state = stored(database, pipeline)
+    if state is None:
+        raise never_ran(pipeline)
+    if first is not None and last is not None and first > last:
+        raise refused("usage.range", f"--from {first} is behind --to {last}", "give the lower offset to --from")
+    if logs_of(database, pipeline, base):
+        view = log_of(database, pipeline, base, source)
+        entries = _logged(view, _unhandled(state, view.source) if first is None else first, first is None, last)
+        return _shown(view.source, "log", entries, limit)
+    name, consumer, staged = _staged(pipeline, state, bound, source)
+    low, high = first or 0, last
+    entries = (e for e in staged if e.offset >= low and (high is None or e.offset <= high))
+    return _shown(name, f"step, as it is staged for {consumer}", entries, limit)
+
+
+def _shown(source: str, where: str, entries: Iterator[Entry], limit: int) -> Facts:
+    rows = [entry_json(entry) for entry in islice(entries, limit + 1)]
+    return {"source": source, "from": where, "entries": rows[:limit], "more": len(rows) > limit}
+
+
+def _unhandled(state: PipelineState, source: str) -> int:
+    join = joined_of(state).get(source)
+    return state.sources[join].position[source] if join else state.sources[source].records
+
+
+def _logged(view: LogView, first: int, by_default: bool, last: int | None) -> Iterator[Entry]:
+    if first >= view.state().next_offset and not by_default:
+        raise beyond(view, first)
+    return view.entries(first, None if last is None else last + 1)
+
+
+def _staged(
+    pipeline: str, state: PipelineState, bound: BoundPipeline | None, source: str | None
+) -> tuple[str, str, Iterator[Entry]]:
+    found = prepared_step(state)
+    if found is None:
+        raise no_log(pipeline, ", and none is open")
+    step, decision = found
+    known = bound.compiled.consumers() if bound else {}
+    whole = [
+        delivery
+        for delivery in decision.deliveries
+        if delivery.parts and delivery.consumer in known and known[delivery.consumer].placement != "staged"
+    ]
+    at_hand = [delivery for delivery in whole if _is_there(delivery)]
+    if not at_hand:
+        raise no_log(pipeline, f", and the records of its open step {step.plan.step} are not at hand")
+    name = chosen("source", source, [span.source for span in step.plan.ranges], pipeline)
+    return name, at_hand[0].consumer, _entries(step, at_hand[0], name)
+
+
+def _is_there(delivery: StagedDelivery) -> bool:
+    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in delivery.parts)
+
+
+def _entries(step: OpenStep, delivery: StagedDelivery, source: str) -> Iterator[Entry]:
+    for staged in staged_records(as_delivery(delivery, step.plan.step)):
+        if staged.source == source:
+            record, offset = staged.record, offset_of(step.plan, source, staged.ordinal)
+            yield Entry(source, offset, step.plan.clock_ns // 1000, mode_of(record), record.collection, record)
+
+
+def entry_json(entry: Entry) -> Facts:
+    """An entry as JSON: the record in Conduit's layout."""
+    refusal = entry.nack and {"node": entry.nack[0], "code": entry.nack[1].code, "message": entry.nack[1].message}
+    return {
+        "offset": entry.offset,
+        "time": datetime.fromtimestamp(entry.timestamp_us / 1e6, UTC).isoformat(),
+        "mode": entry.mode,
+        "operation": entry.record.operation,
+        "namespace": entry.namespace,
+        "nack": refusal,
+        "record": json.loads(encode(entry.record)),
+    }

@@ -1,0 +1,155 @@
+"""``offsets step``: exactly one record of the open step is sent, as the engine would send it (CASES C10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.direct import DirectSender
+from conduit_dagster.engine.moves import offset_of
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.open_delivery import (
+    OpenDelivery,
+    finish_step,
+    not_divisible,
+    open_delivery,
+    require_divisible,
+)
+from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.redelivery import Redelivery
+from conduit_dagster.engine.shipment import Shipment, after
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.steps import Child
+
+CAUSE = "an operator sends its records one by one"
+
+
+@dataclass
+class OnlyNext(Shipment):
+    """A shipment of which just the records before ``upto`` are sent, one at a time."""
+
+    upto: int = 0
+
+    @property
+    def left(self) -> list[Child]:
+        """What is still to be sent of them."""
+        done = self.progress.handled
+        return [Child(done, self.upto - done, single=True)] if done < self.upto else []
+
+
+def step(desk: Desk, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
+    """Sends the next record of the consumer's open delivery and moves its offset; a failure moves nothing.
+
+    A delivery that was sent in bulk is split first. With the last record the delivery is done, and with the last
+    delivery the step, as in a run. Raises what the destination raises, and ``FatalError`` (``offsets.*``).
+    """
+    opened = open_delivery(desk, consumer, change=not dry_run)
+    if opened is None:
+        return {"pipeline": desk.id, "consumer": consumer, "did": "held", "delivery_done": True, "step_done": False}
+    try:
+        return _Stepping(opened).run(dry_run)
+    finally:
+        opened.loop.restaged.discard()
+
+
+class _Stepping:
+    def __init__(self, opened: OpenDelivery) -> None:
+        require_divisible(opened)
+        self._opened = opened
+        self._require_letters_first()
+        self._delivery = opened.loop.publisher.records(opened.shipment)
+        self._ahead, self._record = self._next()
+
+    def _require_letters_first(self) -> None:
+        opened = self._opened
+        letters = [d for d in opened.shipment.decision.deliveries if d.consumer == DEAD_LETTERS and d.parts]
+        if opened.step.letters or (letters and DEAD_LETTERS not in opened.step.delivered):
+            raise refused(
+                "offsets.dead_letters_first",
+                f"dead letters of step {opened.step.plan.step} are not written yet: they come before its other records",
+                f"run it once: conduit-dagster run --once, with the file of {opened.desk.id}",
+                node=f"{opened.desk.id}:{DEAD_LETTERS}",
+            )
+
+    def _next(self) -> tuple[int, StagedRecord]:
+        """The next record to send, and how many before it are acknowledged already, out of order."""
+        progress = self._opened.shipment.progress
+        for number, record in enumerate(islice(staged_records(self._delivery), progress.handled, None)):
+            if progress.handled + number > progress.namespaces.get(record.record.collection, -1):
+                return number, record
+        raise not_divisible(self._opened)
+
+    def run(self, dry_run: bool) -> dict[str, Any]:
+        if dry_run:
+            return self._told("would send", False)
+        shipment = self._split()
+        only = OnlyNext(shipment.plan, shipment.decision, shipment.staged, shipment.progress)
+        only.upto = only.progress.handled + self._ahead + 1
+        before = only.progress
+        try:
+            self._redelivery(only).run()
+        finally:
+            shipment.progress = only.progress
+        if only.progress.handled == before.handled:
+            # a frozen owner had delivered all of it: the destination said so when the delivery was claimed as split
+            shipment.progress = after(before, shipment.staged.records - before.handled)
+            return self._told("held", self._complete("held"))
+        did = "refused" if only.progress.refused > before.refused else "sent"
+        return self._told(did, self._complete(did))
+
+    def _split(self) -> Shipment:
+        """Recorded before a single record is sent, as after a bulk error."""
+        shipment, total = self._opened.shipment, self._opened.shipment.staged.records
+        if total > 1 and not shipment.is_split:
+            rest = Child(shipment.progress.handled, total - shipment.progress.handled, single=True)
+            shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest])
+            store = self._opened.desk.store.deliveries
+            store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
+        return shipment
+
+    def _redelivery(self, shipment: Shipment) -> Redelivery:
+        desk, loop = self._opened.desk, self._opened.loop
+        direct = DirectSender(desk.pipeline, desk.jobs, desk.bound.config.delivery.offset_flush_interval)
+        return Redelivery(desk.pipeline, desk.store, loop.publisher.refusals, direct, self._records, False, shipment)
+
+    def _records(self, shipment: Shipment) -> Delivery:
+        del shipment
+        return self._delivery
+
+    def _complete(self, did: str) -> bool:
+        """The delivery's end, where this was its last record; whether the step is done with it."""
+        opened, shipment = self._opened, self._opened.shipment
+        desk, plan, progress = opened.desk, shipment.plan, shipment.progress
+        detail = {"by": desk.by, "consumer": opened.consumer, "step": plan.step, "offset": self._offset, "did": did}
+        desk.store.transactions.run(lambda connection: record_event(connection, desk.id, "stepped", **detail))
+        if progress.handled < shipment.staged.records:
+            return False
+        sent = shipment.staged.records - progress.refused
+        target = shipment.staged.target
+        desk.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.moves(None))
+        return finish_step(opened)
+
+    @property
+    def _offset(self) -> int:
+        return offset_of(self._opened.shipment.plan, self._record.source, self._record.ordinal)
+
+    def _told(self, did: str, finished: bool) -> dict[str, Any]:
+        shipment = self._opened.shipment
+        return {
+            "pipeline": self._opened.desk.id,
+            "consumer": self._opened.consumer,
+            "did": did,
+            "step": shipment.plan.step,
+            "source": self._record.source,
+            "offset": self._offset,
+            "handled": shipment.progress.handled,
+            "records": shipment.staged.records,
+            "delivery_done": shipment.progress.handled >= shipment.staged.records,
+            "step_done": finished,
+        }

@@ -1,0 +1,153 @@
+"""The delivery of one consumer that a stopped pipeline left open."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from conduit_dagster.connectors.base import Destination
+from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.engine.ack_file import newest
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.moves import Offsets, after_step, before_record
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.engine.recover import prepared
+from conduit_dagster.engine.redelivery import progress_of
+from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
+from conduit_dagster.state.steps import Decision, Progress, StagedDelivery
+
+
+@dataclass(frozen=True)
+class OpenDelivery:
+    """One consumer's delivery of the prepared step, and the loop that would deliver it."""
+
+    desk: Desk
+    loop: StepLoop
+    step: OpenStep
+    shipment: Shipment
+
+    @property
+    def consumer(self) -> str:
+        """Who gets it."""
+        return self.shipment.consumer
+
+    @property
+    def node(self) -> str:
+        """Its node id, for errors."""
+        return self.loop.node(self.consumer)
+
+    @property
+    def destination(self) -> Destination:
+        """Where it goes."""
+        return self.desk.pipeline.consumers()[self.consumer]
+
+    def records(self) -> Iterator[StagedRecord]:
+        """All of it, in order, with origins. Runs a Spark job where the destination stages something else."""
+        return staged_records(self.loop.publisher.records(self.shipment))
+
+    def moves(self, following: StagedRecord | None) -> Offsets:
+        """The consumer's offsets when this is its next record; None: when all of it is handled."""
+        shipment = self.shipment
+        if following is None:
+            return after_step(self.desk.pipeline, shipment.plan, shipment.decision)
+        return before_record(self.desk.pipeline, shipment.plan, shipment.decision, following.source, following.ordinal)
+
+
+def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
+    """The step between prepared and done; there is at most one."""
+    return next(((step, step.decision) for step in state.open_steps if step.decision is not None), None)
+
+
+def open_delivery(desk: Desk, consumer: str | None, change: bool = True) -> OpenDelivery | None:
+    """None where the destination turned out to hold the delivery: it is marked as delivered then.
+
+    Without ``change`` nothing is asked or written. Raises ``FatalError`` (``offsets.*``) where nothing is open.
+    """
+    name = chosen("consumer", consumer, _consumers(desk, consumer), desk.id)
+    loop = desk.loop()
+    step, decision = _step(desk, loop.state)
+    staged = _staged(desk, step, decision, name)
+    if not change:
+        return OpenDelivery(desk, loop, step, _as_stored(desk, step, decision, staged))
+    blamed(loop.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
+    others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
+    # as a run would begin: what it holds already is marked, and staging that is lost is made again
+    found = prepared(loop, replace(step, delivered=others), decision)
+    return OpenDelivery(desk, loop, step, found[0]) if found else None
+
+
+def _consumers(desk: Desk, given: str | None) -> list[str]:
+    if given == DEAD_LETTERS:
+        raise refused(
+            "offsets.dead_letters",
+            "dead letters are neither skipped nor sent one by one: what was refused would be lost",
+            "mend the dead-letter queue and run again",
+            node=f"{desk.id}:{DEAD_LETTERS}",
+        )
+    return [outlet.id for outlet in desk.pipeline.outlets]
+
+
+def _step(desk: Desk, state: PipelineState) -> tuple[OpenStep, Decision]:
+    found = prepared_step(state)
+    if found is None:
+        message = f"pipeline {desk.id} has no open step: no record waits for a destination"
+        raise refused(
+            "offsets.no_open_step", message, f"conduit-dagster offsets list {desk.id} shows where each stands"
+        )
+    return found
+
+
+def _staged(desk: Desk, step: OpenStep, decision: Decision, consumer: str) -> StagedDelivery:
+    found = next((d for d in decision.deliveries if d.consumer == consumer and d.parts), None)
+    if found is None or consumer in step.delivered:
+        message = f"step {step.plan.step} is done for {consumer}: none of its records waits"
+        fix = f"conduit-dagster offsets list {desk.id} shows which consumer is behind"
+        raise refused("offsets.nothing_open", message, fix, node=f"{desk.id}:{consumer}")
+    return found
+
+
+def _as_stored(desk: Desk, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
+    progress = step.progress.get(staged.consumer, Progress())
+    if desk.pipeline.consumers()[staged.consumer].placement == "direct":
+        for acked in newest(staged.staging):
+            progress = progress_of(acked, progress)
+    return Shipment(step.plan, decision, staged, progress)
+
+
+def require_divisible(opened: OpenDelivery) -> None:
+    """Raises ``FatalError`` (``offsets.not_divisible``) where the destination takes a delivery whole or not at all."""
+    if not opened.destination.divisible:
+        raise not_divisible(opened)
+
+
+def not_divisible(opened: OpenDelivery) -> FatalError:
+    """Why single records of this delivery can't be told apart."""
+    return refused(
+        "offsets.not_divisible",
+        f"{opened.consumer} ({opened.destination.name}) takes step {opened.step.plan.step} as a whole: no single record"
+        " of it is at fault",
+        "mend what the error names (the disk, a right, the path) and run again",
+        node=opened.node,
+    )
+
+
+def finish_step(opened: OpenDelivery) -> bool:
+    """Line 7 of the protocol, as a run would, where nothing of the step is open any more; whether it did."""
+    loop = opened.loop
+    found = prepared_step(loop.store.load())
+    if found is None:
+        return False
+    step, decision = found
+    known = loop.pipeline.consumers()
+    waiting = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in known]
+    if waiting or step.letters:
+        return False
+    loop.complete(step.plan, decision, [], time.monotonic())
+    loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
+    return True

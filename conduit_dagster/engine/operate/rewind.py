@@ -1,0 +1,187 @@
+"""``positions rewind``: a source goes on from another place, under a new generation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.logs import LogView, beyond, logs_of
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.positions import joined_of
+from conduit_dagster.engine.operate.reading_on import Skipped, check_position, skipped_by
+from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.engine.operate.writes import drop_planned, forget_collections, move_source, put_offsets
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.pipeline_state import PipelineState, SourceState
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Where to."""
+
+    kind: Literal["start", "position", "offset"]
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class _Move:
+    source: str
+    state: SourceState
+    position: Any
+    records: int | None
+    """The offset of the next record; None where offsets count on, since positions are the log."""
+    offsets: dict[str, int]
+    """The next offset of each log whose consumers go there too."""
+    skipped: Skipped
+
+    @property
+    def is_forward(self) -> bool:
+        return self.skipped.forward is not False
+
+
+def rewind(
+    desk: Desk, database: sa.Engine, source: str | None, wish: Wish, force: bool = False, dry_run: bool = False
+) -> dict[str, Any]:
+    """Moves a source's position; what lies behind it is read and delivered again, with new delivery hashes.
+
+    A step that is prepared is never planned anew, so the pipeline must have none. Forward, or where that can't be
+    told, only with ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
+    """
+    state = desk.store.load()
+    _require_no_step(desk, state)
+    members = joined_of(state)
+    names = [name for name in state.sources if name not in members]
+    name = chosen("source", members.get(source, source) if source else None, names, desk.id)
+    move = _move(desk, database, state, name, wish)
+    same = move.position == move.state.position
+    if not same and move.is_forward and not force:
+        raise _forward(desk, move)
+    if not same and not dry_run:
+        _apply(desk, move)
+    return _told(desk, move, same)
+
+
+def _require_no_step(desk: Desk, state: PipelineState) -> None:
+    found = prepared_step(state)
+    if found is not None:
+        raise refused(
+            "positions.step_open",
+            f"step {found[0].plan.step} of pipeline {desk.id} is prepared and not done: it is never planned anew",
+            "run it once first: conduit-dagster run --once; conduit-dagster offsets mark skips what keeps failing",
+        )
+
+
+def _move(desk: Desk, database: sa.Engine, state: PipelineState, name: str, wish: Wish) -> _Move:
+    one = state.sources[name]
+    logs = {view.source: view for view in logs_of(database, desk.id, desk.options.log_url)}
+    if one.unit.get("plugin") == "join":
+        return _joined(desk, name, one, wish, logs)
+    if name in logs:
+        position = _in_log(logs[name], wish, desk)
+        ahead = position - one.position
+        return _Move(name, one, position, position, {name: position}, Skipped(ahead > 0, ahead, "records"))
+    return _plain(desk, name, one, wish)
+
+
+def _in_log(log: LogView, wish: Wish, desk: Desk) -> int:
+    """The offset of the next record."""
+    end, first = log.state().next_offset, log.whole_from()
+    if wish.kind == "start":
+        return first
+    if not isinstance(wish.value, int) or isinstance(wish.value, bool) or wish.value < 0:
+        message = f"{wish.value!r} is no position in the log of {log.source}: it is an offset, {first} to {end}"
+        raise refused("positions.invalid", message, "give the offset of the first record that is to come again")
+    if wish.value > end:
+        raise beyond(log, wish.value)
+    if wish.value < first:
+        raise refused(
+            "log.gone",
+            f"the log of {log.source} holds every record from offset {first} on; of those before some are gone",
+            f"conduit-dagster positions rewind {desk.id} {log.source} --to-offset {first}, or further on",
+        )
+    return wish.value
+
+
+def _joined(desk: Desk, name: str, one: SourceState, wish: Wish, logs: dict[str, LogView]) -> _Move:
+    members: dict[str, int] = one.position
+    if wish.kind == "offset":
+        message = f"{name} is a join: its position is an offset for each of {', '.join(members)}"
+        raise refused("positions.joined", message, "give them all: --to '{\"SOURCE\": OFFSET, …}'")
+    if wish.kind == "position" and (not isinstance(wish.value, dict) or wish.value.keys() != members.keys()):
+        message = f"a position of {name} has an offset for each of {', '.join(members)}, and nothing else"
+        raise refused("positions.invalid", message, f"conduit-dagster positions show {desk.id} shows one")
+    position = {
+        member: _in_log(logs[member], wish if wish.kind == "start" else Wish("offset", wish.value[member]), desk)
+        for member in members
+    }
+    ahead = max(position[member] - members[member] for member in members)
+    return _Move(name, one, position, None, position, Skipped(ahead > 0, max(0, ahead), "records"))
+
+
+def _plain(desk: Desk, name: str, one: SourceState, wish: Wish) -> _Move:
+    inlet = next((inlet for inlet in desk.pipeline.sources if inlet.id == name), None)
+    if inlet is None or json.loads(json.dumps(inlet.source.unit)) != one.unit:
+        message = f"{name} is not what it was when the pipeline ran last: its file has changed"
+        raise refused("positions.source_changed", message, "run it once with the new file, then rewind")
+    source = inlet.source
+    if wish.kind == "start":
+        return _Move(name, one, source.initial(), None, {}, Skipped(False))
+    position = wish.value
+    if wish.kind == "offset" and one.position != one.records:
+        message = f"the positions of {name} are no offsets, and its records are not logged"
+        fix = f"use --to with a position, as conduit-dagster positions show {desk.id} prints them, or --to-start"
+        raise refused("positions.no_offsets", message, fix)
+    check_position(source, name, one.position, position)
+    return _Move(name, one, position, None, {}, skipped_by(source, one.position, position))
+
+
+def _forward(desk: Desk, move: _Move) -> Exception:
+    what = move.skipped
+    if what.forward is None:
+        return refused(
+            "positions.maybe_forward",
+            f"{move.source} can't tell whether this position lies behind the one where it stands: records may be lost",
+            "repeat it with --force where you know",
+        )
+    amount = f"{what.amount:,} {what.unit}" if what.amount else "records"
+    return refused(
+        "positions.forward",
+        f"this is forward: {amount} of {move.source} would never be delivered",
+        f"repeat it with --force to lose them; conduit-dagster positions show {desk.id} shows where it stands",
+    )
+
+
+def _apply(desk: Desk, move: _Move) -> None:
+    was, now = move.state.position, move.position
+
+    def work(connection: sa.Connection) -> None:
+        drop_planned(connection, desk.id)
+        move_source(connection, desk.id, move.source, now, move.records, anew=True)
+        for log, offset in move.offsets.items():
+            put_offsets(connection, desk.id, log, offset - 1)
+        if not move.skipped.forward:
+            forget_collections(connection, desk.id, move.source, move.records or 0)
+        generation = move.state.generation + 1
+        detail = {"source": move.source, "was": was, "now": now, "generation": generation, "by": desk.by}
+        record_event(connection, desk.id, "rewound", **detail)
+
+    desk.store.transactions.run(work)
+
+
+def _told(desk: Desk, move: _Move, same: bool) -> dict[str, Any]:
+    return {
+        "pipeline": desk.id,
+        "source": move.source,
+        "changed": not same,
+        "was": move.state.position,
+        "now": move.position,
+        "generation": move.state.generation + (not same),
+        "next_offset": move.state.records if move.records is None else move.records,
+        "offsets": move.offsets,
+        "skipped": move.skipped.amount if move.skipped.forward else None,
+        "skipped_unit": move.skipped.unit,
+    }

@@ -1,0 +1,108 @@
+"""Where each consumer of a pipeline stands. Reads only, also while the pipeline runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.connectors.staged import staged_records
+from conduit_dagster.engine.moves import offset_of
+from conduit_dagster.engine.operate.logs import logs_of
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.positions import joined_of, stored
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.state.offsets import EVERYTHING
+from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
+from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
+from conduit_dagster.state.steps import Decision, Progress, StagedDelivery
+
+Facts = dict[str, Any]
+
+
+def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | None, base: str) -> list[Facts]:
+    """A row per consumer: its offset in each source, how far that is behind, and its open delivery."""
+    state = stored(database, pipeline)
+    if state is None:
+        return []
+    ends, offsets = _ends(database, pipeline, state, base), offset_rows(database, pipeline)
+    error = pipeline_rows(database)[pipeline]["error"]
+    facts: list[Facts] = []
+    for row in consumer_rows(database, pipeline):
+        name = row["id"]
+        mine = {o["source"]: o["offset"] for o in offsets if o["consumer"] == name and o["namespace"] == EVERYTHING}
+        stands = error if error and error.get("node") == f"{pipeline}:{name}" else None
+        sources = [_in_source(source, mine.get(source), end) for source, end in ends.items()]
+        facts.append({**row, "sources": sources, "open": _open(state, name, bound), "error": stands})
+    return facts
+
+
+def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
+    handled, last = end
+    # a consumer that was added later has no offset of what was handled before it
+    return {"id": source, "offset": offset, "behind": max(0, last - max(handled, -1 if offset is None else offset))}
+
+
+def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -> dict[str, tuple[int, int]]:
+    """Per source: the last offset that every consumer has handled, and the last one that is known."""
+    joined = joined_of(state)
+    logged = {view.source: view.state().next_offset - 1 for view in logs_of(database, pipeline, base)}
+    found = prepared_step(state)
+    ends: dict[str, tuple[int, int]] = {}
+    for name, one in state.sources.items():
+        if one.unit.get("plugin") == "join":
+            continue
+        handled = state.sources[joined[name]].position[name] - 1 if name in joined else one.records - 1
+        ends[name] = (handled, max(handled, logged.get(name, -1), _last_of(found, name)))
+    return ends
+
+
+def _last_of(found: tuple[OpenStep, Decision] | None, source: str) -> int:
+    spans = [] if found is None else [span for span in found[0].plan.ranges if span.source == source]
+    if found is None or not spans:
+        return -1
+    count = found[1].sources.get(source)
+    return spans[0].offset + (count.read if count else 0) - 1
+
+
+def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> Facts | None:
+    found = prepared_step(state)
+    if found is None:
+        return None
+    step, decision = found
+    staged = next((d for d in decision.deliveries if d.consumer == consumer and d.parts), None)
+    if staged is None or consumer in step.delivered:
+        return None
+    progress = step.progress.get(consumer, Progress())
+    return {
+        "step": step.plan.step,
+        "state": "split" if progress.pending else "open",
+        "handled": progress.handled,
+        "records": staged.records,
+        "next": _next(step, decision, staged, progress, bound),
+    }
+
+
+def _next(
+    step: OpenStep, decision: Decision, staged: StagedDelivery, progress: Progress, bound: BoundPipeline | None
+) -> Facts | None:
+    """The next record of the delivery; None where its staging does not say, or all of them are handled."""
+    known = bound.compiled.consumers() if bound else {}
+    destination = known.get(staged.consumer)
+    if destination is None or destination.placement == "staged" or progress.handled >= staged.records:
+        return None
+    one = Shipment(step.plan, decision, staged, progress).child(staged.hash, progress.handled, 1)
+    try:
+        record = next(staged_records(one), None)
+    except OSError:
+        return None
+    if record is None:
+        return None
+    return {"source": record.source, "offset": offset_of(step.plan, record.source, record.ordinal)}
+
+
+def namespace_facts(database: sa.Engine, pipeline: str, consumer: str) -> list[Facts]:
+    """A consumer's offsets by source and namespace; ``*`` is all of the source."""
+    rows = [row for row in offset_rows(database, pipeline) if row["consumer"] == consumer]
+    return [{key: row[key] for key in ("source", "namespace", "offset", "at_ns")} for row in rows]

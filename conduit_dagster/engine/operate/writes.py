@@ -1,0 +1,87 @@
+"""The transactions of operators. Each is a part of one that commits only under the lease's epoch."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.state.log_store import set_offsets
+from conduit_dagster.state.offsets import EVERYTHING
+from conduit_dagster.state.schema import collections, consumers, deliveries, logs, offsets, sources, steps
+from conduit_dagster.state.steps import Progress
+
+
+def put_offset(connection: sa.Connection, pipeline: str, consumer: str, source: str, upto: int) -> None:
+    """The consumer has handled the source up to here, wherever it stood; below 0: nothing of it."""
+    if upto >= 0:
+        set_offsets(connection, pipeline, consumer, source, {EVERYTHING: upto}, time.time_ns())
+        return
+    mine = (offsets.c.pipeline == pipeline, offsets.c.consumer == consumer, offsets.c.source == source)
+    connection.execute(sa.delete(offsets).where(*mine))
+
+
+def put_offsets(connection: sa.Connection, pipeline: str, source: str, upto: int) -> None:
+    """As :func:`put_offset`, for every consumer."""
+    known = sa.select(consumers.c.consumer).where(consumers.c.pipeline == pipeline)
+    for consumer in list(connection.execute(known).scalars()):
+        put_offset(connection, pipeline, consumer, source, upto)
+
+
+def move_source(
+    connection: sa.Connection, pipeline: str, source: str, position: Any, records: int | None, anew: bool
+) -> None:
+    """Where a source stands from now on; ``anew``: under a new generation, so that old names meet no new ones."""
+    values: dict[str, Any] = {"position": json.dumps(position)}
+    if records is not None:
+        values["records"] = records
+    if anew:
+        values["generation"] = sources.c.generation + 1
+    mine = (sources.c.pipeline == pipeline, sources.c.source == source)
+    connection.execute(sa.update(sources).where(*mine).values(**values))
+
+
+def drop_planned(connection: sa.Connection, pipeline: str) -> None:
+    """Steps that were planned and never prepared: a prepared one is never taken back."""
+    planned = (steps.c.pipeline == pipeline, steps.c.state == "planned")
+    connection.execute(sa.update(steps).where(*planned).values(state="void"))
+
+
+def forget_collections(connection: sa.Connection, pipeline: str, source: str, first: int) -> None:
+    """How far a collection's copy was is not known once its last record is to come again."""
+    mine = (collections.c.pipeline == pipeline, collections.c.source == source)
+    connection.execute(sa.delete(collections).where(*mine, collections.c.offset >= first))
+
+
+def put_progress(connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: Progress) -> None:
+    """How far a delivery is, also back."""
+    values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
+    if progress.pending:
+        values["state"] = "split"
+    connection.execute(sa.update(deliveries).where(*_delivery(pipeline, step, consumer)).values(**values))
+
+
+def end_delivery(
+    connection: sa.Connection, pipeline: str, step: int, consumer: str, records: int, target: Mapping[str, Any]
+) -> None:
+    """A delivery is done, ``records`` of it by sending."""
+    mine = _delivery(pipeline, step, consumer)
+    connection.execute(sa.update(deliveries).where(*mine).values(state="done", pending=""))
+    who = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
+    values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
+    connection.execute(sa.update(consumers).where(*who).values(**values))
+
+
+def _delivery(pipeline: str, step: int, consumer: str) -> tuple[sa.ColumnElement[bool], ...]:
+    own = (deliveries.c.pipeline == pipeline, deliveries.c.step == step)
+    return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == 0)
+
+
+def begin_log_at(connection: sa.Connection, pipeline: str, source: str, offset: int) -> None:
+    """The log's next entry has this offset; those before it never were in this log."""
+    mine = (logs.c.pipeline == pipeline, logs.c.source == source)
+    connection.execute(sa.update(logs).where(*mine).values(next_offset=offset))

@@ -1,0 +1,115 @@
+"""One round: owners are frozen, others take over, finish and go on; then the frozen ones are continued."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.frozen.frozen_cases import Case, FrozenProject, cases, flaw
+
+from conduit_dagster.engine.report import RunResult
+
+HERE = Path(__file__).parent
+_LEASE = 0.5
+_AT_ONCE = 3
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one case went."""
+
+    case: Case
+    reached: bool
+    taken: RunResult
+    """The run that took over."""
+    grown: RunResult
+    """The one after it, with more input; the old owner still stood still."""
+    flaw_before: str
+    """What was wrong then."""
+    thawed: dict[str, Any]
+    """How the old owner's run ended."""
+    last: RunResult
+    """One more, after all of that."""
+    flaw: str
+    """What was wrong in the end."""
+
+
+class Victim:
+    """The process that is stopped."""
+
+    def __init__(self, file: Path, url: str, env: dict[str, str]) -> None:
+        self._file = file
+        command = [sys.executable, str(HERE / "frozen_victim.py"), str(file), url]
+        env = {**env, "PYTHONPATH": str(HERE.parents[1])}
+        with file.with_suffix(".log").open("wb") as log:
+            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+
+    def wait_stopped(self) -> list[str]:
+        """Until it has stopped itself; the pipelines that stand at their points."""
+        found = os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        assert found is not None and found.si_code == os.CLD_STOPPED, self._said()
+        assert self._state() == "T"
+        return json.loads(self._file.with_suffix(".reached").read_text())
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def go_on(self) -> dict[str, Any]:
+        """Continues it, and waits for its end; how its runs ended. It must not hang."""
+        self._process.send_signal(signal.SIGCONT)
+        assert self._process.wait(120) == 0, self._said()
+        return json.loads(self._file.with_suffix(".ended").read_text())
+
+    def end(self) -> None:
+        """Also where a test has failed."""
+        self._process.kill()
+        self._process.wait(30)
+
+    def _said(self) -> str:
+        return self._file.with_suffix(".log").read_text()[-3000:]
+
+
+def play(kind: str, strategy: str, folder: Path, spark: Any, server: Any, database: str) -> dict[str, Ending]:
+    """All points of one kind of pipeline; name of the case to how it went."""
+    projects = [FrozenProject(case, folder / case.name, spark, database) for case in cases(kind, strategy)]
+    for project in projects:
+        project.set_up()
+    file = folder / "cases.json"
+    file.write_text(json.dumps([_told(project) for project in projects]))
+    victim = Victim(file, server.url, server.env)
+    try:
+        reached = victim.wait_stopped()
+        taken = _all(projects, lambda project: project.take(project.case.name, _LEASE))
+        for project in projects:
+            project.grow()
+        grown = _all(projects, lambda project: project.take(project.case.name, _LEASE))
+        before = _all(projects, flaw)
+        thawed = victim.go_on()
+    finally:
+        victim.end()
+    last = _all(projects, lambda project: project.take(project.case.name, _LEASE))
+    after = _all(projects, flaw)
+    return {
+        p.case.name: Ending(
+            p.case, p.case.name in reached, taken[i], grown[i], before[i], thawed[p.case.name], last[i], after[i]
+        )
+        for i, p in enumerate(projects)
+    }
+
+
+def _told(project: FrozenProject) -> dict[str, Any]:
+    case = project.case
+    return {"root": str(project.root), "pipeline": case.name, "point": case.point, "passage": case.passage}
+
+
+def _all(projects: list[FrozenProject], act: Callable[[FrozenProject], Any]) -> list[Any]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(act, projects))

@@ -1,0 +1,58 @@
+"""SIGSTOP at each line of the protocol until another process has taken over, then SIGCONT: none lost, none doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from engine.frozen.frozen_cases import KINDS, LOGGING, Case, cases
+from engine.frozen.frozen_round import Ending, play
+from pyspark.sql import SparkSession
+
+from conduit_dagster.recovery.kill_points import POINTS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first of a kind plays the round of all of them
+
+PAIRS = [(kind, strategy) for kind in KINDS for strategy in ("exactly-once", "at-most-once")]
+CASES = [case for pair in PAIRS for case in cases(*pair)]
+LOST = {"lease.lost", "file.changed", "file.missing"}
+"""What an old owner may say: it finds out at the store, or earlier: later bytes are behind its own, or its staging,
+which the new owner has cleaned up, is not there."""
+
+Rounds = Callable[[str, str], dict[str, Ending]]
+
+
+@pytest.fixture(scope="module")
+def rounds(
+    tmp_path_factory: pytest.TempPathFactory, spark: SparkSession, connect_server: Any, postgres_server: Any
+) -> Rounds:
+    """One victim process for each kind and strategy, when it is first asked for."""
+
+    @cache
+    def played(kind: str, strategy: str) -> dict[str, Ending]:
+        folder = tmp_path_factory.mktemp(f"{kind}-{strategy}")
+        return play(kind, strategy, folder, spark, connect_server, postgres_server.create_database())
+
+    return played
+
+
+def test_every_point_is_among_them() -> None:
+    assert {case.point for case in CASES} == set(POINTS) - set(LOGGING)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_frozen_owner_changes_nothing(case: Case, rounds: Rounds) -> None:
+    ending = rounds(case.kind, case.strategy)[case.name]
+    assert ending.reached
+    if case.is_cut:
+        for result in (ending.taken, ending.grown, ending.last):
+            assert result.error is not None and result.error.code == "nacks.threshold_exceeded"
+    else:
+        assert [r.error for r in (ending.taken, ending.grown, ending.last)] == [None, None, None]
+        assert ending.last.progress.read == 0
+    assert ending.flaw_before == ""
+    assert ending.flaw == ""
+    error = ending.thawed["error"]
+    assert error is None or error["code"] in LOST, error

@@ -1,0 +1,69 @@
+"""Two processes that start one pipeline at the same moment: one runs it, the other says who does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import DECODE, Lab, destination, queue, source
+
+HERE = Path(__file__).parent
+ROWS = [{"i": i} for i in range(20)]
+
+pytestmark = [pytest.mark.slow]
+
+
+class Racer:
+    """One of the two."""
+
+    def __init__(self, root: Path, server: Any) -> None:
+        env = {**server.env, "PYTHONPATH": str(HERE.parents[1])}
+        command = [sys.executable, str(HERE / "racing_run.py"), str(root), server.url]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+
+    def tell(self) -> None:
+        """A line for it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def hear(self) -> str:
+        """The next line that it says to the test; log lines are for people."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(("ready", "won", "{")):
+                return line.strip()
+        raise AssertionError(f"it ended with {self.process.wait(30)}")
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_one_of_two_runs(attempt: int, tmp_path: Path, connect_server: Any) -> None:
+    del attempt
+    lab = Lab(tmp_path)
+    lab.write("in.jsonl", ROWS)
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], **{"dead-letter-queue": queue()})
+    racers = [Racer(tmp_path, connect_server) for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(Racer.hear, racers)) == ["ready", "ready"]
+            for racer in racers:
+                racer.tell()
+            first = list(pool.map(Racer.hear, racers))
+        [winner] = [racer for racer, line in zip(racers, first, strict=True) if line == "won"]
+        [loser] = [json.loads(line) for line in first if line != "won"]
+        assert (loser["status"], loser["error"]["code"]) == ("running", "lease.held")
+        assert str(winner.process.pid) in loser["error"]["message"]
+        winner.tell()
+        assert json.loads(winner.hear())["error"] is None
+        assert [racer.process.wait(30) for racer in racers] == [0, 0]
+    finally:
+        for racer in racers:
+            racer.process.kill()
+            racer.process.communicate(timeout=30)
+    assert lab.documents("out.jsonl") == ROWS
