@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.processes import Peak, watching
+from benchmarks.processes import Peak, cpu_seconds, watching
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class _Times:
     def __init__(self) -> None:
         self.first: list[float] = []
         self.again: list[float] = []
+        self.cpu: list[float] = []
         self.peak = Peak()
 
     @property
@@ -43,9 +44,10 @@ def compare(sides: Sequence[Side], records: int, rounds: int) -> dict[str, Any]:
         for again in (False, True):
             for side in sides:
                 own = times[side.name]
-                taken = _run(side, own.peak)
+                taken, cpu = _run(side, own.peak)
                 if number:
                     (own.again if again else own.first).append(taken)
+                    own.cpu.append(cpu)
     ours, *others = times.items()
     return {
         "records": records,
@@ -55,21 +57,25 @@ def compare(sides: Sequence[Side], records: int, rounds: int) -> dict[str, Any]:
     }
 
 
-def _run(side: Side, peak: Peak) -> float:
+def _run(side: Side, peak: Peak) -> tuple[float, float]:
+    """Seconds on the clock, and of CPU: another program takes from the first, less from the second."""
     side.prepare()
     # what the side before left to the kernel is not written at this one's cost
     os.sync()
+    before = cpu_seconds()
     with watching(peak):
         taken = side.run()
+    cpu = cpu_seconds() - before
     found = side.count()
     assert all(count == side.wanted for count in found), f"{side.name}: {found} records, not {side.wanted} each"
-    return taken
+    return taken, cpu
 
 
 def _side(own: _Times, records: int) -> dict[str, Any]:
     return {
         "records_per_second": round(records / statistics.median(own.all)),
         "control": _ratio(own.again, own.first),
+        "cpu_seconds": round(statistics.median(own.cpu), 2),
         "seconds": [round(s, 3) for s in own.first],
         "seconds_again": [round(s, 3) for s in own.again],
         **own.peak.as_json(),

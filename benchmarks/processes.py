@@ -1,4 +1,4 @@
-"""Resident memory of this process and everything it started. Shared pages count in each process."""
+"""Memory and CPU time of this process and everything it started. Shared pages count in each process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Memory(NamedTuple):
@@ -61,6 +62,11 @@ def resident() -> Memory:
     return Memory(python, sum(size for name, size in sizes if name != "postgres"))
 
 
+def cpu_seconds() -> float:
+    """Used so far, by processes that have ended and were waited for as well; of all cores together."""
+    return sum(sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) for pid in _tree(os.getpid())) / _TICKS
+
+
 def _tree(root: int) -> list[int]:
     parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
     found = [root]
@@ -70,10 +76,16 @@ def _tree(root: int) -> list[int]:
 
 
 def _parent(path: Path) -> int:
+    fields = _stat(path)
+    return int(fields[1]) if fields else 0
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields behind the name; none of a process that has just ended."""
     try:
-        return int((path / "stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, IndexError):
-        return 0
+        return (path / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _name(pid: int) -> str:

@@ -40,7 +40,9 @@ class Database:
 
     def clear(self, tables: Sequence[str]) -> None:
         """Empty tables, no hash of a delivery, and nothing left to write from before."""
-        columns = sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in COLUMNS.items())
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(kind)) for name, kind in COLUMNS.items()
+        )
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute("DROP TABLE IF EXISTS conduit_deliveries")
             for name in map(sql.Identifier, tables):

@@ -46,8 +46,8 @@ def _speed(measures: dict[str, Any]) -> str:
         "beside",
         "records/s",
         "ratio",
-        "A/A ours / theirs",
-        "peak MB, Python",
+        "A/A ours, theirs",
+        "CPU s ours, theirs",
     )
     return _table(titles, (row for one in measures.values() if "sides" in one for row in _rows(one)))
 
@@ -63,7 +63,8 @@ def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
             name,
             f"{theirs['records_per_second']:,}",
             f"**{ratio:.2f}**",
-            f"{ours['control']:.2f} / {theirs['control']:.2f}",
+            f"{ours['control']:.2f}, {theirs['control']:.2f}",
+            f"{ours['cpu_seconds']:.1f}, {theirs['cpu_seconds']:.1f}",
         )
 
 

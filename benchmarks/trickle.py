@@ -43,10 +43,7 @@ def _one(bench: Bench, kind: str) -> dict[str, Any]:
     job = statistics.median([*before, *after])
     return {
         "step_ms": step,
-        "spark_job_ms": {
-            "p50": round(job, 1),
-            "control": round(statistics.median(after) / statistics.median(before), 3),
-        },
+        "spark_job_ms": {"p50": round(job, 1), "control": _ratio(after, before)},
         "ratio": round(step["p50"] / job, 2),
         "memory": run.memory_json(),
     }

@@ -33,6 +33,8 @@ class Lab:
 
     def __init__(self, root: Path, spark: SparkSession | None = None) -> None:
         self.root = root
+        self.env: dict[str, str] = {}
+        """The environment that the project sees."""
         self._spark = spark
 
     def write(self, name: str, lines: Iterable[Any], mode: str = "w") -> Path:
@@ -53,7 +55,7 @@ class Lab:
 
     def catalogue(self) -> Catalogue:
         """The project as a run sees it."""
-        return open_catalogue(Project.find(self.root, {}))
+        return open_catalogue(Project.find(self.root, self.env))
 
     def run(
         self,
@@ -69,8 +71,9 @@ class Lab:
         catalogue = self.catalogue()
         bound = catalogue.get(pipeline)
         assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
-        options = RunOptions(catalogue.project.staging_url, drain=drain, parallelism=parallelism)
-        database = open_store(catalogue.project.state_url, catalogue.project.home)
+        project = catalogue.project
+        options = RunOptions(project.staging_url, drain=drain, parallelism=parallelism, log=project.log_url)
+        database = open_store(project.state_url, project.home)
         try:
             return run_pipeline(bound, self._spark, database, options, stop or StopFlag(), observe)
         finally:

@@ -220,11 +220,14 @@ def _export(
 
 
 def _import(one: Subject, file: Path, source: str | None, position: str | None, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.log_import import import_log
+    from conduit_dagster.engine.operate.log_import import import_log, preview
 
     at = None if position is None else parsed_position(position, "--position")
-    with desk_of(one, fresh=True) as (desk, _):
-        facts = import_log(desk, file, source, at, dry_run)
+    if dry_run and one.store is None:
+        facts = preview(one.sound(), file, source)
+    else:
+        with desk_of(one, fresh=True) as (desk, _):
+            facts = import_log(desk, file, source, at, dry_run)
     verb = "would be" if dry_run else "are"
     end = "" if dry_run else "; conduit-dagster run delivers them"
     many = f"{_counted(facts['entries'])} ({facts['first']} to {facts['last']})"

@@ -1,4 +1,4 @@
-"""``offsets list``, ``show``, ``mark`` and ``step``: how far each consumer is, and past a record that won't go through."""
+"""``offsets list``, ``show``, ``mark``, ``step``: how far consumers are, and past a record that won't go through."""
 
 from __future__ import annotations
 

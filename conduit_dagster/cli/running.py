@@ -107,6 +107,7 @@ class _Member:
             drain=once or bound.config.trigger.kind == "available-now",
             lease_seconds=settings.state.lease,
             parallelism=settings.spark.parallelism,
+            log=project.log_url,
         )
 
     def start(self, spark: SparkSession, database: sa.Engine) -> None:

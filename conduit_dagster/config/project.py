@@ -64,8 +64,16 @@ class Project:
 
     @property
     def staging_url(self) -> str:
-        """Where segments and staged records lie."""
+        """Where staged records lie."""
         return self.resolve(self.settings.state.staging or str(self.home / "staging"))
+
+    @property
+    def log_url(self) -> str:
+        """Where the commit log lies."""
+        if self.settings.state.log or not self.settings.state.staging:
+            return self.resolve(self.settings.state.log or str(self.home / "log"))
+        # no pipeline's id has a tilde: its staging folder is never the log
+        return f"{self.staging_url.rstrip('/')}/~log"
 
 
 def _is_file(path: Path) -> bool:

@@ -54,7 +54,10 @@ class StateSettings(Section):
     """The state store, as an SQLAlchemy URL. SQLite in `$CONDUIT_HOME`, where none is given."""
 
     staging: str | None = None
-    """Where segments and staged records lie: a path or URL that the driver and all of Spark can open."""
+    """Where staged records lie: a path or URL that the driver and all of Spark can open."""
+
+    log: str | None = None
+    """Where the commit log lies, likewise. Next to the state store, or in the staging folder where one is named."""
 
     lease: PositiveDuration = 10.0
     """How long a pipeline's owner may be silent before another process takes over."""

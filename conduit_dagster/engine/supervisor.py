@@ -59,12 +59,12 @@ class RunOptions:
     patience: float = 30.0
     """Seconds to wait for a state store that does not answer, before the run stops."""
     log: str = ""
-    """URL of the folder for the commit log; empty: next to the staging folder."""
+    """URL of the folder for the commit log; empty: in the staging folder."""
 
     @property
     def log_url(self) -> str:
         """Where the commit log lies."""
-        return self.log or f"{self.staging.rstrip('/').rpartition('/')[0]}/log"
+        return self.log or f"{self.staging.rstrip('/')}/~log"
 
 
 def run_pipeline(

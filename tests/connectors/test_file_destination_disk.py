@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from file_deliveries import make, prepared, rows, stage
+from small_disk import fill, mounted
 
 from conduit_dagster.connectors.base import Delivery, Strategy
 from conduit_dagster.connectors.file.read_back import read_folder
@@ -24,26 +25,8 @@ TESTS = Path(__file__).parents[1]
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB and 40 inodes."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k,nr_inodes=40", "tmpfs", str(disk)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command")
-    if mounted.returncode:
-        pytest.skip(f"can't mount a small file system here: {mounted.stderr.strip()}")
-    try:
+    with mounted(tmp_path / "disk", "256k", 40) as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
-def fill(disk: Path, leave: int) -> Path:
-    """A file that takes all the room but about ``leave`` bytes."""
-    ballast, state = disk / "ballast", os.statvfs(disk)
-    ballast.write_bytes(b"x" * (state.f_bavail * state.f_bsize - leave))
-    return ballast
 
 
 @pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once"])

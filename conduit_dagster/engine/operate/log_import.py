@@ -19,6 +19,7 @@ from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.positions import joined_of
 from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.engine.operate.writes import begin_log_at, move_source
+from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.state import storage
@@ -38,16 +39,23 @@ def import_log(
     also end further before. ``position``: where the real source goes on; None: where it stands. Raises
     ``FatalError`` (``log.*``, ``usage.*``).
     """
-    name = chosen("source", source, [inlet.id for inlet in desk.pipeline.sources], desk.id)
-    if desk.pipeline.program.log != "records":
-        message = f"pipeline {desk.id} keeps no log of records, so there is nothing to import into"
-        raise refused("log.positions_only", message, "set delivery.log: records in its file")
-    first, last = _looked_through(file, name)
-    register_sources(desk.pipeline, desk.store)
-    adding = _Import(desk, file, name, first, last)
+    facts = preview(desk.bound, file, source)
+    if not dry_run:
+        register_sources(desk.pipeline, desk.store)
+    adding = _Import(desk, file, facts["source"], facts["first"], facts["last"])
     adding.check()
     if not dry_run:
         adding.run(position)
+    return facts
+
+
+def preview(bound: BoundPipeline, file: Path, source: str | None) -> dict[str, Any]:
+    """What the file holds, read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
+    name = chosen("source", source, [inlet.id for inlet in bound.compiled.sources], bound.id)
+    if bound.compiled.program.log != "records":
+        message = f"pipeline {bound.id} keeps no log of records, so there is nothing to import into"
+        raise refused("log.positions_only", message, "set delivery.log: records in its file")
+    first, last = _looked_through(file, name)
     return {"source": name, "file": str(file), "first": first, "last": last, "entries": last - first + 1}
 
 
@@ -106,7 +114,8 @@ class _Import:
     def _handled(self) -> int:
         """The offset behind what is delivered."""
         join = joined_of(self._state).get(self._source)
-        return self._state.sources[join].position[self._source] if join else self._state.sources[self._source].position
+        known = self._state.sources.get(self._source)
+        return self._state.sources[join].position[self._source] if join else known.position if known else 0
 
     def run(self, position: Any) -> None:
         written = list(self._written())

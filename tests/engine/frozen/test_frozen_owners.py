@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from engine.frozen.frozen_cases import KINDS, LOGGING, Case, cases
 from engine.frozen.frozen_round import Ending, play
+from engine.frozen.test_frozen_split_end import DEFECT
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS
@@ -17,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first of a kind
 
 PAIRS = [(kind, strategy) for kind in KINDS for strategy in ("exactly-once", "at-most-once")]
 CASES = [case for pair in PAIRS for case in cases(*pair)]
-LOST = {"lease.lost", "file.changed", "file.missing"}
-"""What an old owner may say: it finds out at the store, or earlier: later bytes are behind its own, or its staging,
-which the new owner has cleaned up, is not there."""
+LOST = {"lease.lost", "file.changed", "file.missing", "delta.transaction_taken", "postgres.unreachable"}
+"""What an old owner may say: it finds out at the store, or earlier: later bytes or commits are behind its own, its
+staging was cleaned up by the new owner, its connection was ended by it."""
 
 Rounds = Callable[[str, str], dict[str, Ending]]
 
@@ -38,11 +39,17 @@ def rounds(
     return played
 
 
+def _marked(case: Case) -> Any:
+    known = case.rejects and case.point == "after-publish"
+    marks = [pytest.mark.xfail(strict=True, reason=DEFECT)] if known else []
+    return pytest.param(case, id=case.name, marks=marks)
+
+
 def test_every_point_is_among_them() -> None:
     assert {case.point for case in CASES} == set(POINTS) - set(LOGGING)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
 def test_a_frozen_owner_changes_nothing(case: Case, rounds: Rounds) -> None:
     ending = rounds(case.kind, case.strategy)[case.name]
     assert ending.reached

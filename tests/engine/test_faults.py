@@ -1,0 +1,144 @@
+"""Faults of disks, stores, logs and clocks: each recovers or stops with one clear error; nothing acked is lost."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgres_server import PostgresServer
+from pyspark.sql import SparkSession
+from small_disk import fill, mounted
+from support import DECODE, Crashes, Lab, destination, queue, source
+
+from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.recovery.errors import FatalError
+
+ROWS = [{"i": i} for i in range(200)]
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", ROWS)
+    return lab
+
+
+def build(lab: Lab, **delivery: Any) -> None:
+    lab.pipeline(
+        connectors=[source(), destination()],
+        processors=[DECODE],
+        delivery={"strategy": "exactly-once", **delivery},
+        **{"dead-letter-queue": queue()},
+    )
+
+
+def failed(result: RunResult, code: str, fatal: bool) -> None:
+    assert result.error is not None
+    assert (result.error.code, result.error.fatal) == (code, fatal)
+    assert result.error.fix
+
+
+def test_a_disk_that_is_full_while_a_segment_is_written(lab: Lab) -> None:
+    build(lab, log="records", **{"batch-size": 50})
+    with mounted(lab.root / ".conduit" / "log", "512k") as disk:
+        (lab.root / "in.jsonl").write_text("")
+        assert lab.run().error is None
+        ballast = fill(disk, 4_096)
+        lab.write("in.jsonl", [{"i": i, "text": f"{i}" * 200} for i in range(200)])
+        failed(lab.run(), "file.disk_full", fatal=False)
+        assert lab.lines("out.jsonl") == []
+        ballast.unlink()
+        assert lab.run().error is None
+        assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(200))
+
+
+def test_a_disk_that_is_full_while_a_step_is_staged(lab: Lab) -> None:
+    build(lab)
+    with mounted(lab.root / ".conduit" / "staging", "64k") as disk:
+        ballast = fill(disk, 0)
+        failed(lab.run(), "file.disk_full", fatal=False)
+        assert lab.lines("out.jsonl") == []
+        ballast.unlink()
+        assert lab.run().error is None
+        assert lab.documents("out.jsonl") == ROWS
+
+
+@pytest.mark.slow
+def test_a_store_that_is_away_for_ten_seconds_is_waited_for(lab: Lab, postgres_server: PostgresServer) -> None:
+    """Nothing is published meanwhile that was not prepared, and nothing is published twice."""
+    lab.env["CONDUIT_STATE_URL"] = postgres_server.create_database()
+    build(lab, **{"batch-size": 50})
+    began: list[float] = []
+
+    def away(step: StepReport, progress: Progress) -> None:
+        if not began:
+            began.append(time.monotonic())
+            postgres_server.stop(immediate=True)
+            threading.Timer(10, postgres_server.start).start()
+
+    try:
+        result = lab.run(observe=away)
+    finally:
+        if not postgres_server.is_running:
+            postgres_server.start()
+    assert result.error is None
+    assert time.monotonic() - began[0] >= 10
+    assert lab.documents("out.jsonl") == ROWS
+    assert lab.run().progress.read == 0
+
+
+def test_a_log_whose_folder_was_deleted_is_named(lab: Lab, crashes: Crashes) -> None:
+    build(lab, log="records")
+    crashes(lab, "after-log")
+    log = lab.root / ".conduit" / "log"
+    shutil.move(log, lab.root / "kept")
+    failed(lab.run(), "log.missing", fatal=True)
+    assert lab.lines("out.jsonl") == []
+    shutil.move(lab.root / "kept", log)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_corrupted_segment_is_named(lab: Lab, crashes: Crashes) -> None:
+    build(lab, log="records")
+    crashes(lab, "after-log")
+    [part] = (lab.root / ".conduit" / "log" / "p" / "in").rglob("*.parquet")
+    sound = part.read_bytes()
+    part.write_bytes(sound[:200] + bytes([sound[200] ^ 0xFF]) + sound[201:])
+    failed(lab.run(), "log.corrupt", fatal=True)
+    part.write_bytes(sound)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_store_of_another_project_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    first, second = Lab(tmp_path / "a", spark), Lab(tmp_path / "b", spark)
+    for lab in (first, second):
+        lab.write("in.jsonl", ROWS)
+        build(lab)
+        assert lab.run().error is None
+    second.env["CONDUIT_STATE_URL"] = f"sqlite:///{first.root}/.conduit/state.db"
+    with pytest.raises(FatalError) as error:
+        second.run()
+    assert error.value.code == "state.foreign"
+    assert error.value.fix
+    assert first.run().progress.read == 0
+
+
+def test_a_clock_that_is_set_back_an_hour_changes_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(lab, log="records", **{"batch-size": 50})
+    assert lab.run().error is None
+    real_ns, real = time.time_ns, time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time_ns", lambda: real_ns() - 3_600_000_000_000)
+        patch.setattr(time, "time", lambda: real() - 3_600)
+        lab.write("in.jsonl", [{"i": 200}], mode="a")
+        assert lab.run().error is None
+        assert lab.run().progress.read == 0
+    lab.write("in.jsonl", [{"i": 201}], mode="a")
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(202))

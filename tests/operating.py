@@ -1,0 +1,80 @@
+"""A project whose pipeline runs in this process, and the operator's commands in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from scripted import Script, scripted
+from support import DECODE, Lab, processor, queue, source
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.overview import newest_events, offset_rows
+
+NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")
+
+
+def build(lab: Lab, count: int, *outputs: Any, **more: Any) -> None:
+    """A pipeline of ``count`` lines; scripted destinations unless others are given."""
+    lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(count)])
+    more.setdefault("processors", [DECODE])
+    lab.pipeline(connectors=[source(), *(outputs or [scripted()])], **{"dead-letter-queue": queue(), **more})
+
+
+def append(lab: Lab, first: int, end: int) -> None:
+    """More lines of the same kind."""
+    lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(first, end)], mode="a")
+
+
+def code_of(result: RunResult) -> str:
+    """The code of the error that ended a run."""
+    assert result.error is not None
+    return result.error.code
+
+
+def after_bulk_error(lab: Lab, script: Script, **more: Any) -> None:
+    """C5: 0 to 8 are acked, the bulk write of 9 to 15 fails without saying which record."""
+    build(lab, 9, **more)
+    assert lab.run().error is None
+    append(lab, 9, 16)
+    script.says(bulk=[14])
+    script.sent()
+    assert code_of(lab.run()) == "delivery.bulk_failed"
+    script.sent()
+
+
+@contextmanager
+def _store(lab: Lab) -> Iterator[Any]:
+    database = open_database(Project.find(lab.root, {}).state_url)
+    try:
+        yield database
+    finally:
+        database.dispose()
+
+
+def offsets(lab: Lab, namespace: str = "*") -> dict[str, int]:
+    """Each consumer's offset."""
+    with _store(lab) as database:
+        return {row["consumer"]: row["offset"] for row in offset_rows(database, "p") if row["namespace"] == namespace}
+
+
+def events(lab: Lab, name: str) -> list[dict[str, Any]]:
+    """Details of the events of one kind, the newest first."""
+    with _store(lab) as database:
+        return [row["detail"] for row in newest_events(database, "p", 100) if row["event"] == name]
+
+
+def snapshot(lab: Lab) -> list[Any]:
+    """All rows that an operation may change."""
+    import sqlalchemy as sa
+
+    from conduit_dagster.state import schema
+
+    tables = (schema.sources, schema.steps, schema.deliveries, schema.offsets, schema.consumers, schema.logs)
+    with _store(lab) as database, database.connect() as connection:
+        found = [sorted(map(tuple, connection.execute(sa.select(table))), key=repr) for table in tables]
+    return json.loads(json.dumps(found, default=str))

@@ -1,0 +1,35 @@
+"""A file system with little room, for tests of what happens when it is full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def mounted(folder: Path, size: str, inodes: int = 1_000) -> Iterator[Path]:
+    """Mounts one at ``folder``; skips the test where that is not allowed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"can't mount a small file system here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(disk: Path, leave: int) -> Path:
+    """A file that takes all the room but about ``leave`` bytes."""
+    ballast, state = disk / "ballast", os.statvfs(disk)
+    ballast.write_bytes(b"x" * (state.f_bavail * state.f_bsize - leave))
+    return ballast
