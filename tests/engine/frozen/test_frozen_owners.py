@@ -7,9 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from engine.frozen.frozen_cases import KINDS, LOGGING, Case, cases
+from engine.frozen.frozen_cases import DEFECT, KINDS, LOGGING, Case, cases
 from engine.frozen.frozen_round import Ending, play
-from engine.frozen.test_frozen_split_end import DEFECT
 from pyspark.sql import SparkSession
 
 from conduit_dagster.recovery.kill_points import POINTS

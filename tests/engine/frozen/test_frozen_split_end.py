@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 from engine.frozen import ledger_plugin
+from engine.frozen.frozen_cases import DEFECT
 from engine.frozen.ledger_plugin import ledger
 from engine.frozen.owners import Owners
 from pyspark.sql import SparkSession
 from support import DECODE, queue, source
 
 from conduit_dagster.recovery import kill_points
-
-# a shipment whose progress has no children left does not count as split: it is published whole, which finds the hash
-# claimed as split, and is then cut into other children than before, whose hashes the destination does not know
-DEFECT = "Shipment.is_split forgets a split when its last child is handled: other children are sent after a restart"
 
 
 class Crash(BaseException):

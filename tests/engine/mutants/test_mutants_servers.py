@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import psycopg
+import pytest
 from deltalake import DeltaTable
 from engine.mutants import mutants_of_destinations as without
 from engine.mutants.bench import Bench
@@ -13,6 +14,7 @@ from engine.mutants.conftest import Caught, Scenario
 from engine.mutants.verdicts import hold, sound
 from postgres_server import PostgresServer
 
+pytestmark = [pytest.mark.slow]
 Read = Callable[[], list[int]]
 
 

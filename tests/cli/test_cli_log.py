@@ -1,0 +1,274 @@
+"""``log current``, ``oldest``, ``show``, ``compact``, ``export`` and ``import`` (CASES.md, C9, C15, C16, C18, C22)."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operating import NAMESPACE, after_bulk_error, append, build, events, offsets, snapshot
+from pyspark.sql import SparkSession
+from scripted import Script
+from support import DECODE, Lab, destination, source
+
+RECORDS = {"log": "records"}
+
+
+@pytest.fixture
+def lab(folder: Path, spark: SparkSession) -> Lab:
+    return Lab(folder, spark)
+
+
+@pytest.fixture
+def script(lab: Lab) -> Script:
+    return Script(lab)
+
+
+def result(ran: Any) -> Any:
+    assert ran.code == 0, ran.out
+    return ran.envelope["result"]
+
+
+def error(ran: Any) -> Any:
+    assert ran.code != 0, ran.out
+    found = ran.envelope["error"]
+    assert found["fix"]
+    return found
+
+
+def value_of(entry: dict[str, Any]) -> int:
+    after = entry["record"]["payload"]["after"]
+    return (json.loads(base64.b64decode(after)) if isinstance(after, str) else after)["i"]
+
+
+def logged(lab: Lab, count: int, **more: Any) -> None:
+    """A pipeline with a log whose namespaces are logged with the entries."""
+    build(lab, count, destination(), **{"delivery": {**RECORDS, **more}, "processors": [DECODE]})
+
+
+# -- looking --------------------------------------------------------------------------------------------------------
+
+
+def test_c06_c9_seven_entries_in_order(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    facts = result(run("log", "show", "p", "--from", "9", "--to", "15", "--json"))
+    assert (facts["source"], facts["from"], facts["more"]) == ("in", "log", False)
+    rows = facts["entries"]
+    assert [(row["offset"], row["mode"], row["operation"], row["namespace"]) for row in rows] == [
+        (offset, "sync", "create", "") for offset in range(9, 16)
+    ]
+    assert [value_of(row) for row in rows] == list(range(9, 16))
+    assert all(row["time"].endswith("+00:00") for row in rows)
+    lines = run("log", "show", "p", "--from", "9", "--to", "15").out.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == ["offset", *map(str, range(9, 16))]
+    assert lines[-1] == "7 entries of in, from the log"
+
+
+def test_c06_c9_without_a_log_the_open_step_as_it_is_staged(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, processors=[DECODE, NAMESPACE])
+    facts = result(run("log", "show", "p", "--from", "9", "--to", "15", "--json"))
+    assert facts["from"] == "step, as it is staged for out"
+    assert [(row["offset"], row["namespace"], value_of(row)) for row in facts["entries"]] == [
+        (i, "AABBAABBCACBAACB"[i], i) for i in range(9, 16)
+    ]
+
+
+def test_show_begins_with_what_is_not_handled_and_stops_at_the_limit(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    assert [row["offset"] for row in result(run("log", "show", "p", "--json"))["entries"]] == list(range(9, 16))
+    facts = result(run("log", "show", "p", "--from", "2", "--limit", "3", "--json"))
+    assert ([row["offset"] for row in facts["entries"]], facts["more"]) == ([2, 3, 4], True)
+    assert "--from 5" in run("log", "show", "p", "--from", "2", "--limit", "3").out
+    script.says()
+    assert lab.run().error is None
+    assert result(run("log", "show", "p", "--json"))["entries"] == []
+
+
+def test_beyond_the_end_and_backwards_ranges_are_refused(run, lab: Lab) -> None:
+    logged(lab, 4)
+    assert lab.run().error is None
+    beyond = error(run("log", "show", "p", "--from", "4", "--json"))
+    assert (beyond["code"], "the newest one of in is 3" in beyond["message"]) == ("log.beyond_end", True)
+    assert error(run("log", "show", "p", "--from", "3", "--to", "1", "--json"))["code"] == "usage.range"
+    assert run("log", "show", "p", "--from", "-1").code == 2
+    assert error(run("log", "show", "p", "--source", "inn", "--json"))["fix"] == "did you mean in?"
+
+
+def test_current_and_oldest(run, lab: Lab) -> None:
+    logged(lab, 40, **{"batch-size": 20, "log-segment-size": "1KB"})
+    assert lab.run().error is None
+    (row,) = result(run("log", "current", "p", "--json"))["logs"]
+    assert (row["entry"]["offset"], row["entry"]["segment"], row["segments"], row["entries"]) == (39, 20, 2, 40)
+    (row,) = result(run("log", "oldest", "p", "--json"))["logs"]
+    assert (row["entry"]["offset"], row["entry"]["segment"]) == (0, 0)
+    assert run("log", "current", "p").out.splitlines()[1].split()[:2] == ["in", "39"]
+
+
+def test_without_a_log_they_say_what_that_means(run, lab: Lab, script: Script, crashes: Any) -> None:
+    build(lab, 4, destination())
+    crashes(lab, "before-publish")
+    facts = result(run("log", "current", "p", "--json"))
+    assert (facts["log"], facts["logs"]) == ("positions", [])
+    (span,) = facts["open"]
+    assert (span["step"], span["state"], span["source"], span["first_offset"], span["records"]) == (
+        1,
+        "prepared",
+        "in",
+        0,
+        4,
+    )
+    assert "no log of records" in run("log", "oldest", "p").out
+    refusal = error(run("log", "show", "p", "--json"))
+    assert refusal["code"] == "log.positions_only"
+    assert "not at hand" in refusal["message"]
+    assert "delivery.log: records" in refusal["fix"]
+
+
+# -- compaction -----------------------------------------------------------------------------------------------------
+
+
+def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> None:
+    """C15 and C18: reading from what is gone gives the next surviving entry."""
+    logged(lab, 40, **{"batch-size": 20, "log-segment-size": "1KB"})
+    assert lab.run().error is None
+    before = snapshot(lab)
+    facts = result(run("log", "compact", "p", "--dry-run", "--json"))
+    assert [(row["segments"], row["entries"]) for row in facts["logs"]] == [(1, 19)]
+    assert snapshot(lab) == before
+    facts = result(run("log", "compact", "p", "--json"))
+    assert [(row["segments"], row["entries"]) for row in facts["logs"]] == [(1, 19)]
+    assert events(lab, "log_compacted")[0]["entries"] == 19
+    assert result(run("log", "compact", "p", "--json"))["logs"][0]["entries"] == 0
+
+
+def test_c06_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: Lab) -> None:
+    logged(lab, 40, **{"batch-size": 20, "log-segment-size": "1KB"})
+    assert lab.run().error is None
+    run("log", "compact", "p")
+    entries = result(run("log", "show", "p", "--from", "3", "--to", "21", "--json"))["entries"]
+    assert [row["offset"] for row in entries] == [19, 20, 21]
+    gone = error(run("positions", "rewind", "p", "--to-offset", "3", "--json"))
+    assert (gone["code"], "--to-offset 20" in gone["fix"]) == ("log.gone", True)
+
+
+def test_an_open_step_is_not_compacted(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    assert error(run("log", "compact", "p", "--json"))["code"] == "log.step_open"
+    refusal = error(run("log", "compact", "p", "--dry-run", "--json"))
+    assert refusal["code"] == "log.step_open"
+
+
+# -- export and import ------------------------------------------------------------------------------------------------
+
+
+def test_c06_c22_an_export_is_in_the_reference_layout(run, lab: Lab) -> None:
+    logged(lab, 3)
+    assert lab.run().error is None
+    facts = result(run("log", "export", "p", "out.log", "--from", "1", "--to", "1", "--json"))
+    data = (lab.root / "out.log").read_bytes()
+    assert (facts["entries"], facts["bytes"]) == (1, len(data))
+    assert data[:8] == (1).to_bytes(8)  # the offset
+    assert data[20] == 1  # sync
+    key = int.from_bytes(data[21:25])
+    size = int.from_bytes(data[25 + key : 29 + key])
+    assert len(data) == 29 + key + size
+    assert int.from_bytes(data[8:12]) == key + size + 8
+    assert error(run("log", "export", "p", "out.log", "--json"))["code"] == "usage.file_exists"
+    assert result(run("log", "export", "p", "out.log", "--force", "--json"))["entries"] == 3
+    assert [path.name for path in lab.root.glob(".out*")] == []
+
+
+def fresh(lab: Lab, name: str, **delivery: Any) -> None:
+    """As if the project were new, but for the exported file."""
+    for path in (".conduit", "out.jsonl", "dead.jsonl"):
+        target = lab.root / path
+        shutil.rmtree(target) if target.is_dir() else target.unlink(missing_ok=True)
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={**RECORDS, **delivery})
+
+
+def test_c06_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:
+    logged(lab, 10)
+    assert lab.run().error is None
+    delivered = lab.documents("out.jsonl")
+    run("log", "export", "p", "all.log")
+    fresh(lab, "p")
+    assert result(run("log", "import", "p", "all.log", "--dry-run", "--json"))["entries"] == 10
+    assert not (lab.root / ".conduit").exists()
+    facts = result(run("log", "import", "p", "all.log", "--json"))
+    assert (facts["first"], facts["last"], facts["entries"]) == (0, 9, 10)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == delivered
+    assert offsets(lab)["out"] == 9
+    append(lab, 10, 12)
+    assert lab.run().progress.read == 2
+    assert len(lab.documents("out.jsonl")) == 12
+    assert error(run("log", "import", "p", "all.log", "--json"))["code"] == "log.import_overlaps"
+
+
+def test_a_part_is_imported_with_its_offsets(run, lab: Lab) -> None:
+    logged(lab, 10)
+    assert lab.run().error is None
+    run("log", "export", "p", "part.log", "--from", "4", "--to", "7")
+    fresh(lab, "p")
+    assert result(run("log", "import", "p", "part.log", "--json"))["first"] == 4
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [4, 5, 6, 7]
+    assert offsets(lab)["out"] == 7
+    (row,) = result(run("positions", "show", "p", "--json"))["pipelines"][0]["sources"]
+    assert (row["position"], row["offset"], row["log"]["waiting"]) == (8, 8, 0)
+    append(lab, 8, 9)
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [4, 5, 6, 7, 8]
+    assert offsets(lab)["out"] == 8
+
+
+def test_the_source_goes_on_where_the_export_left_it(run, lab: Lab) -> None:
+    """The same source file: without its position the records would be logged twice."""
+    logged(lab, 5)
+    assert lab.run().error is None
+    position = json.dumps(result(run("log", "export", "p", "all.log", "--json"))["source_position"])
+    shutil.rmtree(lab.root / ".conduit")
+    (lab.root / "out.jsonl").unlink()
+    run("log", "import", "p", "all.log", "--position", position)
+    append(lab, 5, 6)
+    assert lab.run().progress.read == 6
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(6))
+
+
+def test_many_entries_become_several_segments(run, lab: Lab) -> None:
+    logged(lab, 9_000)
+    assert lab.run().error is None
+    run("log", "export", "p", "all.log")
+    fresh(lab, "p", **{"log-segment-size": "10KB"})
+    assert result(run("log", "import", "p", "all.log", "--json"))["entries"] == 9_000
+    (row,) = result(run("log", "current", "p", "--json"))["logs"]
+    assert (row["segments"], row["entries"], row["entry"]["offset"]) == (3, 9_000, 8_999)
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(9_000))
+
+
+def test_an_export_with_gaps_a_damaged_one_and_a_pipeline_without_a_log_are_refused(run, lab: Lab) -> None:
+    logged(lab, 40, **{"batch-size": 20, "log-segment-size": "1KB"})
+    assert lab.run().error is None
+    run("log", "compact", "p")
+    run("log", "export", "p", "gaps.log", "--from", "19")
+    run("log", "export", "p", "whole.log", "--from", "20")
+    (lab.root / "torn.log").write_bytes((lab.root / "whole.log").read_bytes()[:-1])
+    (lab.root / "none.log").write_bytes(b"")
+    fresh(lab, "p")
+    assert result(run("log", "import", "p", "gaps.log", "--dry-run", "--json"))["first"] == 19
+    (lab.root / "holes.log").write_bytes((lab.root / "whole.log").read_bytes())
+    data = (lab.root / "gaps.log").read_bytes()
+    end = 12 + int.from_bytes(data[8:12]) + 9
+    (lab.root / "holes.log").write_bytes((0).to_bytes(8) + data[8:end] + data)
+    assert error(run("log", "import", "p", "holes.log", "--json"))["code"] == "log.import_gaps"
+    assert error(run("log", "import", "p", "torn.log", "--json"))["code"] == "log.import_damaged"
+    assert error(run("log", "import", "p", "none.log", "--json"))["code"] == "log.import_empty"
+    assert error(run("log", "import", "p", "nowhere.log", "--json"))["code"] == "file.missing"
+    assert result(run("log", "import", "p", "whole.log", "--json"))["entries"] == 20
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE])
+    assert error(run("log", "import", "p", "whole.log", "--json"))["code"] == "log.positions_only"

@@ -1,0 +1,216 @@
+"""``positions show`` and ``rewind``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from operating import NAMESPACE, after_bulk_error, append, build, events, offsets, snapshot
+from pyspark.sql import SparkSession
+from scripted import Script, scripted
+from support import DECODE, Lab, destination, queue, source
+
+RECORDS = {"log": "records"}
+
+
+@pytest.fixture
+def lab(folder: Path, spark: SparkSession) -> Lab:
+    return Lab(folder, spark)
+
+
+@pytest.fixture
+def script(lab: Lab) -> Script:
+    return Script(lab)
+
+
+def result(ran: Any) -> Any:
+    assert ran.code == 0, ran.out
+    return ran.envelope["result"]
+
+
+def error(ran: Any) -> Any:
+    assert ran.code != 0, ran.out
+    found = ran.envelope["error"]
+    assert found["fix"]
+    return found
+
+
+def source_row(run: Any, name: str = "in") -> Any:
+    rows = result(run("positions", "show", "p", "--json"))["pipelines"][0]["sources"]
+    return next(row for row in rows if row["id"] == name)
+
+
+def values(lab: Lab) -> list[int]:
+    return [row["i"] for row in lab.documents("out.jsonl")]
+
+
+def test_show_has_position_generation_lag_and_collections(run, lab: Lab) -> None:
+    build(lab, 4, destination(), processors=[])
+    lab.pipeline(connectors=[source(processors=[DECODE, NAMESPACE]), destination()], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    append(lab, 4, 5)
+    row = source_row(run)
+    assert (row["generation"], row["offset"], row["log"], row["joined"]) == (1, 4, None, None)
+    assert row["position"]["files"][0]["line"] == 4
+    assert (row["lag"], row["lag_unit"]) == (len(lab.lines("in.jsonl")[4]) + 1, "bytes")
+    assert row["collections"] == [
+        {"namespace": "A", "mode": "sync", "offset": 1},
+        {"namespace": "B", "mode": "sync", "offset": 3},
+    ]
+    text = run("positions", "show").out
+    assert "collection" in text
+    assert "sync" in text
+
+
+def test_show_a_log_and_a_pipeline_that_never_ran(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    lab.pipeline(id="q", connectors=[source(), destination("q")])
+    log = source_row(run)["log"]
+    assert (log["logged_upto"], log["handled_upto"], log["waiting"]) == (15, 8, 7)
+    ran = run("positions", "show")
+    assert "never ran: q" in ran.out
+    assert "up to 15, handled up to 8" in ran.out
+
+
+def test_to_start_reads_everything_again_under_a_new_generation(run, lab: Lab) -> None:
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    before = snapshot(lab)
+    facts = result(run("positions", "rewind", "p", "--to-start", "--dry-run", "--json"))
+    assert (facts["dry_run"], facts["generation"], facts["now"]) == (True, 2, {"seen": 0, "files": []})
+    assert snapshot(lab) == before
+    assert result(run("positions", "rewind", "p", "in", "--to-start", "--json"))["changed"] is True
+    assert source_row(run)["collections"] == []
+    assert lab.run().progress.read == 3
+    assert values(lab) == [0, 1, 2, 0, 1, 2]
+    # offsets count on over all generations
+    assert offsets(lab)["out"] == 5
+    (event,) = events(lab, "rewound")
+    assert (event["source"], event["generation"]) == ("in", 2)
+    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["generation"] == 3
+
+
+def test_back_to_a_position_and_forward_only_with_force(run, lab: Lab) -> None:
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    early = json.dumps(source_row(run)["position"])
+    append(lab, 3, 6)
+    assert lab.run().error is None
+    late = json.dumps(source_row(run)["position"])
+    assert result(run("positions", "rewind", "p", "--to", late, "--json"))["changed"] is False
+    assert result(run("positions", "rewind", "p", "--to", early, "--json"))["generation"] == 2
+    refusal = error(run("positions", "rewind", "p", "--to", late, "--json"))
+    assert (refusal["code"], "3 records" in refusal["message"]) == ("positions.forward", True)
+    assert lab.run().progress.read == 3
+    run("positions", "rewind", "p", "--to", early)
+    assert result(run("positions", "rewind", "p", "--to", late, "--force", "--json"))["skipped"] == 3
+    assert lab.run().progress.read == 0
+    assert values(lab) == [0, 1, 2, 3, 4, 5, 3, 4, 5]
+
+
+def test_a_prepared_step_is_never_planned_anew(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script)
+    before = snapshot(lab)
+    refusal = error(run("positions", "rewind", "p", "--to-start", "--force", "--json"))
+    assert (refusal["code"], "run it once first" in refusal["fix"]) == ("positions.step_open", True)
+    assert snapshot(lab) == before
+
+
+def test_a_planned_step_gives_way(run, lab: Lab, crashes: Any) -> None:
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    append(lab, 3, 4)
+    crashes(lab, "after-plan")
+    assert run("positions", "rewind", "p", "--to-start").code == 0
+    assert lab.run().progress.read == 4
+    assert values(lab) == [0, 1, 2, 0, 1, 2, 3]
+
+
+def test_nonsense_is_refused(run, lab: Lab) -> None:
+    build(lab, 3, destination())
+    assert lab.run().error is None
+    before = snapshot(lab)
+    place = source_row(run)["position"]
+    wrong = {**place, "files": [{**place["files"][0], "mark": "0" * 64}]}
+    for position in ("7", '{"files": 3}', json.dumps(wrong), "null"):
+        refusal = error(run("positions", "rewind", "p", "--to", position, "--force", "--json"))
+        assert refusal["code"] == "positions.invalid", position
+    assert error(run("positions", "rewind", "p", "--to", "{", "--json"))["code"] == "usage.position"
+    assert error(run("positions", "rewind", "p", "--json"))["code"] == "usage.position"
+    assert error(run("positions", "rewind", "p", "--to-start", "--to", "1", "--json"))["code"] == "usage.position"
+    assert error(run("positions", "rewind", "p", "--to-offset", "1", "--json"))["code"] == "positions.no_offsets"
+    assert error(run("positions", "rewind", "p", "inn", "--to-start", "--json"))["fix"] == "did you mean in?"
+    assert snapshot(lab) == before
+
+
+def test_a_source_whose_positions_are_numbers_goes_to_an_offset(run, lab: Lab) -> None:
+    settings = {"recordCount": "5", "format.type": "structured", "format.options.id": "int"}
+    generator = {"id": "in", "type": "source", "plugin": "builtin:generator", "settings": settings}
+    lab.pipeline(connectors=[generator, destination()])
+    assert lab.run().error is None
+    made = lab.lines("out.jsonl")
+    assert result(run("positions", "rewind", "p", "--to-offset", "3", "--json"))["now"] == 3
+    assert lab.run().progress.read == 2
+    assert lab.lines("out.jsonl") == [*made, *made[3:]]
+    assert error(run("positions", "rewind", "p", "--to", "9", "--json"))["code"] == "positions.forward"
+
+
+def test_in_a_log_the_offsets_go_back_too(run, lab: Lab) -> None:
+    build(lab, 10, destination(), delivery=RECORDS)
+    assert lab.run().error is None
+    assert error(run("positions", "rewind", "p", "--to-offset", "11", "--json"))["code"] == "log.beyond_end"
+    facts = result(run("positions", "rewind", "p", "--to-offset", "7", "--json"))
+    assert (facts["was"], facts["now"], facts["offsets"]) == (10, 7, {"in": 7})
+    assert offsets(lab) == {"out": 6, "dead_letters": 6}
+    assert lab.run().progress.read == 3
+    assert values(lab) == [*range(10), 7, 8, 9]
+    assert offsets(lab) == {"out": 9, "dead_letters": 9}
+    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["now"] == 0
+    assert offsets(lab) == {}
+    refusal = error(run("positions", "rewind", "p", "--to-offset", "4", "--json"))
+    assert "4 records" in refusal["message"]
+    assert result(run("positions", "rewind", "p", "--to-offset", "4", "--force", "--json"))["skipped"] == 4
+    assert lab.run().progress.read == 6
+    assert source_row(run)["offset"] == 10
+
+
+def test_a_join_goes_back_with_all_its_members(run, lab: Lab, script: Script) -> None:
+    for name in ("a", "b"):
+        lab.write(f"{name}.jsonl", [{"i": f"{name}{i}"} for i in range(3)])
+    sources = [
+        {"id": name, "type": "source", "plugin": "builtin:file", "settings": {"path": f"./{name}.jsonl"},
+         "processors": [DECODE]}
+        for name in ("a", "b")
+    ]  # fmt: skip
+    lab.write("b.jsonl", [{"i": "b3"}], mode="a")
+    lab.pipeline(connectors=[*sources, destination()], **{"fan-in": "join", "dead-letter-queue": queue()})
+    assert lab.run().error is None
+    assert len(lab.lines("out.jsonl")) == 3
+    rows = {row["id"]: row for row in result(run("positions", "show", "p", "--json"))["pipelines"][0]["sources"]}
+    assert rows["a+b"]["position"] == {"a": 3, "b": 3}
+    assert (rows["b"]["joined"], rows["b"]["log"]["waiting"]) == ("a+b", 1)
+    assert error(run("positions", "rewind", "p", "--to-offset", "1", "--json"))["code"] == "positions.joined"
+    assert error(run("positions", "rewind", "p", "--to", '{"a": 1}', "--json"))["code"] == "positions.invalid"
+    facts = result(run("positions", "rewind", "p", "b", "--to", '{"a": 2, "b": 2}', "--json"))
+    assert (facts["source"], facts["now"]) == ("a+b", {"a": 2, "b": 2})
+    assert lab.run().progress.read == 1
+    lines = lab.lines("out.jsonl")
+    assert len(lines) == 4
+    assert json.loads(lines[3]) == json.loads(lines[2])
+    run("positions", "rewind", "p", "--to-start")
+    assert lab.run().progress.read == 3
+    assert len(lab.lines("out.jsonl")) == 7
+
+
+def test_a_second_pass_reaches_a_destination_that_keeps_hashes(run, lab: Lab, script: Script) -> None:
+    """A new generation gives new delivery hashes; without it a record would count as delivered."""
+    build(lab, 2, scripted())
+    assert lab.run().error is None
+    first = lab.documents("out.sent")
+    run("positions", "rewind", "p", "--to-start")
+    assert lab.run().error is None
+    second = lab.documents("out.sent")[len(first) :]
+    assert [row["values"] for row in second] == [row["values"] for row in first]
+    assert second[0]["hash"] != first[0]["hash"]
