@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.secrets import masked
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.state import overview
 from conduit_dagster.state.lease import is_dead
@@ -173,7 +174,7 @@ def _settings(parsed: ParsedPipeline, where: str, settings: Mapping[str, str]) -
     base = f"{where}/settings"
     written = {key: parsed.written(pointers.child(base, key)) for key in settings}
     # what is not written is a default of the format, and no secret
-    return {key: settings[key] if text is None else text for key, text in written.items()}
+    return {key: masked(settings[key] if text is None else text) for key, text in written.items()}
 
 
 def _past(pipeline: str, store: sa.Engine | None) -> Facts:

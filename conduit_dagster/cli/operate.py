@@ -56,9 +56,12 @@ class Subject:
         """As a run would have them."""
         from conduit_dagster.engine.supervisor import RunOptions
 
-        settings = self.project.settings
+        project, settings = self.project, self.project.settings
         return RunOptions(
-            self.project.staging_url, lease_seconds=settings.state.lease, parallelism=settings.spark.parallelism
+            project.staging_url,
+            lease_seconds=settings.state.lease,
+            parallelism=settings.spark.parallelism,
+            log=project.log_url,
         )
 
     def known(self) -> sa.Engine:

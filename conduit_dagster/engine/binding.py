@@ -12,6 +12,7 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, Pipeline, Processor
+from conduit_dagster.config.secrets import masked
 from conduit_dagster.connectors import registry as connectors
 from conduit_dagster.connectors.base import ConnectorSettings, Destination, Source
 from conduit_dagster.engine.plugins import Plugins
@@ -184,7 +185,7 @@ class Binder:
             pointer,
             f"{flaw['type']}.invalid" if flaw["type"] in ("expression", "reference") else "setting.invalid",
             _message(flaw),
-            got=self._parsed.written(pointer) if key in settings else None,
+            got=masked(self._parsed.written(pointer) or "") if key in settings else None,
             expected=context.get("expected"),
             fix=context.get("fix"),
             column_offset=context.get("column") or 0,

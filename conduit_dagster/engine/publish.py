@@ -104,7 +104,7 @@ class Publisher:
         self._in_pieces(shipment)
 
     def _split(self, shipment: Shipment, children: list[Child], cause: str) -> None:
-        shipment.progress = Progress(0, children)
+        shipment.progress = Progress(0, children, split=True)
         reached("before-split", self._name)
         self._store.deliveries.split(shipment.plan.step, shipment.consumer, shipment.progress, cause)
         reached("after-split", self._name)

@@ -127,7 +127,7 @@ class Redelivery:
     def _split(self, child: Child, pieces: list[Child], cause: str) -> None:
         shipment, pipeline = self._shipment, self._pipeline.program.pipeline
         pending = [*pieces, *_behind(shipment.left, child)]
-        shipment.progress = msgspec.structs.replace(shipment.progress, pending=pending)
+        shipment.progress = msgspec.structs.replace(shipment.progress, pending=pending, split=True)
         reached("before-split", pipeline)
         self._store.deliveries.split(shipment.plan.step, shipment.consumer, shipment.progress, cause)
         reached("after-split", pipeline)

@@ -29,8 +29,8 @@ class Shipment:
 
     @property
     def is_split(self) -> bool:
-        """Whether it is sent as children."""
-        return bool(self.progress.pending)
+        """Whether it is sent as children: known as long as the delivery is open, else it would be split once more."""
+        return self.progress.split
 
     @property
     def left(self) -> list[Child]:

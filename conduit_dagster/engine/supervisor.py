@@ -155,6 +155,9 @@ class _Run:
             # steps that were staged ahead end with the run, in the transaction that says so
             first = None if self._failed_step is None else self._failed_step + 1
             self._store.set_status(status, reason, None if error is None else error_json(error), void_from=first)
+        except LeaseLost as lost:
+            # whatever went wrong here came after the takeover, or from it
+            return RunResult(self._bound.id, "running", "", lost, self._progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(lost))
         return RunResult(self._bound.id, status, reason, error, self._progress)

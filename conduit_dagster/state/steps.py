@@ -96,7 +96,9 @@ class Progress(msgspec.Struct, frozen=True):
     handled: int = 0
     """Records of it that are handled, from the front."""
     pending: list[Child] = []
-    """What is still to be sent, in order, once it is split; empty where it is not."""
+    """What is still to be sent, in order, once it is split."""
+    split: bool = False
+    """It is sent as children, also when all of them are sent: never under its own name again."""
     namespaces: dict[str, int] = {}
     """Namespace to the last place in it that is handled, where acks went ahead of ``handled``."""
     refused: int = 0

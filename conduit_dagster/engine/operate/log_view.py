@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.connectors.staged import staged_records
-from conduit_dagster.engine.commit_log.entries import Entry, mode_of
+from conduit_dagster.engine.commit_log.entries import Entry
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -20,7 +20,7 @@ from conduit_dagster.engine.operate.positions import joined_of, stored
 from conduit_dagster.engine.operate.refused import chosen, never_ran, refused
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import as_delivery
-from conduit_dagster.record import encode
+from conduit_dagster.record import encode, mode_of
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import StagedDelivery
@@ -134,7 +134,7 @@ def _shown(source: str, where: str, entries: Iterator[Entry], limit: int) -> Fac
 
 def _unhandled(state: PipelineState, source: str) -> int:
     join = joined_of(state).get(source)
-    return state.sources[join].position[source] if join else state.sources[source].records
+    return state.sources[join].position[source] if join else state.sources[source].position
 
 
 def _logged(view: LogView, first: int, by_default: bool, last: int | None) -> Iterator[Entry]:

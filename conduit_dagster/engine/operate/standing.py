@@ -53,7 +53,8 @@ def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -
     for name, one in state.sources.items():
         if one.unit.get("plugin") == "join":
             continue
-        handled = state.sources[joined[name]].position[name] - 1 if name in joined else one.records - 1
+        start = one.position if name in logged else one.records
+        handled = (state.sources[joined[name]].position[name] if name in joined else start) - 1
         ends[name] = (handled, max(handled, logged.get(name, -1), _last_of(found, name)))
     return ends
 

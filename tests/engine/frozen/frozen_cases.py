@@ -47,10 +47,6 @@ AT_MOST_ONCE = (
 LOGGING = ("before-log", "after-log-stage", "after-log")
 """Passed only by pipelines that log records, which these do not: their sources can be read again."""
 
-# a shipment whose progress has no children left does not count as split: it is published whole, which finds the hash
-# claimed as split, and is then cut into other children than before, whose hashes the destination does not know
-DEFECT = "Shipment.is_split forgets a split when its last child is handled: other children are sent after a restart"
-
 STEP, NACKS, REJECTS = 10, (3, 12), (7, 17)
 CUT_NACKS, CUT_WINDOW = (3, 4), (5, 1)
 

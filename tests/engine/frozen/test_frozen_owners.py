@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from engine.frozen.frozen_cases import DEFECT, KINDS, LOGGING, Case, cases
+from engine.frozen.frozen_cases import KINDS, LOGGING, Case, cases
 from engine.frozen.frozen_round import Ending, play
 from pyspark.sql import SparkSession
 
@@ -38,17 +38,11 @@ def rounds(
     return played
 
 
-def _marked(case: Case) -> Any:
-    known = case.rejects and case.point == "after-publish"
-    marks = [pytest.mark.xfail(strict=True, reason=DEFECT)] if known else []
-    return pytest.param(case, id=case.name, marks=marks)
-
-
 def test_every_point_is_among_them() -> None:
     assert {case.point for case in CASES} == set(POINTS) - set(LOGGING)
 
 
-@pytest.mark.parametrize("case", [_marked(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_a_frozen_owner_changes_nothing(case: Case, rounds: Rounds) -> None:
     ending = rounds(case.kind, case.strategy)[case.name]
     assert ending.reached

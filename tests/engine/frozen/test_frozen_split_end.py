@@ -7,20 +7,14 @@ from pathlib import Path
 
 import pytest
 from engine.frozen import ledger_plugin
-from engine.frozen.frozen_cases import DEFECT
 from engine.frozen.ledger_plugin import ledger
 from engine.frozen.owners import Owners
 from pyspark.sql import SparkSession
-from support import DECODE, queue, source
+from support import DECODE, Crash, queue, source
 
 from conduit_dagster.recovery import kill_points
 
 
-class Crash(BaseException):
-    """Ends a run as a kill would."""
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=DEFECT)
 def test_children_are_not_sent_under_other_names(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
