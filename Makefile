@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,8 +70,8 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)
-	$(BIN)/python -m benchmarks
+bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_ARGS="--quick" tries it
+	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: soak
 soak: N ?= 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import traceback
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def main() -> None:
     out = Path(arguments.out or (bench.work / "quick" if arguments.quick else "benchmarks/results"))
     results = Results(out)
     try:
-        _measure(bench, names, results)
+        failed = _measure(bench, names, results)
     finally:
         bench.close()
     draw(results.measures, out / _PICTURE)
@@ -33,6 +34,8 @@ def main() -> None:
         page = Path(arguments.docs)
         table.write(page, results.measures)
         draw(results.measures, page.parent / "images" / _PICTURE)
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,14 +68,21 @@ def _bench(arguments: argparse.Namespace) -> Bench:
     return Bench(work, arguments.records or records, arguments.rounds or rounds, arguments.steps or steps)
 
 
-def _measure(bench: Bench, names: list[str], results: Results) -> None:
+def _measure(bench: Bench, names: list[str], results: Results) -> list[str]:
+    """Gives the names of those that failed; the others are kept."""
+    failed: list[str] = []
     guess, began = sum(MEASURES[name].seconds(bench) for name in names), time.monotonic()
     print(f"{len(names)} measures, about {guess / 60:.0f} minutes on two cores", flush=True)
     for number, name in enumerate(names, 1):
         measure, passed = MEASURES[name], time.monotonic() - began
         print(f"{number}/{len(names)} after {passed / 60:.1f} min: {name} ({measure.title})", flush=True)
-        results.add(name, measure.title, measure.run(bench), bench)
+        try:
+            results.add(name, measure.title, measure.run(bench), bench)
+        except Exception:  # noqa: BLE001  # twenty minutes of other figures are not lost for it
+            traceback.print_exc()
+            failed.append(name)
     print(f"took {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Operating on pipelines whose destination stores delivery hashes: what is skipped is claimed there first."""
+"""Operating on a destination that stores delivery hashes: what an operator skips is claimed there first."""
 
 from __future__ import annotations
 
@@ -7,17 +7,146 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-from operating import code_of, offsets
-from postgres_lab import PgTable
+from operating import offsets
 from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, queue, source
 
+from conduit_dagster.connectors.base import AlreadyClaimed
+from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.desk import Desk, owned
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step
-from conduit_dagster.engine.operate.standing import consumer_facts
+from conduit_dagster.engine.operate.open_delivery import open_delivery
+from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.claim import open_store
+
+
+@pytest.fixture
+def url(postgres_server: PostgresServer) -> str:
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession, url: str) -> Lab:
+    """An exactly-once pipeline of four records whose only step is prepared and not published."""
+    lab = Lab(tmp_path, spark)
+    settings = {"url": url, "table": "t"}
+    lab.write("in.jsonl", [{"i": i} for i in range(4)])
+    lab.pipeline(
+        connectors=[source(), {"id": "out", "type": "destination", "plugin": "postgres", "settings": settings}],
+        processors=[DECODE],
+        delivery={"strategy": "exactly-once"},
+        **{"dead-letter-queue": queue()},
+    )
+    return lab
+
+
+@contextmanager
+def desk(lab: Lab, spark: SparkSession) -> Iterator[Desk]:
+    catalogue = lab.catalogue()
+    bound, project = catalogue.get("p"), catalogue.project
+    assert bound is not None
+    database = open_store(project.state_url, project.home)
+    options = RunOptions(project.staging_url, log=project.log_url)
+    try:
+        with owned(bound, database, options, lambda: spark, "me") as held:
+            yield held
+    finally:
+        database.dispose()
+
+
+def rows(url: str) -> list[int]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("SELECT i FROM t ORDER BY i")]
+
+
+def claims(url: str) -> list[str]:
+    with psycopg.connect(url) as connection:
+        return [row[0] for row in connection.execute("SELECT state FROM conduit_deliveries ORDER BY state")]
+
+
+def test_marked_records_are_claimed_and_the_rest_is_delivered(
+    lab: Lab, spark: SparkSession, url: str, crashes: Any
+) -> None:
+    crashes(lab, "before-publish")
+    with desk(lab, spark) as held:
+        facts = mark(held, "out", 1)
+        assert (facts["did"], facts["offsets"], facts["delivered"], facts["next"]) == ("marked", [0, 1], 0, 2)
+        assert claims(url) == ["nacked", "nacked", "split"]
+    assert lab.run().error is None
+    assert rows(url) == [2, 3]
+    assert offsets(lab)["out"] == 3
+    assert lab.letters() == []
+
+
+def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
+    lab: Lab, spark: SparkSession, url: str, crashes: Any
+) -> None:
+    crashes(lab, "before-publish")
+    with desk(lab, spark) as frozen:
+        late = open_delivery(frozen, "out")
+        assert late is not None
+    with desk(lab, spark) as held:
+        mark(held, "out", 3)
+    with pytest.raises(AlreadyClaimed):
+        late.destination.publish(late.shipment.whole())
+    name = Names(late.desk.pipeline).child(late.shipment.plan, "out", 0, 1)
+    with pytest.raises(AlreadyClaimed):
+        late.destination.publish(late.shipment.child(name, 0, 1))
+    assert lab.run().progress.read == 0
+    assert offsets(lab)["out"] == 3
+
+
+def test_what_turns_out_to_be_delivered_counts_as_delivered(
+    lab: Lab, spark: SparkSession, url: str, crashes: Any
+) -> None:
+    """Another owner had sent the first record when the operator marks two."""
+    crashes(lab, "before-publish")
+    with desk(lab, spark) as held:
+        assert step(held, "out")["did"] == "sent"
+        opened = open_delivery(held, "out", change=False)
+        assert opened is not None
+        # as if the store had not heard of the ack
+        opened.shipment.progress = Shipment(
+            opened.shipment.plan, opened.shipment.decision, opened.shipment.staged
+        ).progress
+        claiming = Claiming(opened)
+        claiming.skip_to(2)
+        assert claiming.delivered == 1
+        assert (opened.shipment.progress.handled, opened.shipment.progress.refused) == (2, 1)
+
+
+def test_a_step_sends_one_row(lab: Lab, spark: SparkSession, url: str, crashes: Any) -> None:
+    crashes(lab, "before-publish")
+    with desk(lab, spark) as held:
+        first, second = step(held, "out"), step(held, "out")
+    assert [(facts["did"], facts["offset"]) for facts in (first, second)] == [("sent", 0), ("sent", 1)]
+    assert rows(url) == [0, 1]
+    assert offsets(lab)["out"] == 1
+    assert lab.run().error is None
+    assert rows(url) == [0, 1, 2, 3]
+
+
+def test_backwards_is_refused_where_rows_are_kept_under_their_hash(lab: Lab, spark: SparkSession, crashes: Any) -> None:
+    crashes(lab, "before-publish")
+    with desk(lab, spark) as held:
+        step(held, "out")
+        step(held, "out")
+        with pytest.raises(ConduitError) as raised:
+            mark(held, "out", 0, force=True)
+    assert raised.value.code == "offsets.kept_once"
+
+
+def test_all_of_a_delivery_that_was_delivered_meanwhile(lab: Lab, spark: SparkSession, url: str, crashes: Any) -> None:
+    crashes(lab, "after-publish")
+    with desk(lab, spark) as held:
+        assert mark(held, "out", 0)["did"] == "held"
+    assert lab.run().error is None
+    assert rows(url) == [0, 1, 2, 3]
+    assert offsets(lab)["out"] == 3
