@@ -35,7 +35,7 @@ def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
 
 def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
     for bound in pipelines:
-        for inlet in bound.compiled.inlets:
+        for inlet in bound.compiled.sources:
             path = inlet.source.unit.get("path")
             if isinstance(path, str) and path.startswith("/"):
                 yield bound.id, inlet.id, os.path.realpath(path)

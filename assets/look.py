@@ -14,7 +14,7 @@ from assets.offsets import offset_gaps
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Progress, StepReport
-from conduit_dagster.state.overview import consumer_rows, newest_dead_letters, source_rows
+from conduit_dagster.state.overview import consumer_rows, newest_dead_letters, real_source_rows
 
 _NEWEST = 10
 
@@ -66,7 +66,7 @@ class Observer:
         """Looks at the store and at the sources."""
         with self._lock:
             progress, batch, waited = self._progress, self._batch, time.monotonic() - self._acked
-        sources = {row["id"]: row for row in source_rows(self._database, self._bound.id)}
+        sources = {row["id"]: row for row in real_source_rows(self._database, self._bound.id)}
         return Look(
             progress,
             batch,
@@ -80,7 +80,7 @@ class Observer:
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
-        for inlet in self._pipeline.inlets:
+        for inlet in self._pipeline.sources:
             row = sources.get(inlet.id)
             try:
                 amount = inlet.source.lag(row["position"] if row else inlet.source.initial())

@@ -42,7 +42,7 @@ def _from_file(parsed: ParsedPipeline, row: Facts | None, store: sa.Engine | Non
 def _row(
     name: str, file: str | None, starts: str | None, findings: int, row: Facts | None, store: sa.Engine | None
 ) -> Facts:
-    sources = [] if store is None else overview.source_rows(store, name)
+    sources = [] if store is None else overview.real_source_rows(store, name)
     return {
         "id": name,
         **_status(row),
@@ -113,7 +113,7 @@ def _delivery(parsed: ParsedPipeline, bound: BoundPipeline | None) -> Facts:
 
 def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine | None) -> Facts:
     config = parsed.config
-    sources = [] if store is None else overview.source_rows(store, config.id)
+    sources = [] if store is None else overview.real_source_rows(store, config.id)
     consumers = [] if store is None else overview.consumer_rows(store, config.id)
     delivered = {row["id"]: row["delivered"] for row in consumers}
     at = {row["id"]: row for row in sources}
@@ -136,7 +136,7 @@ def _source(parsed: ParsedPipeline, one: Connector, row: Facts | None, bound: Bo
 def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     if bound is None or position is None:
         return {"lag": None, "lag_unit": None}
-    reader = bound.compiled.inlet(source).source
+    reader = next(inlet.source for inlet in bound.compiled.sources if inlet.id == source)
     return {"lag": lag_of(reader, position), "lag_unit": reader.lag_unit}
 
 

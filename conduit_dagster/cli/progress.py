@@ -30,7 +30,7 @@ class Row:
     def __init__(self, bound: BoundPipeline) -> None:
         self.id = bound.id
         self.status = "running"
-        self._sources = {inlet.id: inlet.source for inlet in bound.compiled.inlets}
+        self._sources = {inlet.id: inlet.source for inlet in bound.compiled.sources}
         self._progress: Progress | None = None
         self._lag = ""
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])

@@ -38,3 +38,8 @@ def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
         # the source's own processors have run when its records were logged
         return [Inlet("+".join(logged), JoinSource(logged), ())]
     return [Inlet(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources]
+
+
+def joined_members(inlets: Sequence[Inlet]) -> dict[str, list[str]]:
+    """The sources behind each join."""
+    return {inlet.id: list(inlet.source.members) for inlet in inlets if isinstance(inlet.source, JoinSource)}

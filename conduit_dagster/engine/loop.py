@@ -10,6 +10,7 @@ from typing import Any
 from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.inlets import joined_members
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.moves import after_step
@@ -217,7 +218,8 @@ class StepLoop:
         """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""
         self.publisher.finish(plan, decision)
         refused = self.publisher.refusals.take_rows()
-        self._report(StepReport.of(plan, decision, nacks, refused, time.monotonic() - started))
+        seconds = time.monotonic() - started
+        self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(self.pipeline.inlets)))
         self.restaged.discard()
         fresh = self.store.load()
         self.state.sources, self.state.targets = fresh.sources, fresh.targets

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,9 +33,17 @@ class StepReport:
 
     @staticmethod
     def of(
-        plan: Plan, decision: Decision, nacks: list[NackRow], refused: Mapping[str, list[NackRow]], seconds: float
+        plan: Plan,
+        decision: Decision,
+        nacks: list[NackRow],
+        refused: Mapping[str, list[NackRow]],
+        seconds: float,
+        members: Mapping[str, Sequence[str]],
     ) -> StepReport:
-        """The report of a step; ``refused``: nacks found at publishing, by the destination that refused."""
+        """The report of a step; ``refused``: nacks found at publishing, by the destination that refused.
+
+        ``members``: joined sources, each of which has the counts of the join.
+        """
         late = [row for rows in refused.values() for row in rows]
         sources = {name: copy(count) for name, count in decision.sources.items()}
         nacked = dict(decision.nacked)
@@ -48,14 +56,22 @@ class StepReport:
         return StepReport(
             plan.step,
             seconds,
-            sources,
-            {span.source: span.end for span in plan.ranges},
+            {name: copy(sources[of]) for of in sources for name in members.get(of, [of])},
+            _positions(plan, members),
             delivered,
             {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
             decision.filtered,
             nacked,
             [*nacks, *late][-_SAMPLE:],
         )
+
+
+def _positions(plan: Plan, members: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for span in plan.ranges:
+        joined = members.get(span.source)
+        found.update({span.source: span.end} if joined is None else {name: span.end[name] for name in joined})
+    return found
 
 
 @dataclass

@@ -60,6 +60,24 @@ def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
         ]
 
 
+def real_source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
+    """As :func:`source_rows`, but one row per source of the file, with its own position.
+
+    A logged source stands where its log ends; one of a join has the join's counts.
+    """
+    with reading(engine) as connection:
+        found = connection.execute(sa.select(logs).where(logs.c.pipeline == pipeline)).mappings()
+        logged = {row["source"]: json.loads(row["position"]) for row in found}
+    rows = {row["id"]: row for row in source_rows(engine, pipeline)}
+    joins = [row for name, row in rows.items() if name not in logged and isinstance(row["position"], dict)]
+    for join in joins:
+        if logged and set(join["position"]) <= set(logged):
+            del rows[join["id"]]
+            counts = {name: join[name] for name in ("records", "acked", "filtered", "nacked")}
+            rows.update({name: {**rows[name], **counts} for name in join["position"]})
+    return [{**row, "position": logged.get(name, row["position"])} for name, row in rows.items()]
+
+
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     """How many records each consumer got, over all runs."""
     with reading(engine) as connection:

@@ -29,7 +29,10 @@ from conduit_dagster.state.claim import open_store
 
 @pytest.fixture
 def url(postgres_server: PostgresServer) -> str:
-    return postgres_server.create_database()
+    url = postgres_server.create_database()
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE t (i int)")
+    return url
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ class Claiming:
     def _split(self, pending: Sequence[Child]) -> None:
         # recorded first, then claimed, as the engine does: nothing of a piece is decided before
         shipment = self._shipment
-        shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending))
+        shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending), split=True)
         store = self._opened.desk.store.deliveries
         store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
 

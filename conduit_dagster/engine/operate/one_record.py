@@ -108,7 +108,7 @@ class _Stepping:
         shipment, total = self._opened.shipment, self._opened.shipment.staged.records
         if total > 1 and not shipment.is_split:
             rest = Child(shipment.progress.handled, total - shipment.progress.handled, single=True)
-            shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest])
+            shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest], split=True)
             store = self._opened.desk.store.deliveries
             store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
         return shipment

@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.config.secrets import masked
 from conduit_dagster.connectors.base import Source
 from conduit_dagster.engine.operate.logs import LogView, logs_of
 from conduit_dagster.engine.planner import BoundPipeline
@@ -73,7 +74,7 @@ def _facts(
         "generation": one.generation,
         "position": position,
         "offset": position if log is not None else one.records,
-        "unit": one.unit,
+        "unit": {key: masked(value) if isinstance(value, str) else value for key, value in one.unit.items()},
         "joined": join,
         "log": None if log is None else _log_facts(log, position),
         "lag": None if source is None else lag_of(source, read),

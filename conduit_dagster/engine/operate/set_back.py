@@ -60,9 +60,9 @@ def set_back(opened: OpenDelivery, cut: Cut) -> None:
 
 def _before(progress: Progress, place: int) -> Progress:
     pending = list(progress.pending)
-    if pending:
+    if progress.split:
         pending.insert(0, Child(place, progress.handled - place, single=True))
-    return Progress(place, pending)
+    return Progress(place, pending, progress.split)
 
 
 def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:

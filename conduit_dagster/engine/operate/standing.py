@@ -78,7 +78,7 @@ def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> F
     progress = step.progress.get(consumer, Progress())
     return {
         "step": step.plan.step,
-        "state": "split" if progress.pending else "open",
+        "state": "split" if progress.split else "open",
         "handled": progress.handled,
         "records": staged.records,
         "next": _next(step, decision, staged, progress, bound),

@@ -60,7 +60,7 @@ def forget_collections(connection: sa.Connection, pipeline: str, source: str, fi
 def put_progress(connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: Progress) -> None:
     """How far a delivery is, also back."""
     values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
-    if progress.pending:
+    if progress.split:
         values["state"] = "split"
     connection.execute(sa.update(deliveries).where(*_delivery(pipeline, step, consumer)).values(**values))
 
