@@ -13,21 +13,24 @@ import pyarrow
 import pyspark
 
 from benchmarks.bench import Bench
+from benchmarks.measures import MEASURES
 
 _FILE = "results.json"
 
 
 class Results:
-    """By measure; each one says when and on what it was measured."""
+    """By measure, in their order; each one says when and on what it was measured."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / _FILE
-        self.measures: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        found: dict[str, Any] = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.measures = {name: found[name] for name in MEASURES if name in found}
 
     def add(self, name: str, title: str, result: dict[str, Any], bench: Bench) -> None:
         """Writes it at once: a later measure may fail."""
         about = {"title": title, "at": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(bench)}
         self.measures[name] = {**about, **result}
+        self.measures = {known: self.measures[known] for known in MEASURES if known in self.measures}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text(json.dumps(self.measures, indent=1) + "\n")
 

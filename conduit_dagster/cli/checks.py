@@ -129,11 +129,9 @@ def _state(project: Project) -> Check:
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
     try:
-        with engine.connect() as connection:
-            if engine.dialect.name == "sqlite":
-                connection.exec_driver_sql("BEGIN IMMEDIATE")
-            else:
-                connection.execute(sa.text("SELECT 1"))
+        # on SQLite it begins as a writer
+        with engine.begin() as connection:
+            connection.execute(sa.text("SELECT 1"))
     except SQLAlchemyError as error:
         fix = "check state.url in conduit.yaml and that the file and its folder can be written"
         return Check("state", "fail", f"{shown}: {cause_of(error)}", fix)

@@ -54,8 +54,26 @@ class CompiledPipeline:
     """Whether anything may look at a record's key or position."""
 
     def inlet(self, source: str) -> Inlet:
-        """The inlet of a source."""
-        return next(inlet for inlet in self.inlets if inlet.id == source)
+        """The inlet of a source. Raises ``FatalError`` where an open step needs one that the file has no more."""
+        if (inlet := self.known(source)) is not None:
+            return inlet
+        raise FatalError(
+            f"an open step reads {source}, which the pipeline's file has no more",
+            code="source.removed",
+            node=f"{self.program.pipeline}:{source}",
+            fix="put the source back, let the pipeline finish the step (run --once), then remove it",
+        )
+
+    @property
+    def reads(self) -> str:
+        """What the ranges of its steps are (``Plan.reads``)."""
+        if self.program.log != "records":
+            return "positions"
+        return "join" if self.program.fan_in == "join" else "records"
+
+    def known(self, source: str) -> Inlet | None:
+        """The inlet of a source; None where the file has it no more."""
+        return next((inlet for inlet in self.inlets if inlet.id == source), None)
 
     def consumers(self) -> dict[str, Destination]:
         """Every destination by its id, the dead-letter queue first (DELIVERY.md, Publish)."""

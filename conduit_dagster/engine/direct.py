@@ -13,6 +13,7 @@ import msgspec
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
 from conduit_dagster.state.steps import Plan, StagedDelivery
@@ -22,6 +23,7 @@ class DirectSender:
     """Sends ranges of staged deliveries by Spark jobs of one task."""
 
     def __init__(self, pipeline: CompiledPipeline, jobs: Jobs, interval: float) -> None:
+        self._pipeline = pipeline
         self._program = pipeline.program.encode()
         self._jobs = jobs
         self._interval = interval
@@ -40,7 +42,7 @@ class DirectSender:
         token = secrets.token_hex(8)
         job = SendJob(
             delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
-            token, plan.hashes, {span.source: span.generation for span in plan.ranges},
+            token, plan.hashes, generations(plan, self._pipeline.inlets),
         )  # fmt: skip
         function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
         frame = self._jobs.spark.range(0, 1, 1, 1).mapInArrow(function, SENT_SCHEMA)

@@ -10,7 +10,7 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
-from conduit_dagster.state.steps import Range
+from conduit_dagster.state.steps import Plan, Range
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,12 @@ def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
         # the source's own processors have run when its records were logged
         return [Inlet("+".join(logged), JoinSource(logged), ())]
     return [Inlet(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources]
+
+
+def generations(plan: Plan, inlets: Sequence[Inlet]) -> dict[str, int]:
+    """The generation of each source of a step; those of a join have the join's."""
+    members = joined_members(inlets)
+    return {name: span.generation for span in plan.ranges for name in members.get(span.source, [span.source])}
 
 
 def joined_members(inlets: Sequence[Inlet]) -> dict[str, list[str]]:

@@ -70,7 +70,7 @@ class StepLoop:
         with self._planning:
             if self._closed:
                 return None  # a step before was cut: nothing follows it in this run
-            plan = Plan(self._take_number(), time.time_ns(), ranges, targets, hashes)
+            plan = Plan(self._take_number(), time.time_ns(), ranges, targets, hashes, self.pipeline.reads)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
@@ -170,6 +170,7 @@ class StepLoop:
 
     def _prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         deliveries = [self._delivery(plan, staged, name) for name in self.pipeline.consumers()]
+        once = self.pipeline.program.strategy == "at-most-once"
         decision = Decision(
             as_rows(staged.tasks),
             resolution.counts,
@@ -178,9 +179,9 @@ class StepLoop:
             _added(ledger.filtered for ledger in staged.ledgers),
             _added(ledger.nacked for ledger in staged.ledgers),
             merged(ledger.namespaces for ledger in staged.ledgers),
+            once,
         )
         self.stager.sync(staged.staging, [delivery.consumer for delivery in deliveries if delivery.parts])
-        once = self.pipeline.program.strategy == "at-most-once"
         moves = after_step(self.pipeline, plan, decision) if once else None
         reached("before-prepare", self._name)
         self.store.prepare(plan, decision, self._letters(plan, resolution.nacks), moves)

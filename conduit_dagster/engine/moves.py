@@ -15,7 +15,7 @@ def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Of
     moves: Offsets = {}
     for span in plan.ranges:
         count = decision.sources.get(span.source, SourceCount())
-        for source, (first, stop) in pipeline.inlet(span.source).offsets(span, count.read, whole=True).items():
+        for source, (first, stop) in _offsets(pipeline, span, count.read, whole=True).items():
             if stop > first:
                 seen = decision.namespaces.get(span.source, {}) if source == span.source else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
@@ -29,12 +29,17 @@ def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, so
     for span in plan.ranges:
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
         whole = span.source != source
-        for real, (first, stop) in pipeline.inlet(span.source).offsets(span, count, whole).items():
+        for real, (first, stop) in _offsets(pipeline, span, count, whole).items():
             if stop > first:
                 moves[real] = {EVERYTHING: stop - 1}
         if span.source == source:
             break
     return moves
+
+
+def _offsets(pipeline: CompiledPipeline, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
+    inlet = pipeline.known(span.source)
+    return {span.source: (span.offset, span.offset + count)} if inlet is None else inlet.offsets(span, count, whole)
 
 
 def offset_of(plan: Plan, source: str, ordinal: int) -> int:

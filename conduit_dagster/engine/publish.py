@@ -11,7 +11,7 @@ from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.redelivery import Redelivery, around, is_outage, pieces, split_error
+from conduit_dagster.engine.redelivery import Redelivery, around, is_outage, pieces, refused_letter, split_error
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment, as_delivery
@@ -42,7 +42,6 @@ class Publisher:
     ) -> None:
         self._pipeline, self._store, self._state = pipeline, store, state
         self._direct, self._restaged, self._bisect = direct, restaged, bisect
-        self._once = pipeline.program.strategy == "at-most-once"
         self.refusals = Refusals(pipeline, store, state, window, self.publish_letter)
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
@@ -65,7 +64,8 @@ class Publisher:
 
     def _one(self, shipment: Shipment) -> None:
         reached("before-publish", self._name)
-        if self._once:
+        # as it was prepared, whatever the file says now
+        if shipment.decision.once:
             self._publish_once(shipment)
             return
         destination = self._destination(shipment)
@@ -162,8 +162,17 @@ class Publisher:
     def publish_letter(self, staged: StagedDelivery, plan: Plan) -> None:
         """One dead letter that was found at publishing. Idempotent under its hash."""
         queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
-        target = blamed(node, queue.publish, as_delivery(staged, plan.step))
+        target = staged.target
+        if queue.placement == "direct":
+            self._send_letter(staged, plan)
+        else:
+            target = blamed(node, queue.publish, as_delivery(staged, plan.step))
         self._delivered(plan, staged, staged.records, target, {})
+
+    def _send_letter(self, staged: StagedDelivery, plan: Plan) -> None:
+        sent = self._direct.send(plan, staged, 0, staged.records, {}, True, lambda acked: None)
+        if (refused := refused_letter(sent, self._node(DEAD_LETTERS))) is not None:
+            raise refused
 
     def settle_letter(self, staged: StagedDelivery, plan: Plan) -> bool:
         """Whether the queue turned out to hold it already."""
@@ -183,12 +192,13 @@ class Publisher:
     def finish(self, plan: Plan, decision: Decision) -> None:
         """Done, and only then the acks: a source is never acked ahead of its stored position."""
         reached("before-done", self._name)
-        if not self._once:
+        if not decision.once:
             moves = after_step(self._pipeline, plan, decision)
             self._store.done(plan, decision, moves, list(self._pipeline.consumers()))
         reached("after-done", self._name)
         for span in plan.ranges:
-            self._pipeline.inlet(span.source).source.ack(span.end, span.generation)
+            if inlet := self._pipeline.known(span.source):
+                inlet.source.ack(span.end, span.generation)
         reached("after-ack", self._name)
 
     def _moves(self, shipment: Shipment) -> Offsets:

@@ -49,6 +49,8 @@ def _staged(step: OpenStep, decision: Decision) -> list[StagedDelivery]:
 def _is_current(loop: StepLoop, plan: Plan) -> bool:
     """Whether a planned step still fits: its sources are there, and stand where it begins."""
     present = {inlet.id for inlet in loop.pipeline.inlets}
+    if plan.reads != loop.pipeline.reads:
+        return False
     for span in plan.ranges:
         state = loop.state.sources.get(span.source)
         if span.source not in present or state is None:

@@ -10,11 +10,12 @@ from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destinatio
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.blame import blame, blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step, before_record, offset_of
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.refusals import Refusals
+from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.shipment import Records, Shipment, after
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -168,6 +169,9 @@ class Redelivery:
         sent = self._direct.send(
             shipment.plan, shipment.staged, child.skip, child.take, ahead, child.single, self._flushed
         )
+        if shipment.consumer == DEAD_LETTERS and (refused := refused_letter(sent, self._node)) is not None:
+            # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
+            raise refused
         for place, code, message in sent.nacks:
             self._advance(min(place, sent.acked.handled))
             if place == shipment.progress.handled:
@@ -246,6 +250,18 @@ class Redelivery:
             return after_step(self._pipeline, shipment.plan, shipment.decision)
         following = self._record(handled)
         return before_record(self._pipeline, shipment.plan, shipment.decision, following.source, following.ordinal)
+
+
+def refused_letter(sent: Sent, node: str) -> ConduitError | None:
+    """Why a dead-letter queue did not take a letter; None where it did."""
+    if sent.error is None and not sent.nacks:
+        return None
+    if sent.error is not None:
+        error = sent.error.as_error()
+    else:
+        error = TransientError(f"a dead letter was refused: {sent.nacks[0][2]}", code="dead_letters.refused")
+    error.node = error.node or node
+    return error
 
 
 def pieces(child: Child, bisect: bool) -> list[Child]:

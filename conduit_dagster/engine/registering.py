@@ -6,11 +6,13 @@ from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.store import PipelineStore
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Every source, in the way in which its records are read now."""
+    _require_same_reading(pipeline, store)
     store.log_registry.leave({inlet.id for inlet in pipeline.inlets})
     for inlet in pipeline.sources:
         source = inlet.source
@@ -22,6 +24,22 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     for inlet in pipeline.inlets:
         if isinstance(inlet.source, JoinSource):
             store.log_registry.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
+
+
+def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    # the ranges of a prepared step mean something else behind a switch: it is finished before
+    for step in store.load().open_steps:
+        if step.decision is not None and step.plan.reads != pipeline.reads:
+            raise FatalError(
+                f"step {step.plan.step} was prepared reading {_WORDS[step.plan.reads]}, "
+                f"but the file asks for {_WORDS[pipeline.reads]} now",
+                code="delivery.reading_changed",
+                node=pipeline.program.pipeline,
+                fix="set delivery.log and fan-in back, let the pipeline finish the step (run --once), then change them",
+            )
+
+
+_WORDS = {"positions": "log: positions", "records": "log: records", "join": "fan-in: join"}
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:

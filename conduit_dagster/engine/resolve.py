@@ -70,7 +70,7 @@ def cut(
                 ranges.append(Range(span.source, span.generation, span.start, end, span.offset))
             break
         ranges.append(span)
-    return Plan(step, clock_ns, ranges, plan.targets, hashes(ranges)) if ranges else None
+    return Plan(step, clock_ns, ranges, plan.targets, hashes(ranges), plan.reads) if ranges else None
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

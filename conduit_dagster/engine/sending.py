@@ -134,14 +134,11 @@ class _Sending:
             self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         try:
             receipts = self._sender.send([staged.record for staged in batch], first)
+            # a generator may raise as well, on the way
+            self._take([Receipt(place) for place in range(first, first + len(batch))] if receipts is None else receipts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the driver decides
             self._failed(error)
             return False
-        if receipts is None:
-            for place in range(first, first + len(batch)):
-                self._acks.ack(place)
-        else:
-            self._take(receipts)
         return True
 
     def _settle(self) -> bool:

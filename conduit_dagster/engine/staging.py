@@ -11,6 +11,7 @@ import msgspec
 
 from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
@@ -57,8 +58,8 @@ class Stager:
         reached("before-stage", self._pipeline.program.pipeline)
         tasks = self._tasks(plan) if tasks is None else self._relocated(tasks)
         staging = self._folders(plan.step)
-        generations = {span.source: span.generation for span in plan.ranges}
-        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, generations, list(as_records))
+        known = generations(plan, self._pipeline.inlets)
+        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records))
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
             if ledger.error is not None:
@@ -75,8 +76,8 @@ class Stager:
         return group(splits, self._slots)
 
     def _relocated(self, tasks: Tasks) -> Tasks:
-        source = {inlet.id: inlet.source for inlet in self._pipeline.inlets}
-        return [[SplitOf(s.source, source[s.source].relocate(s.split)) for s in task] for task in tasks]
+        inlet = self._pipeline.inlet
+        return [[SplitOf(s.source, inlet(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
     def _folders(self, step: int) -> dict[str, str]:
         execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"

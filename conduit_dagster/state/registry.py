@@ -13,7 +13,7 @@ from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
-from conduit_dagster.state.schema import consumers, deliveries, owners, pipelines, sources, steps
+from conduit_dagster.state.schema import consumers, deliveries, offsets, owners, pipelines, sources, steps
 from conduit_dagster.state.transactions import Transactions
 
 
@@ -69,7 +69,7 @@ class Registry:
     def _retire(self, connection: sa.Connection, present: set[str]) -> list[str]:
         known = connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
         gone = [name for (name,) in known if name not in present]
-        for table in (consumers, owners):
+        for table in (consumers, owners, offsets):
             connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.consumer.in_(gone)))
         open_ones = (
             deliveries.c.pipeline == self._id,

@@ -38,6 +38,8 @@ class Plan(msgspec.Struct, frozen=True):
     """What each destination was when the step was planned: its plugin and what it owns."""
     hashes: dict[str, str] = {}
     """The delivery hash of each consumer, computed once; under the empty name the step's own, for processors."""
+    reads: str = "positions"
+    """What its ranges are: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
 
 
 class SourceCount(msgspec.Struct):
@@ -142,6 +144,8 @@ class Decision(msgspec.Struct, frozen=True):
     nacked: dict[str, int] = {}
     """Nacks by ``node code``."""
     namespaces: Namespaces = {}
+    once: bool = False
+    """At-most-once: positions and offsets moved with it, and it is never sent again."""
 
 
 def encode(value: msgspec.Struct) -> str:

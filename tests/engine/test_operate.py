@@ -97,6 +97,8 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
         assert late is not None
     with desk(lab, spark) as held:
         mark(held, "out", 3)
+    with pytest.raises(ConduitError):  # the operator's fence ended its connection
+        late.destination.publish(late.shipment.whole())
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.whole())
     name = Names(late.desk.pipeline).child(late.shipment.plan, "out", 0, 1)

@@ -102,7 +102,7 @@ class Round:
         env = {**self._world.connect.env, "PYTHONPATH": str(TESTS)}
         with log.open("wb") as output:
             run = subprocess.run(
-                [sys.executable, *command, str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT,
+                [sys.executable, "-X", "faulthandler", *command, str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT,
                 check=False,
             )  # fmt: skip
         assert run.returncode == -signal.SIGKILL, f"{run.returncode}: {log.read_text()[-3000:]}"
