@@ -98,13 +98,13 @@ class Round:
         root = self._lab.root
         cases, report, log = root / f"cases{turn}.json", root / f"report{turn}.json", root / f"victim{turn}.log"
         cases.write_text(json.dumps(wanted))
-        command = [str(Path(__file__).with_name("kill_victim.py")), str(root), self._world.connect.url, str(cases)]
+        victim = Path(__file__).with_name("kill_victim.py")
+        command = [sys.executable, "-X", "faulthandler", str(victim), str(root), self._world.connect.url]
         env = {**self._world.connect.env, "PYTHONPATH": str(TESTS)}
         with log.open("wb") as output:
             run = subprocess.run(
-                [sys.executable, "-X", "faulthandler", *command, str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT,
-                check=False,
-            )  # fmt: skip
+                [*command, str(cases), str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT, check=False
+            )
         assert run.returncode == -signal.SIGKILL, f"{run.returncode}: {log.read_text()[-3000:]}"
         return json.loads(report.read_text())
 

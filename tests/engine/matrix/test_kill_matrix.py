@@ -20,24 +20,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GROUPS = list(dict.fromkeys((of.kind, of.scenario) for of in combinations(list(PLACES))))
 PAIRS_SEED, PAIRS = 20, 56
-_SENT_AGAIN = (
-    "a delivery whose children are all sent, and that is not marked as delivered, is sent again: Publisher._one takes "
-    "it for one that was never split, since nothing is pending"
-)
-KNOWN_DEFECTS = {
-    "postgres/refused/exactly-once/after-publish:4": _SENT_AGAIN,
-    "postgres/refused/exactly-once/after-publish:1/after-publish:1": _SENT_AGAIN,
-}
-"""Cases that fail, and must: whoever mends one takes it out."""
 
 
 def judged(world: World, cases: list[Case]) -> None:
-    """Kills all of them; those that are known to fail fail, and no others."""
-    known = {str(case) for case in cases} & KNOWN_DEFECTS.keys()
+    """Kills all of them; every promise must hold."""
     flaws = outcome(world, cases)
-    found = {flaw.partition(": ")[0] for flaw in flaws}
-    assert found <= known, "\n".join(flaws)
-    assert known <= found, f"mended, so take them out of KNOWN_DEFECTS: {known - found}"
+    assert not flaws, "\n".join(flaws)
 
 
 def test_what_is_not_reachable_is_a_kill_point() -> None:
