@@ -18,6 +18,8 @@ from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 
+_OPTIONS = ReadOptions(block_bytes=262_144)
+"""Larger blocks than a stage's: columns are built from a block at a time."""
 APPENDED_SCHEMA = "appended binary"
 
 
@@ -103,7 +105,7 @@ class _Appending:
     def run(self) -> Appended:
         try:
             for split in self._task.splits:
-                for read in self._inlet.source.read(split, ReadOptions()):
+                for read in self._inlet.source.read(split, _OPTIONS):
                     self._block(read if isinstance(read, Block) else Block.of(read))
             self._report.written = self._file.finish()
         except BaseException:

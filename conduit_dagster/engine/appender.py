@@ -72,12 +72,13 @@ class Appender:
         for reach in reaches:
             blamed(self._node(reach.inlet), reach.inlet.source.verify, reach.start, reach.end)
         reached("after-log-stage", self._name)
+        committed = False
         for reach in reaches:
             mine = [report for report in reports if tasks[report.task].source == reach.inlet.id]
-            self._commit(reach, mine)
+            committed = self._commit(reach, mine) or committed
         reached("after-log", self._name)
         self.rolled = any(reach.segment == reach.offset and reach.offset for reach in reaches) or self.rolled
-        return True
+        return committed
 
     def compact(self) -> None:
         """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
@@ -123,12 +124,13 @@ class Appender:
                 raise report.error.as_error()
         return reports
 
-    def _commit(self, reach: _Reach, reports: Sequence[Appended]) -> None:
+    def _commit(self, reach: _Reach, reports: Sequence[Appended]) -> bool:
+        """False where the log stands where it stood: there was nothing to read after all."""
         last = next((report for report in reversed(reports) if report.boundary is not None), None)
-        if last is None:
-            return
         source = reach.inlet.source
-        end = reach.end if source.replayable else last.boundary
+        if last is None and not source.replayable:
+            return False
+        end = reach.end if last is None or source.replayable else last.boundary
         parts = [
             report.written.appended(reach.segment, end if report is last else self._within(reach, report.boundary))
             for report in reports
@@ -145,6 +147,7 @@ class Appender:
         self._store.transactions.run(work)
         for part in parts:
             reach.folder.publish_name(reach.segment, part.name)
+        return True
 
     def _within(self, reach: _Reach, boundary: Any) -> Any:
         return reach.inlet.source.within(reach.start, reach.end, boundary)

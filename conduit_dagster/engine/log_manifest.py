@@ -48,6 +48,7 @@ class LogManifest:
 
     def position_at(self, offset: int) -> Any:
         """The source's newest position that is not behind ``offset``; None where the log knows none."""
-        passed = [part.position for part in self.parts(0, offset) if part.next <= offset]
         state = self.state()
-        return state.position if offset >= state.next_offset else (passed[-1] if passed else None)
+        if offset >= state.next_offset:
+            return state.position
+        return self._read(lambda connection: self._store.position_before(connection, self.source, offset))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+import msgspec
+
 from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destination, Rejected, Target
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -17,14 +19,22 @@ from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Child, Decision, Letter, Plan, Progress, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
 def identity(destination: Destination) -> dict[str, str | None]:
     """What a destination is, as far as a prepared step is concerned."""
     return {"plugin": destination.name, "target": destination.address}
+
+
+def _rank(error: Exception) -> int:
+    """Of several errors the one that decides: a lost lease, then a fatal one."""
+    if isinstance(error, LeaseLost):
+        return 0
+    return 1 if isinstance(error, ConduitError) and error.fatal else 2
 
 
 class Publisher:
@@ -47,20 +57,32 @@ class Publisher:
     def publish(self, shipments: Sequence[Shipment]) -> None:
         """Publishes each delivery under its hash. The first error is raised when all have ended."""
         open_ones = [shipment for shipment in shipments if shipment.staged.parts]
+        errors: list[Exception] = []
         for shipment in open_ones:
             if shipment.consumer == DEAD_LETTERS:
-                self._one(shipment)
-        others = [shipment for shipment in open_ones if shipment.consumer != DEAD_LETTERS]
-        if len(others) == 1:
-            self._one(others[0])
-        elif others:
-            self._side_by_side(others)
+                try:
+                    self._one(shipment)
+                except Exception as error:
+                    if not shipment.decision.once:
+                        raise
+                    errors.append(error)  # the others' offsets have moved: they have no second chance
+        errors += self._side_by_side([s for s in open_ones if s.consumer != DEAD_LETTERS])
+        if errors:
+            raise min(errors, key=_rank)
 
-    def _side_by_side(self, shipments: list[Shipment]) -> None:
+    def _side_by_side(self, shipments: list[Shipment]) -> list[Exception]:
+        if len(shipments) < 2:
+            return [error for shipment in shipments if (error := self._caught(shipment)) is not None]
         with ThreadPoolExecutor(len(shipments), "publish") as pool:
-            running: list[Future[None]] = [pool.submit(self._one, shipment) for shipment in shipments]
-        for future in running:
-            future.result()
+            running: list[Future[Exception | None]] = [pool.submit(self._caught, s) for s in shipments]
+        return [error for future in running if (error := future.result()) is not None]
+
+    def _caught(self, shipment: Shipment) -> Exception | None:
+        try:
+            self._one(shipment)
+        except Exception as error:  # noqa: BLE001  # all have ended before one is raised
+            return error
+        return None
 
     def _one(self, shipment: Shipment) -> None:
         reached("before-publish", self._name)
@@ -69,7 +91,7 @@ class Publisher:
             self._publish_once(shipment)
             return
         destination = self._destination(shipment)
-        if destination.placement == "direct" or shipment.is_split:
+        if destination.placement == "direct" or shipment.is_split or shipment.progress.handled:
             self._in_pieces(shipment)
             target = shipment.staged.target
         else:
@@ -173,6 +195,16 @@ class Publisher:
         sent = self._direct.send(plan, staged, 0, staged.records, {}, True, lambda acked: None)
         if (refused := refused_letter(sent, self._node(DEAD_LETTERS))) is not None:
             raise refused
+
+    def retargeted_letter(self, letter: Letter, plan: Plan) -> Letter:
+        """The letter, onto another target where its own is lost and the settings allow it; stored before any write."""
+        queue, staged = self._pipeline.dead_letters, letter.delivery
+        target = blamed(self._node(DEAD_LETTERS), queue.retarget, as_delivery(staged, plan.step))
+        if target is None:
+            return letter
+        letter = msgspec.structs.replace(letter, delivery=msgspec.structs.replace(staged, target=target))
+        self._store.deliveries.retarget_letter(plan.step, letter)
+        return letter
 
     def settle_letter(self, staged: StagedDelivery, plan: Plan) -> bool:
         """Whether the queue turned out to hold it already."""

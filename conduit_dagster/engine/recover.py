@@ -10,6 +10,7 @@ from conduit_dagster.connectors.base import Destination
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
 from conduit_dagster.engine.redelivery import progress_of
@@ -51,6 +52,10 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
     present = {inlet.id for inlet in loop.pipeline.inlets}
     if plan.reads != loop.pipeline.reads:
         return False
+    for name, destination in loop.pipeline.consumers().items():
+        # it would be prepared for another target than the plan says
+        if plan.targets.get(name, identity(destination)) != identity(destination):
+            return False
     for span in plan.ranges:
         state = loop.state.sources.get(span.source)
         if span.source not in present or state is None:
@@ -64,8 +69,10 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     plan, started = step.plan, time.monotonic()
+    if step.letters:
+        _require_same(plan, DEAD_LETTERS, loop.pipeline.dead_letters)
     shipments = prepared(loop, step, decision)
-    _finish_letters(loop, step, shipments)
+    _finish_letters(loop, step, decision)
     loop.publisher.publish(shipments)
     loop.complete(plan, decision, [], started)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
@@ -95,26 +102,28 @@ def _progress(loop: StepLoop, step: OpenStep, staged: StagedDelivery) -> Progres
     return known
 
 
-def _finish_letters(loop: StepLoop, step: OpenStep, shipments: list[Shipment]) -> None:
+def _finish_letters(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     """Dead letters that were recorded and whose publishing is not: before any destination goes on."""
-    for letter in step.letters:
-        staged = letter.delivery
-        if loop.publisher.settle_letter(staged, step.plan):
+    for known in step.letters:
+        if loop.publisher.settle_letter(known.delivery, step.plan):
             continue
-        if not _is_staged(staged):
-            staged = _letter_again(loop, letter, shipments)
-        loop.publisher.publish_letter(staged, step.plan)
+        letter = loop.publisher.retargeted_letter(known, step.plan)
+        staged: StagedDelivery | None = letter.delivery
+        if not _is_staged(letter.delivery):
+            staged = _letter_again(loop, step.plan, decision, letter)
+        if staged is not None:
+            loop.publisher.publish_letter(staged, step.plan)
 
 
-def _letter_again(loop: StepLoop, letter: Letter, shipments: list[Shipment]) -> StagedDelivery:
-    shipment = next((s for s in shipments if s.consumer == letter.consumer), None)
-    if shipment is None:
-        raise FatalError(
-            f"the staging of a dead letter of {letter.consumer} is gone, and that destination is done",
-            code="dead_letters.staging_lost",
-            place=letter.delivery.staging,
-            fix="put the staging folder back",
-        )
+def _letter_again(loop: StepLoop, plan: Plan, decision: Decision, letter: Letter) -> StagedDelivery | None:
+    """The letter, staged once more; None where its destination is gone from the file, and with it the way to it."""
+    delivery = next((d for d in decision.deliveries if d.consumer == letter.consumer), None)
+    if delivery is None or letter.consumer not in loop.pipeline.consumers():
+        loop.store.deliveries.drop_letter(plan.step, letter)
+        return None
+    shipment = Shipment(plan, decision, delivery)
+    if not _is_staged(delivery):
+        shipment.staged = loop.restaged.again(plan, decision, [delivery])[0]
     records = Records(loop.publisher.records(shipment))
     record: StagedRecord = records.at(letter.place)
     made = loop.publisher.refusals.stage_letter(shipment, record, Nack(*letter.nack))

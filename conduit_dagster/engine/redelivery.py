@@ -309,8 +309,9 @@ def _behind(left: list[Child], child: Child) -> list[Child]:
 
 def progress_of(acked: Acked, known: Progress) -> Progress:
     """A run's last flush taken into what the store knows: never backwards."""
-    more = acked.handled - known.handled
-    ahead = {name: place for name, (place, _, _) in acked.namespaces.items() if place >= acked.handled}
-    if more > 0:
-        return msgspec.structs.replace(after(known, more), namespaces=ahead)
-    return msgspec.structs.replace(known, namespaces={**known.namespaces, **ahead})
+    further = after(known, max(0, acked.handled - known.handled))
+    ahead = dict(known.namespaces)
+    for name, (place, _, _) in acked.namespaces.items():
+        ahead[name] = max(place, ahead.get(name, -1))
+    kept = {name: place for name, place in ahead.items() if place >= further.handled}
+    return msgspec.structs.replace(further, namespaces=kept)

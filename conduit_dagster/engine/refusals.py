@@ -42,6 +42,7 @@ class Refusals:
         self._names = Names(pipeline)
         self._lock = threading.Lock()
         self._rows: dict[str, list[NackRow]] = {}
+        self._failed: Exception | None = None
 
     def take_rows(self) -> dict[str, list[NackRow]]:
         """The nacks since the last call, by the destination that refused."""
@@ -55,6 +56,9 @@ class Refusals:
         accept it: nothing is recorded then and the step stays prepared.
         """
         with self._lock:  # the window takes nacks one after another
+            if self._failed is not None:
+                # the place of a letter in the queue follows from the one before it, which did not get there
+                raise self._failed
             row = self._row(shipment, record, nack)
             offset = offset_of(shipment.plan, record.source, record.ordinal)
             # one source record makes at most one nack and one dead letter, however many of its copies fail
@@ -107,13 +111,19 @@ class Refusals:
         reached("after-nack", pipeline)
         self._state.window = window
         self._rows.setdefault(shipment.consumer, []).append(row)
-        self._publish(staged, plan)
+        try:
+            self._publish(staged, plan)
+        except Exception as error:
+            self._failed = error
+            raise
 
     def stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
         """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
         plan, program = shipment.plan, self._pipeline.program
         queue = self._pipeline.dead_letters
-        staging = storage.join(shipment.staged.staging.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
+        # where the queue stages: it may have to rename it into its place
+        beside = next(d.staging for d in shipment.decision.deliveries if d.consumer == DEAD_LETTERS)
+        staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
         skip = LETTERS + base_of(plan, shipment.decision.sources, record.source) + record.ordinal
         name = self._names.child(plan, DEAD_LETTERS, skip, 1)
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))

@@ -7,6 +7,8 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -28,7 +30,10 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     # the ranges of a prepared step mean something else behind a switch: it is finished before
-    for step in store.load().open_steps:
+    state = store.load()
+    for step in state.open_steps:
+        if step.decision is not None and step.plan.reads == pipeline.reads != "positions":
+            _require_same_log(pipeline, step.plan, state)
         if step.decision is not None and step.plan.reads != pipeline.reads:
             raise FatalError(
                 f"step {step.plan.step} was prepared reading {_WORDS[step.plan.reads]}, "
@@ -36,6 +41,19 @@ def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> N
                 code="delivery.reading_changed",
                 node=pipeline.program.pipeline,
                 fix="set delivery.log and fan-in back, let the pipeline finish the step (run --once), then change them",
+            )
+
+
+def _require_same_log(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> None:
+    # offsets of the log of one source; where that means other data now, the step's end would not be known as such
+    for span in plan.ranges:
+        inlet, known = pipeline.known(span.source), state.sources.get(span.source)
+        if inlet is None or known is None or inlet.source.unit != known.unit:
+            raise FatalError(
+                f"step {plan.step} was prepared reading {span.source}, which the file removes or changes",
+                code="delivery.source_changed",
+                node=f"{pipeline.program.pipeline}:{span.source}",
+                fix="set the source back, let the pipeline finish the step (run --once), then change it",
             )
 
 

@@ -82,7 +82,18 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
         finally:
             sender.close()
     nacks = [(place, nack.code, nack.message) for place, nack in sorted(acks.nacks.items())]
-    return Sent(acks.acked(), nacks, error, bulk)
+    return Sent(_recordable(acks), nacks, error, bulk)
+
+
+def _recordable(acks: Acks) -> Acked:
+    """What is handled, with the nacks that the driver records: those in front of the first unhandled record.
+
+    One behind it is sent again; its namespace must not count as handled up to it, or it would be lost.
+    """
+    acked = acks.acked()
+    if any(place >= acked.handled for place in acks.nacks):
+        acked.namespaces = acks.safe().namespaces
+    return acked
 
 
 class _Sending:

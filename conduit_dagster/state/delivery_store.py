@@ -97,6 +97,23 @@ class DeliveryStore:
         text = msgspec.json.encode(letter).decode()
         connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
 
+    def retarget_letter(self, step: int, letter: Letter) -> None:
+        """A dead letter that is not published yet gets another target."""
+        self._set_letter(step, letter, staged=msgspec.json.encode(letter).decode())
+
+    def drop_letter(self, step: int, letter: Letter) -> None:
+        """A dead letter that can't be staged again, because its destination is gone; its row in the index stays."""
+        self._set_letter(step, letter, "letter_dropped", state="void")
+
+    def _set_letter(self, step: int, letter: Letter, event: str = "", **values: Any) -> None:
+        def work(connection: sa.Connection) -> None:
+            mine = self._mine(step, letter.delivery.consumer, letter.delivery.skip)
+            connection.execute(sa.update(deliveries).where(*mine).values(**values))
+            if event:
+                record_event(connection, self._id, event, step=step, consumer=letter.consumer, place=letter.place)
+
+        self._run(work)
+
     def is_nacked(self, step: int, source: str, offset: int) -> bool:
         """Whether the record made a nack before: one record makes at most one."""
 

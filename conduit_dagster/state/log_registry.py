@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.registry import first_generation
-from conduit_dagster.state.schema import logs, sources
+from conduit_dagster.state.schema import log_parts, logs, sources
 from conduit_dagster.state.transactions import Transactions
 
 LOGGED = {"log": "records"}
@@ -54,6 +54,9 @@ class LogRegistry:
         mine = (logs.c.pipeline == self._id, logs.c.source == source)
         if was.get("log"):
             connection.execute(sa.update(logs).where(*mine).values(position=json.dumps(initial)))
+            # the positions of the old data say nothing to the new source: it is not acked at them
+            old = (log_parts.c.pipeline == self._id, log_parts.c.source == source)
+            connection.execute(sa.update(log_parts).where(*old).values(position="null"))
         else:
             self._begin(connection, source, row["records"], initial)
             values["position"] = json.dumps(row["records"])

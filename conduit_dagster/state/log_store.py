@@ -77,10 +77,21 @@ class LogStore:
 
     def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
         """The segment of the next append: the active one, or a new one once that has ``size`` bytes (CASES C19)."""
-        segments = self.segments(connection, source)
-        if segments and segments[-1].bytes < size:
-            return segments[-1].first
+        newest = sa.select(sa.func.max(log_parts.c.segment)).where(*self._parts(source)).scalar_subquery()
+        mine = (*self._parts(source), log_parts.c.segment == newest)
+        first, bytes_ = connection.execute(
+            sa.select(sa.func.max(log_parts.c.segment), sa.func.sum(log_parts.c.bytes)).where(*mine)
+        ).one()
+        if first is not None and int(bytes_) < size:
+            return int(first)
         return self.state(connection, source).next_offset
+
+    def position_before(self, connection: sa.Connection, source: str, offset: int) -> Any:
+        """The source's position after the last file that ends at ``offset`` or before; None where there is none."""
+        where = (*self._parts(source), log_parts.c.next <= offset)
+        newest = sa.select(log_parts.c.position).where(*where).order_by(log_parts.c.first.desc()).limit(1)
+        text = connection.execute(newest).scalar_one_or_none()
+        return None if text is None else json.loads(text)
 
     def commit(self, connection: sa.Connection, source: str, parts: Sequence[LogPart], position: Any) -> None:
         """Makes an append a part of the log. Its files must be durable, and their folder synced, before.

@@ -13,8 +13,12 @@ from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
-from conduit_dagster.state.schema import consumers, deliveries, offsets, owners, pipelines, sources, steps
+from conduit_dagster.state.schema import consumers, deliveries, history, offsets, owners, pipelines, sources, steps
 from conduit_dagster.state.transactions import Transactions
+
+
+_REMEMBERED = 100
+"""Changes of sources that are looked through for where one was left."""
 
 
 def first_generation() -> int:
@@ -40,15 +44,32 @@ class Registry:
     def _register_source(self, connection: sa.Connection, source: str, unit: dict[str, Any], initial: Any) -> None:
         text = json.dumps(unit, sort_keys=True)
         mine = (sources.c.pipeline == self._id, sources.c.source == source)
-        known = connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one_or_none()
-        if known is None:
+        row = connection.execute(sa.select(sources).where(*mine)).mappings().first()
+        if row is None:
             fresh = {"generation": first_generation(), "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
             values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
             connection.execute(sources.insert().values(**values, **fresh))
-        elif known != text:
-            values = {"unit": text, "position": json.dumps(initial), "generation": sources.c.generation + 1}
-            connection.execute(sa.update(sources).where(*mine).values(**values))
-            record_event(connection, self._id, "source_changed", source=source, was=json.loads(known), now=unit)
+        elif row["unit"] != text:
+            self._change(connection, row, unit, initial)
+
+    def _change(self, connection: sa.Connection, row: Any, unit: dict[str, Any], initial: Any) -> None:
+        """Another unit: from its beginning, or, where the source had it before, from where it was left then."""
+        source, was = row["source"], json.loads(row["unit"])
+        position, generation = self._left(connection, source, unit) or (initial, row["generation"] + 1)
+        values = {"unit": json.dumps(unit, sort_keys=True), "position": json.dumps(position), "generation": generation}
+        mine = (sources.c.pipeline == self._id, sources.c.source == source)
+        connection.execute(sa.update(sources).where(*mine).values(**values))
+        left = {"source": source, "position": json.loads(row["position"]), "generation": row["generation"]}
+        record_event(connection, self._id, "source_changed", was=was, now=unit, **left)
+
+    def _left(self, connection: sa.Connection, source: str, unit: dict[str, Any]) -> tuple[Any, int] | None:
+        mine = (history.c.pipeline == self._id, history.c.event == "source_changed")
+        newest = sa.select(history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(_REMEMBERED)
+        for text in connection.execute(newest).scalars():
+            known = json.loads(text)
+            if (known["source"], known["was"]) == (source, unit) and "generation" in known:
+                return known["position"], known["generation"]
+        return None
 
     def register_consumer(self, consumer: str, kind: str) -> None:
         """Makes a destination or the dead-letter queue known; a new one starts at the current boundary."""

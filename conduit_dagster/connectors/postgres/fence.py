@@ -16,6 +16,7 @@ _PAUSE = 0.02
 _OTHERS = """
     SELECT pid, application_name FROM pg_stat_activity
     WHERE starts_with(application_name, %s) AND usename = current_user AND pid <> pg_backend_pid()
+      AND datname = current_database()
 """
 
 

@@ -97,7 +97,7 @@ def _read_part(
                 raise _corrupt(folder, part, "its columns are not a log's")
             groups = _groups(parquet, start, stop)
             wanted = None if columns is None else [*dict.fromkeys(["offset", *columns])]
-            batches = parquet.iter_batches(block, row_groups=groups, columns=wanted, use_threads=False)
+            batches = _batches(parquet, block, groups, wanted)
         while True:
             with _damage(folder, part):
                 batch = next(batches, None)
@@ -108,6 +108,12 @@ def _read_part(
             batch = _cut(batch, start, stop)
             if len(batch):
                 yield batch
+
+
+def _batches(parquet: Any, block: int, groups: list[int], columns: list[str] | None) -> Iterator[Batch]:
+    # group by group: a block across two groups would need chunks of the metadata, which pyarrow can't give
+    for group in groups:
+        yield from parquet.iter_batches(block, row_groups=[group], columns=columns, use_threads=False)
 
 
 def _groups(parquet: Any, start: int, stop: int | None) -> list[int]:

@@ -14,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from commit_log_lab import SOURCE, LogLab
 
-from conduit_dagster.engine.commit_log.entries import encode_block
+from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
 from conduit_dagster.engine.commit_log.layout import hidden
 from conduit_dagster.engine.commit_log.part_file import Last, PartFile
+from conduit_dagster.engine.commit_log.reader import read
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state import storage
 
@@ -151,3 +152,15 @@ def test_spark_reads_the_folder_as_it_is(local_log: LogLab, spark: SparkSession)
     types = dict(frame.dtypes)
     assert (types["source"], types["offset"], types["metadata"]) == ("string", "bigint", "map<string,string>")
     assert (types["timestamp"], types["after"], types["after_kind"]) == ("timestamp", "binary", "string")
+
+
+def test_blocks_cross_no_row_group(log: LogLab) -> None:
+    """Several row groups whose lengths are no multiple of the reader's blocks."""
+    file = PartFile(log.folder.segment(0), 0, "t")
+    for first in range(0, 150_000, 3_000):
+        block = [Record(i, {COLLECTION: "c", "k": str(i % 3)}, b"x") for i in range(first, first + 3_000)]
+        file.write(encode_block(SOURCE, first, block, None, 0, {}))
+    written = file.finish()
+    assert written is not None
+    batches = read(log.folder, [written.appended(0, None)])
+    assert [offset for batch in batches for offset in decode_batch(batch).offsets] == list(range(150_000))

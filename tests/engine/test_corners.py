@@ -1,0 +1,214 @@
+"""Corners that a review of the engine found: each was a loss, a doubling or a pipeline that stayed stuck."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from scripted import Script, scripted
+from support import DECODE, Crashes, Lab, destination, processor, queue, source
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.overview import consumer_rows, newest_events
+
+NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"i": i} for i in range(4)])
+    return lab
+
+
+def values(lab: Lab, name: str = "out.jsonl") -> list[int]:
+    return [row["i"] for row in lab.documents(name)]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [value for batch in batches for value in batch]
+
+
+def code_of(lab: Lab) -> str:
+    error = lab.run().error
+    assert error is not None
+    return error.code
+
+
+def test_a_nack_behind_an_unacked_record_is_not_lost(lab: Lab) -> None:
+    """Its namespace went ahead; the record is sent again, since no dead letter was written."""
+    script = Script(lab)
+    lab.write("in.jsonl", [{"i": 0, "c": "A"}, {"i": 1, "c": "B"}, {"i": 2, "c": "A"}])
+    lab.pipeline(connectors=[source(), scripted()], processors=[DECODE, NAMESPACE], **{"dead-letter-queue": queue()})
+    script.says(acks=[[2, "only"]], refuse=[1])
+    assert code_of(lab) == "delivery.unacked"
+    script.sent()
+    script.says(refuse=[1])
+    assert lab.run().error is None
+    assert flat(script.sent()) == [0, 1, 2]
+    assert [after["i"] for _, _, after in lab.letters()] == [1]
+
+
+def test_at_most_once_publishes_the_others_when_the_queue_fails(lab: Lab) -> None:
+    script = Script(lab)
+    letters = {**scripted("dead"), "window-size": 0}
+    del letters["id"], letters["type"]
+    lab.pipeline(
+        connectors=[source(), destination()],
+        processors=[DECODE, processor("no", "error", "after.i == 1", message="one")],
+        delivery={"strategy": "at-most-once"},
+        **{"dead-letter-queue": letters},
+    )
+    script.says("dead", outage=[1])
+    assert lab.run().error is not None
+    script.says("dead")
+    assert lab.run().error is None
+    assert values(lab) == [0, 2, 3]
+    database = open_database(Project.find(lab.root, {}).state_url)
+    try:
+        delivered = {row["id"]: row["delivered"] for row in consumer_rows(database, "p")}
+        dropped = [e["detail"] for e in newest_events(database, "p", 50) if e["event"] == "dropped"]
+    finally:
+        database.dispose()
+    assert delivered == {"out": 3, "dead_letters": 0}
+    assert [(row["consumer"], row["records"]) for row in dropped] == [("dead_letters", 1)]
+
+
+@pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
+def test_another_source_behind_the_log_waits_for_a_prepared_step(lab: Lab, crashes: Crashes, point: str) -> None:
+    lab.write("other.jsonl", [{"i": i} for i in (10, 11)])
+
+    def build(path: str) -> None:
+        lab.pipeline(
+            connectors=[source(path), destination()],
+            processors=[DECODE],
+            delivery={"strategy": "exactly-once", "log": "records"},
+        )
+
+    build("./in.jsonl")
+    crashes(lab, point)
+    build("./other.jsonl")
+    if point == "after-prepare":
+        assert code_of(lab) == "delivery.source_changed"
+        build("./in.jsonl")
+        assert lab.run().error is None
+        build("./other.jsonl")
+    assert lab.run().error is None
+    assert values(lab) == [*range(4), 10, 11]
+
+
+def test_another_member_of_a_join_waits_for_a_prepared_step(lab: Lab, crashes: Crashes) -> None:
+    def one(name: str) -> dict[str, Any]:
+        return {**source(f"./{name}.jsonl"), "id": name}
+
+    def build(*names: str) -> None:
+        lab.pipeline(connectors=[*map(one, names), destination()], delivery={}, **{"fan-in": "join"})
+
+    for name in "abc":
+        lab.write(f"{name}.jsonl", [{"i": i} for i in range(3)])
+    build("a", "b")
+    crashes(lab, "after-prepare")
+    build("a", "b", "c")
+    assert code_of(lab) == "delivery.source_changed"
+    build("a", "b")
+    assert lab.run().error is None
+    assert len(lab.lines("out.jsonl")) == 3
+
+
+def test_letters_of_two_destinations_when_the_queue_is_full(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one has no place before the first one is written."""
+    script = Script(lab)
+    lab.pipeline(
+        connectors=[source(), scripted("a"), scripted("b")], processors=[DECODE], **{"dead-letter-queue": queue()}
+    )
+    script.says("a", refuse=[1])
+    script.says("b", refuse=[2])
+
+    def full(self: OrderedFile, delivery: Delivery) -> Any:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OrderedFile, "publish", full)
+        assert code_of(lab) == "file.disk_full"
+    assert lab.run().error is None
+    assert sorted(after["i"] for _, _, after in lab.letters()) == [1, 2]
+
+
+def test_letters_for_a_folder_on_another_disk(lab: Lab) -> None:
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == lab.root.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    far = Path(tempfile.mkdtemp(dir=shared))
+    try:
+        script = Script(lab)
+        letters = {"plugin": "builtin:file", "settings": {"path": f"{far}/dead/"}, "window-size": 0}
+        lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **{"dead-letter-queue": letters})
+        script.says(refuse=[1])
+        assert lab.run().error is None
+        assert len(list((far / "dead").rglob("*.jsonl"))) == 1
+    finally:
+        shutil.rmtree(far)
+
+
+def test_a_target_that_changes_while_a_step_is_only_planned(lab: Lab, crashes: Crashes) -> None:
+    def build(path: str) -> None:
+        lab.pipeline(connectors=[source(), destination("out", path)], processors=[DECODE])
+
+    build("./old.jsonl")
+    crashes(lab, "after-plan")
+    build("./new.jsonl")
+    crashes(lab, "after-prepare")
+    assert lab.run().error is None
+    assert (values(lab, "old.jsonl"), values(lab, "new.jsonl")) == ([], [0, 1, 2, 3])
+
+
+def test_a_range_without_a_record_is_logged_as_none(lab: Lab) -> None:
+    """A last line without an end was read; then its end arrives, alone."""
+    (lab.root / "in.jsonl").write_text('{"i": 0}')
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={"log": "records"})
+    assert lab.run().error is None
+    with (lab.root / "in.jsonl").open("a") as file:
+        file.write("\n")
+    assert lab.run().error is None
+    lab.write("in.jsonl", [{"i": 1}], mode="a")
+    assert lab.run().error is None
+    assert values(lab) == [0, 1]
+
+
+def test_a_fatal_error_of_one_destination_is_not_hidden_by_an_outage_of_another(lab: Lab) -> None:
+    script = Script(lab)
+    lab.pipeline(
+        connectors=[source(), scripted("a"), scripted("b")],
+        processors=[DECODE],
+        **{"dead-letter-queue": queue(2, 1)},
+    )
+    script.says("a", outage=[0])
+    script.says("b", refuse=[1, 2])
+    result = lab.run()
+    assert result.error is not None
+    assert (result.error.code, result.error.fatal) == ("nacks.threshold_exceeded", True)
+
+
+def test_a_source_that_comes_back_goes_on_where_it_was_left(lab: Lab) -> None:
+    """A slip in the file must not cost the position."""
+
+    def build(path: str) -> None:
+        lab.pipeline(
+            connectors=[source(path), destination()], processors=[DECODE], delivery={"strategy": "exactly-once"}
+        )
+
+    build("./in.jsonl")
+    assert lab.run().error is None
+    build("./im.jsonl")
+    assert code_of(lab) == "file.missing"
+    build("./in.jsonl")
+    lab.write("in.jsonl", [{"i": 4}], mode="a")
+    assert lab.run().error is None
+    assert values(lab) == [0, 1, 2, 3, 4]
