@@ -145,6 +145,4 @@ def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPi
 
 def _options(project: Project, drain: bool) -> RunOptions:
     settings = project.settings
-    return RunOptions(
-        project.staging_url, drain, settings.state.lease, settings.spark.parallelism, log=project.log_url
-    )
+    return RunOptions(project.staging_url, drain, settings.state.lease, settings.spark.parallelism, log=project.log_url)

@@ -164,7 +164,7 @@ def _blocks(joining: _Joining) -> Iterator[Block]:
 
 
 def joined(parts: Mapping[str, Record]) -> Record:
-    """One record of several: payload and key are documents with a field per source; metadata of the first one wins."""
+    """One record of several: its payload has a field per source; key and metadata are the first one's, if in doubt."""
     every: Sequence[tuple[str, Record]] = list(parts.items())
     metadata: dict[str, str] = {}
     for _, record in reversed(every):
@@ -173,5 +173,5 @@ def joined(parts: Mapping[str, Record]) -> Record:
         ",".join(f"{name}={record.position}" for name, record in every),
         metadata,
         {name: record.after for name, record in every},
-        {name: record.key for name, record in every},
+        every[0][1].key,
     )

@@ -50,9 +50,12 @@ def crash(database: sa.Engine, pipeline: str, kill: str) -> Crash:
 def _numbers(row: sa.RowMapping) -> frozenset[int]:
     plan = msgspec.json.decode(row["plan"], type=Plan)
     counts = msgspec.json.decode(row["decision"], type=Decision).sources
-    return frozenset(
-        FIRST[span.source] + span.offset + i for span in plan.ranges for i in range(counts[span.source].read)
-    )
+    begins = [
+        (member, span.start[member] if "+" in span.source else span.offset, counts[span.source].read)
+        for span in plan.ranges
+        for member in span.source.split("+")
+    ]
+    return frozenset(FIRST[member] + begin + i for member, begin, read in begins for i in range(read))
 
 
 def ending(database: sa.Engine, pipeline: str) -> Ending:
@@ -69,6 +72,7 @@ def ending(database: sa.Engine, pipeline: str) -> Ending:
         return Ending(
             [int(step) for step in connection.execute(unfinished).scalars()],
             [(row[0], row[1], row[2]) for row in connection.execute(unsent)],
-            {row[0]: row[1] for row in connection.execute(stands)},
+            # a joined record is one of each source
+            {row[0]: row[1] * len(row[0].split("+")) for row in connection.execute(stands)},
             sorted(FIRST[row[0]] + row[1] for row in connection.execute(index)),
         )

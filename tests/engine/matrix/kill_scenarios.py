@@ -13,10 +13,6 @@ STEP = 10
 """Records of one source in one step."""
 FIRST = {"in": 0, "in2": 100}
 """The number of each source's first record."""
-JOINED: Callable[[Row], list[int]] | None = None
-"""How the numbers of its inputs are read from a joined record; None while there is no ``fan-in: join``."""
-LOG_RECORDS = False
-"""Whether ``log: records`` is there."""
 CHECK = 'ALTER TABLE "{table}" ADD CONSTRAINT no_seven CHECK (i % 10 <> 7)'
 DEFERRED = """
     CREATE FUNCTION "{table}_refuse"() RETURNS trigger LANGUAGE plpgsql AS
@@ -29,6 +25,17 @@ DEFERRED = """
 
 def _numbers(row: Row) -> list[int]:
     return [row["i"]]
+
+
+def _joined(row: Row) -> list[int]:
+    return list(divmod(row["i"], 1_000))
+
+
+_JOIN = [
+    processor("both", "field.set", field=".Payload.After.i", expression="after['in'].i * 1000 + after.in2.i"),
+    processor("only", "field.exclude", fields=".Payload.After.in,.Payload.After.in2"),
+]
+"""Both numbers of a joined record in one."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,8 @@ class Scenario:
     def _processors(self) -> list[dict[str, Any]]:
         refuse = processor("refuse", "error", f"after.i in {list(self.nacked)}", message="bad {{ .Payload.After.i }}")
         skip = processor("skip", "filter", "after.i % 10 == 5")
+        if self.fan_in == "join":
+            return _JOIN
         return [*([refuse] if self.nacked else []), *([skip] if self.filtered else [])]
 
     def _queue(self, name: str, place: Place) -> dict[str, Any]:
@@ -149,7 +158,7 @@ _ALL = (
     Scenario("refused", ("postgres",), ("exactly-once", "at-least-once"), nacked=_BAD, refused=CHECK),
     Scenario("bulk", ("postgres",), ("exactly-once",), nacked=_BAD, refused=DEFERRED),
     Scenario("merge", sources=("in", "in2"), nacked=_BAD, filtered=True),
-    *([Scenario("join", sources=("in", "in2"), fan_in="join", numbers=JOINED)] if JOINED else []),
-    *([Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"})] if LOG_RECORDS else []),
+    Scenario("join", fully=("file", "postgres"), sources=("in", "in2"), fan_in="join", numbers=_joined),
+    Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
