@@ -16,7 +16,6 @@ from conduit_dagster.state.pipeline_state import OPEN
 from conduit_dagster.state.schema import consumers, deliveries, history, offsets, owners, pipelines, sources, steps
 from conduit_dagster.state.transactions import Transactions
 
-
 _REMEMBERED = 100
 """Changes of sources that are looked through for where one was left."""
 
