@@ -327,6 +327,9 @@ class Destination(ABC):
     def fence(self, epoch: int) -> None:  # noqa: B027  # most keep no connection
         """Called once per run, before anything is published: ends what owners of lower epochs hold open there."""
 
+    def close(self) -> None:  # noqa: B027  # as above
+        """Called at the end of a run, on the driver. A later run may use the same object again."""
+
     def staging(self, default: str) -> str:
         """The folder URL where parts are staged; ``default`` is the pipeline's own."""
         return default

@@ -92,6 +92,8 @@ def run_pipeline(
         run = _Run(bound, spark, store, options, stop, progress, observe)
         return run.run()
     finally:
+        for destination in bound.compiled.consumers().values():
+            destination.close()
         lease.release()
 
 

@@ -93,6 +93,10 @@ class PostgresDestination(Destination):
 
     # -- on the driver ------------------------------------------------------------------------------------------
 
+    def close(self) -> None:
+        """Ends the driver's connection."""
+        self._session.close()
+
     def check(self) -> None:
         """Connects, makes ``conduit_deliveries``, and looks at a table with a fixed name."""
         with self._session.connection() as connection:
