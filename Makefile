@@ -73,7 +73,10 @@ format: $(STAMP)
 bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-.PHONY: soak
+.PHONY: soak matrix
+matrix: $(STAMP) ## the whole kill matrix and all frozen owners, about half an hour; the tests have a choice of them
+	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(PYTEST_ARGS)
+
 soak: N ?= 200
 soak: $(STAMP) ## N random kills; SEED=... repeats them, CASE=... repeats one
 	SOAK_KILLS=$(N) SOAK_SEED=$(SEED) SOAK_CASE='$(CASE)' $(BIN)/python -m pytest -s tests/engine/matrix/soak_kills.py
