@@ -59,7 +59,7 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
-    if kind not in scenario.kinds or (not _FULL and scenario.name == "merge" and kind != "file"):
+    if kind not in scenario.kinds or (not _FULL and scenario.name in ("merge", "cut") and kind != "file"):
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
