@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from delta_rows import column
 from pyspark.sql import SparkSession
 from scripted import Script, scripted
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
@@ -41,11 +42,7 @@ def build(lab: Lab, layout: str, *processors: Any, **more: Any) -> None:
 
 def delivered(lab: Lab, layout: str) -> list[int]:
     if layout == "delta":
-        from deltalake import DeltaTable, QueryBuilder
-
-        table = DeltaTable(str(lab.root / "table"))
-        rows = QueryBuilder().register("t", table).execute("select i from t order by i").read_all()
-        return [int(value) for value in rows.column("i").to_pylist()]
+        return column(lab.root / "table", "i")
     if layout == "file":
         return [row["i"] for row in lab.documents("out.jsonl")]
     return [json.loads(line)["i"] for part in sorted((lab.root / "out").rglob("part-*")) for line in part.open()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from deltalake import DeltaTable
+from delta_rows import column
 from engine.frozen.owners import Owners
 from psycopg import sql
 from support import DECODE, destination, processor, queue, source
@@ -150,7 +150,7 @@ class FrozenProject(Owners):
         kind = self.case.kind
         if kind == "delta":
             table = self.root / "table"
-            return sorted(DeltaTable(str(table)).to_pyarrow_table().column("i").to_pylist()) if table.exists() else []
+            return column(table, "i") if table.exists() else []
         if kind == "postgres":
             statement = sql.SQL("SELECT i FROM {} ORDER BY n").format(sql.Identifier(self.case.name))
             with psycopg.connect(self.database) as connection:

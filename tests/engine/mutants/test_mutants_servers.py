@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from deltalake import DeltaTable
+from delta_rows import column
 from engine.mutants import mutants_of_destinations as without
 from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught, Scenario
@@ -37,7 +37,7 @@ def delta(bench: Bench) -> tuple[dict[str, Any], Read]:
     settings = {"path": "./table", "columns": "i:long"}
 
     def read() -> list[int]:
-        return sorted(DeltaTable(str(bench.root / "table")).to_pyarrow_table().column("i").to_pylist())
+        return column(bench.root / "table", "i")
 
     return {"id": "out", "type": "destination", "plugin": "delta", "settings": settings}, read
 
