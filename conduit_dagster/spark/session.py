@@ -179,6 +179,7 @@ def _classic_conf(settings: SparkSettings) -> dict[str, str]:
     }
     if settings.local:
         own |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        own["spark.python.daemon.module"] = "conduit_dagster.spark.worker_daemon"
     if settings.parallelism:
         own["spark.default.parallelism"] = str(settings.parallelism)
     return {**own, **settings.conf}

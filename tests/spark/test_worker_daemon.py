@@ -1,0 +1,49 @@
+"""A worker whose JVM is gone ends quietly. Spoken to as the JVM does: over the daemon's socket."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+
+def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
+    """What stands on stderr when the JVM leaves a worker that waits for its next task."""
+    environment = {
+        **os.environ,
+        "PYTHON_UNIX_DOMAIN_ENABLED": "true",
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(folder),
+        "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1",
+        "SPARK_REUSE_WORKER": "1",
+    }
+    command = [sys.executable, "-m", module, "pyspark.worker"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as daemon:
+        assert daemon.stdin is not None
+        assert daemon.stdout is not None
+        (size,) = struct.unpack("!i", daemon.stdout.read(4))
+        path = daemon.stdout.read(size).decode()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as jvm:
+            jvm.connect(path)
+            (worker,) = struct.unpack("!i", jvm.recv(4))
+            held = os.pidfd_open(worker)
+        # its own end, before the daemon's would kill it
+        assert select.select([held], [], [], 30)[0], "the worker did not end"
+        os.close(held)
+        _, told = daemon.communicate(timeout=30)
+    return told.decode()
+
+
+def test_a_worker_that_its_jvm_left_says_nothing(tmp_path: Path) -> None:
+    assert told_by_a_worker_that_is_left("conduit_dagster.spark.worker_daemon", tmp_path) == ""
+
+
+def test_pysparks_own_prints_a_stack_trace(tmp_path: Path) -> None:
+    """Why there is one of ours: the day this fails it can go."""
+    told = told_by_a_worker_that_is_left("pyspark.daemon", tmp_path)
+    assert "BrokenPipeError" in told
