@@ -47,9 +47,9 @@ def surviving(namespaces: Sequence[str], segments: Sequence[int], handled: Calla
 class LogLab:
     """Appends records of given namespaces; the i-th of all has the payload ``i``."""
 
-    def __init__(self, base: str, database: sa.Engine) -> None:
-        self.database = database
-        self.folder = LogFolder(base, PIPELINE, SOURCE)
+    def __init__(self, base: str, database: sa.Engine, source: str = SOURCE) -> None:
+        self.base, self.database, self.source = base, database, source
+        self.folder = LogFolder(base, PIPELINE, source)
         self.store = LogStore(PIPELINE)
 
     def run(self, work: Callable[[sa.Connection], T], /) -> T:
@@ -72,15 +72,15 @@ class LogLab:
         publish: bool = True,
     ) -> list[LogPart]:
         """One record per namespace, in so many files of one segment. ``nacked`` are offsets."""
-        segment = self.look(lambda c: self.store.segment_for_append(c, SOURCE, size))
-        first = self.look(lambda c: self.store.state(c, SOURCE)).next_offset
+        segment = self.look(lambda c: self.store.segment_for_append(c, self.source, size))
+        first = self.look(lambda c: self.store.state(c, self.source)).next_offset
         share = -(-len(namespaces) // files)
         parts = [
             self.write(segment, first + start, namespaces[start : start + share], nacked)
             for start in range(0, len(namespaces), share)
         ]
         self.folder.sync(segment)
-        self.run(lambda c: self.store.commit(c, SOURCE, parts, parts[-1].position))
+        self.run(lambda c: self.store.commit(c, self.source, parts, parts[-1].position))
         for part in parts if publish else ():
             self.folder.publish_name(segment, part.name)
         return parts
@@ -93,7 +93,7 @@ class LogLab:
             for place, namespace in enumerate(namespaces)
         ]
         nacks = {offset - first: ("node", Nack("bad", "no")) for offset in nacked if 0 <= offset - first < len(records)}
-        file.write(encode_block(SOURCE, first, records, None, 1_491_252_302_000_000, nacks))
+        file.write(encode_block(self.source, first, records, None, 1_491_252_302_000_000, nacks))
         written = file.finish()
         assert written is not None
         return written.appended(segment, {"at": first + len(records)})
@@ -104,12 +104,12 @@ class LogLab:
 
     def move(self, consumer: str, **offsets: int) -> None:
         """Offsets of namespaces; ``all`` is the source's overall one."""
-        moves = {SOURCE: {"*" if name == "all" else name: offset for name, offset in offsets.items()}}
-        self.run(lambda c: move_offsets(c, PIPELINE, consumer, moves))
+        moves = {self.source: {"*" if name == "all" else name: offset for name, offset in offsets.items()}}
+        self.run(lambda c: move_offsets(c, PIPELINE, [consumer], moves))
 
     def parts(self, start: int = 0, stop: int | None = None) -> list[LogPart]:
         """The manifest."""
-        return self.look(lambda c: self.store.parts(c, SOURCE, start, stop))
+        return self.look(lambda c: self.store.parts(c, self.source, start, stop))
 
     def read(self, start: int = 0, stop: int | None = None, block: int = 4096) -> list[Seen]:
         """The entries of a range."""

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
+import sqlalchemy as sa
 from scripted import Script, scripted
 from support import DECODE, Lab, processor, queue, source
 
-from conduit_dagster.config.project import Project
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.state.database import open_database
+from conduit_dagster.state import schema
 from conduit_dagster.state.overview import newest_events, offset_rows
 
+RECORDS = {"log": "records"}
 NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")
 
 
@@ -31,8 +30,9 @@ def append(lab: Lab, first: int, end: int) -> None:
 
 
 def code_of(result: RunResult) -> str:
-    """The code of the error that ended a run."""
+    """The code of the transient error that ended a run."""
     assert result.error is not None
+    assert not result.error.fatal
     return result.error.code
 
 
@@ -44,37 +44,47 @@ def after_bulk_error(lab: Lab, script: Script, **more: Any) -> None:
     script.says(bulk=[14])
     script.sent()
     assert code_of(lab.run()) == "delivery.bulk_failed"
+    assert script.sent() == [list(range(9, 16))]
+    assert offsets(lab)["out"] == 8
+
+
+def fails_at_14(lab: Lab, script: Script, **more: Any) -> None:
+    """C7: 9 to 13 are sent one by one, 14 goes on failing."""
+    after_bulk_error(lab, script, **more)
+    assert code_of(lab.run()) == "delivery.record_failed"
     script.sent()
-
-
-@contextmanager
-def _store(lab: Lab) -> Iterator[Any]:
-    database = open_database(Project.find(lab.root, {}).state_url)
-    try:
-        yield database
-    finally:
-        database.dispose()
+    assert offsets(lab)["out"] == 13
 
 
 def offsets(lab: Lab, namespace: str = "*") -> dict[str, int]:
     """Each consumer's offset."""
-    with _store(lab) as database:
+    with lab.store() as database:
         return {row["consumer"]: row["offset"] for row in offset_rows(database, "p") if row["namespace"] == namespace}
 
 
 def events(lab: Lab, name: str) -> list[dict[str, Any]]:
     """Details of the events of one kind, the newest first."""
-    with _store(lab) as database:
+    with lab.store() as database:
         return [row["detail"] for row in newest_events(database, "p", 100) if row["event"] == name]
 
 
 def snapshot(lab: Lab) -> list[Any]:
     """All rows that an operation may change."""
-    import sqlalchemy as sa
-
-    from conduit_dagster.state import schema
-
     tables = (schema.sources, schema.steps, schema.deliveries, schema.offsets, schema.consumers, schema.logs)
-    with _store(lab) as database, database.connect() as connection:
+    with lab.store() as database, database.connect() as connection:
         found = [sorted(map(tuple, connection.execute(sa.select(table))), key=repr) for table in tables]
     return json.loads(json.dumps(found, default=str))
+
+
+def result(ran: Any) -> Any:
+    """What a command that went well gave with ``--json``."""
+    assert ran.code == 0, ran.out
+    return ran.envelope["result"]
+
+
+def error(ran: Any) -> Any:
+    """The error of a command that did not; it says what to do."""
+    assert ran.code != 0, ran.out
+    found = ran.envelope["error"]
+    assert found["fix"]
+    return found

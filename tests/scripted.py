@@ -105,3 +105,7 @@ class Script:
         rows = self.lab.documents(f"{name}.sent")
         Path(self.lab.root, f"{name}.sent").unlink(missing_ok=True)
         return [row["values"] for row in rows]
+
+    def values(self, name: str = "out") -> list[int]:
+        """The same, without their batches."""
+        return [value for batch in self.sent(name) for value in batch]

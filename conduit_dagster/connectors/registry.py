@@ -7,11 +7,15 @@ from importlib import import_module
 
 from conduit_dagster.connectors.base import Destination, Source
 
+# the testing kit is a layer above this one; it is imported only where a pipeline names it
 _SOURCES = {
+    "chaos": ("conduit_dagster.testing.chaos", "ChaosSource"),
     "file": ("conduit_dagster.connectors.file.source", "FileSource"),
     "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
 }
 _DESTINATIONS = {
+    "chaos": ("conduit_dagster.testing.chaos", "ChaosDestination"),
+    "chaos.direct": ("conduit_dagster.testing.chaos_direct", "ChaosDirectDestination"),
     "delta": ("conduit_dagster.connectors.delta.destination", "DeltaDestination"),
     "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
     "log": ("conduit_dagster.connectors.log", "LogDestination"),

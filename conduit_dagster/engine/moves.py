@@ -37,6 +37,15 @@ def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, so
     return moves
 
 
+def before_next(
+    pipeline: CompiledPipeline, plan: Plan, decision: Decision, following: tuple[str, int] | None
+) -> Offsets:
+    """Where a consumer stands whose next record comes from this record of a source; None: it has handled all."""
+    if following is None:
+        return after_step(pipeline, plan, decision)
+    return before_record(pipeline, plan, decision, *following)
+
+
 def _offsets(pipeline: CompiledPipeline, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
     inlet = pipeline.known(span.source)
     return {span.source: (span.offset, span.offset + count)} if inlet is None else inlet.offsets(span, count, whole)

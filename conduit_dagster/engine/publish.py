@@ -7,13 +7,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 
-from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destination, Rejected, Target
+from conduit_dagster.connectors.base import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.delivery_errors import refused_letter
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.redelivery import Redelivery, around, is_outage, pieces, refused_letter, split_error
+from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment, as_delivery
@@ -21,7 +22,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Child, Decision, Letter, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, Letter, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -90,49 +91,16 @@ class Publisher:
         if shipment.decision.once:
             self._publish_once(shipment)
             return
-        destination = self._destination(shipment)
-        if destination.placement == "direct" or shipment.is_split or shipment.progress.handled:
-            self._in_pieces(shipment)
-            target = shipment.staged.target
-        else:
-            target = self._whole(shipment, destination)
+        target = self._sending(shipment).deliver()
         reached("after-publish", self._name)
         records = shipment.staged.records - shipment.progress.refused
         self._delivered(shipment.plan, shipment.staged, records, target, self._moves(shipment))
         reached("after-delivered", self._name)
 
-    def _whole(self, shipment: Shipment, destination: Destination) -> Target:
-        try:
-            return destination.publish(shipment.whole())
-        except Exception as error:
-            node = self._node(shipment.consumer)
-            if is_outage(error) or not destination.divisible or shipment.consumer == DEAD_LETTERS:
-                # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
-                raise blame(error, node) from error
-            self._not_whole(shipment, error, node)
-        return shipment.staged.target
-
-    def _not_whole(self, shipment: Shipment, error: Exception, node: str) -> None:
-        total = shipment.staged.records
-        if isinstance(error, Rejected) and total > 1:
-            self._split(shipment, around(Child(0, total), error.place), str(error))
-        elif isinstance(error, AlreadyClaimed) and total > 1:
-            self._split(shipment, pieces(Child(0, total), self._bisect), "claimed as split before")
-        elif not isinstance(error, Rejected | AlreadyClaimed):
-            if total > 1:
-                self._split(shipment, pieces(Child(0, total), self._bisect), str(error))
-                raise split_error(error, node) from error
-            raise blame(error, node) from error
-        self._in_pieces(shipment)
-
-    def _split(self, shipment: Shipment, children: list[Child], cause: str) -> None:
-        shipment.progress = Progress(0, children, split=True)
-        reached("before-split", self._name)
-        self._store.deliveries.split(shipment.plan.step, shipment.consumer, shipment.progress, cause)
-        reached("after-split", self._name)
-
-    def _in_pieces(self, shipment: Shipment) -> None:
-        Redelivery(self._pipeline, self._store, self.refusals, self._direct, self.records, self._bisect, shipment).run()
+    def _sending(self, shipment: Shipment) -> Redelivery:
+        return Redelivery(
+            self._pipeline, self._store, self.refusals, self._direct, self.records, self._bisect, shipment
+        )
 
     def records(self, shipment: Shipment) -> Delivery:
         """Its records one by one, each with its origin."""
@@ -158,7 +126,7 @@ class Publisher:
     def _attempt(self, shipment: Shipment) -> tuple[int, ConduitError] | None:
         """How many records did not get there, and why; None where all did."""
         destination = self._destination(shipment)
-        if destination.placement != "direct":
+        if isinstance(destination, StagedDestination):
             destination.publish(shipment.whole())
             return None
         total = shipment.staged.records
@@ -185,10 +153,10 @@ class Publisher:
         """One dead letter that was found at publishing. Idempotent under its hash."""
         queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
         target = staged.target
-        if queue.placement == "direct":
-            self._send_letter(staged, plan)
-        else:
+        if isinstance(queue, StagedDestination):
             target = blamed(node, queue.publish, as_delivery(staged, plan.step))
+        else:
+            self._send_letter(staged, plan)
         self._delivered(plan, staged, staged.records, target, {})
 
     def _send_letter(self, staged: StagedDelivery, plan: Plan) -> None:
@@ -217,7 +185,7 @@ class Publisher:
 
     def _delivered(self, plan: Plan, staged: StagedDelivery, records: int, target: Target, moves: Offsets) -> None:
         self._store.deliveries.delivered(plan.step, staged.consumer, records, target, moves, staged.skip)
-        self._state.targets[staged.consumer] = target
+        self._state.delivered(staged.consumer, target)
 
     # -- line 7 -------------------------------------------------------------------------------------------------
 
@@ -230,7 +198,7 @@ class Publisher:
         reached("after-done", self._name)
         for span in plan.ranges:
             if inlet := self._pipeline.known(span.source):
-                inlet.source.ack(span.end, span.generation)
+                blamed(f"{self._name}:{inlet.id}", inlet.source.ack, span.end, span.generation)
         reached("after-ack", self._name)
 
     def _moves(self, shipment: Shipment) -> Offsets:

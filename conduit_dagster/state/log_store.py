@@ -13,11 +13,9 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.offsets import EVERYTHING
-from conduit_dagster.state.schema import log_parts, logs, offsets
+from conduit_dagster.state.database import put
+from conduit_dagster.state.schema import log_parts, logs
 
-Offsets = dict[str, dict[str, int]]
-"""Consumer to namespace (``*``: all of the source's) to the offset up to which everything is handled."""
 DEFAULT_SEGMENT_BYTES = 1_000_000_000
 """Reference 4: a segment of this size is closed and a new one becomes active."""
 
@@ -105,9 +103,8 @@ class LogStore:
             offset = part.next
         if parts:
             connection.execute(log_parts.insert(), [self._row(source, part) for part in parts])
-        values = {"next_offset": offset, "position": json.dumps(position)}
-        if not connection.execute(sa.update(logs).where(*self._log(source)).values(**values)).rowcount:
-            connection.execute(logs.insert().values(pipeline=self._pipeline, source=source, **values))
+        own = {"pipeline": self._pipeline, "source": source}
+        put(connection, logs, [{**own, "next_offset": offset, "position": json.dumps(position)}])
 
     def parts(self, connection: sa.Connection, source: str, start: int = 0, stop: int | None = None) -> list[LogPart]:
         """The files that overlap ``start <= offset < stop``, in order."""
@@ -164,39 +161,3 @@ def _gap(source: str, offset: int, part: LogPart) -> FatalError:
         place=part.name,
         fix="two runs appended at once, or the state store was put back to an older copy: report it",
     )
-
-
-def offsets_of(connection: sa.Connection, pipeline: str, source: str) -> Offsets:
-    """The offset log of a source: one row per consumer and namespace by construction, so it is always compacted."""
-    table = offsets.c
-    query = sa.select(table.consumer, table.namespace, table.offset)
-    found: Offsets = {}
-    for row in connection.execute(query.where(table.pipeline == pipeline, table.source == source)):
-        found.setdefault(row[0], {})[row[1]] = row[2]
-    return found
-
-
-def set_offsets(
-    connection: sa.Connection, pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int
-) -> None:
-    """An operator's word: offsets may go back, and what lies behind them is sent again if the log still has it.
-
-    The source's overall offset (``*``) takes those of its namespaces along: back to it at most, forward to it at least.
-    """
-    before = offsets_of(connection, pipeline, source).get(consumer, {})
-    after = {**_taken_along(before, wanted.get(EVERYTHING)), **wanted}
-    table = offsets.c
-    mine = (table.pipeline == pipeline, table.consumer == consumer, table.source == source)
-    for namespace, offset in after.items():
-        where = (*mine, table.namespace == namespace)
-        values = {"offset": offset, "at_ns": at_ns}
-        if not connection.execute(sa.update(offsets).where(*where).values(**values)).rowcount:
-            own = {"pipeline": pipeline, "consumer": consumer, "source": source, "namespace": namespace}
-            connection.execute(offsets.insert().values(**own, **values))
-
-
-def _taken_along(before: Mapping[str, int], overall: int | None) -> dict[str, int]:
-    if overall is None:
-        return {}
-    bound = min if overall < before.get(EVERYTHING, -1) else max
-    return {namespace: bound(offset, overall) for namespace, offset in before.items() if namespace != EVERYTHING}

@@ -1,51 +1,96 @@
 """Offsets of consumers: per source and namespace, the last one up to which everything is handled.
 
 The table is the offset log, compacted by construction: one row per consumer and namespace (reference 4, CASES C15).
+Every function takes a connection, so that it can be a part of a larger transaction of the protocol.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.database import put
 from conduit_dagster.state.schema import collections, offsets
 from conduit_dagster.state.steps import Seen
 
 EVERYTHING = "*"
 """The namespace of a source's overall offset."""
+LONGEST = 256
+"""A longer namespace is cut off here, so that it may share its row with another."""
 Moves = Mapping[str, Mapping[str, int]]
 """Source to namespace to offset."""
+ByConsumer = dict[str, dict[str, int]]
+"""Consumer to namespace to offset, of one source."""
 
 
-def move_offsets(connection: sa.Connection, pipeline: str, consumer: str, moves: Moves) -> None:
-    """Moves them on; a lower one never moves one back (CASES C1)."""
-    mine = (offsets.c.pipeline == pipeline, offsets.c.consumer == consumer)
-    known = {
-        (row["source"], row["namespace"]): row["offset"]
-        for row in connection.execute(sa.select(offsets).where(*mine)).mappings()
-    }
-    now = time.time_ns()
-    for source, namespaces in moves.items():
-        for namespace, offset in namespaces.items():
-            key = {"source": source, "namespace": namespace[:256]}
-            before = known.get((source, namespace[:256]))
-            if before is None:
-                values = {"pipeline": pipeline, "consumer": consumer, **key, "offset": offset, "at_ns": now}
-                connection.execute(offsets.insert().values(**values))
-            elif before < offset:
-                where = (*mine, offsets.c.source == source, offsets.c.namespace == key["namespace"])
-                connection.execute(sa.update(offsets).where(*where).values(offset=offset, at_ns=now))
+def move_offsets(connection: sa.Connection, pipeline: str, consumers: Sequence[str], moves: Moves) -> None:
+    """Moves them on for each of the consumers; a lower one never moves one back (CASES C1)."""
+    rows = [
+        row
+        for consumer in consumers
+        for source, wanted in moves.items()
+        for row in _rows(pipeline, consumer, source, wanted, time.time_ns())
+    ]
+    put(connection, offsets, rows, lambda new: offsets.c.offset < new.offset)
+
+
+def offsets_of(connection: sa.Connection, pipeline: str, source: str) -> ByConsumer:
+    """Where every consumer of a source stands."""
+    table = offsets.c
+    query = sa.select(table.consumer, table.namespace, table.offset)
+    found: ByConsumer = {}
+    for row in connection.execute(query.where(table.pipeline == pipeline, table.source == source)):
+        found.setdefault(row[0], {})[row[1]] = row[2]
+    return found
+
+
+def set_offsets(
+    connection: sa.Connection, pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int
+) -> None:
+    """An operator's word: offsets may go back, and what lies behind them is sent again if the log still has it.
+
+    The source's overall offset (``*``) takes those of its namespaces along: back to it at most, forward to it at least.
+    """
+    before = offsets_of(connection, pipeline, source).get(consumer, {})
+    after = {**_taken_along(before, wanted.get(EVERYTHING)), **wanted}
+    put(connection, offsets, _rows(pipeline, consumer, source, after, at_ns))
+
+
+def _taken_along(before: Mapping[str, int], overall: int | None) -> dict[str, int]:
+    if overall is None:
+        return {}
+    bound = min if overall < before.get(EVERYTHING, -1) else max
+    return {namespace: bound(offset, overall) for namespace, offset in before.items() if namespace != EVERYTHING}
+
+
+def _rows(pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int) -> list[dict[str, Any]]:
+    own = {"pipeline": pipeline, "consumer": consumer, "source": source}
+    return [
+        {**own, "namespace": namespace[:LONGEST], "offset": offset, "at_ns": at_ns}
+        for namespace, offset in wanted.items()
+    ]
 
 
 def move_collections(
-    connection: sa.Connection, pipeline: str, source: str, base: int, seen: Mapping[str, Seen]
+    connection: sa.Connection, pipeline: str, seen: Mapping[str, tuple[int, Mapping[str, Seen]]]
 ) -> None:
-    """Where each collection of a source stands: in its copy, at the end of it, or in sync."""
-    for namespace, last in seen.items():
-        mine = {"pipeline": pipeline, "source": source, "namespace": namespace[:256]}
-        values = {"mode": last.mode, "offset": base + last.ordinal, "at_ns": time.time_ns()}
-        where = [collections.c[name] == value for name, value in mine.items()]
-        if connection.execute(sa.update(collections).where(*where).values(**values)).rowcount == 0:
-            connection.execute(collections.insert().values(**mine, **values))
+    """Where each collection stands: in its copy, at the end of it, or in sync.
+
+    ``seen``: by source, the offset from which the ordinals count, and the last record of each collection.
+    """
+    rows = [
+        {
+            "pipeline": pipeline,
+            "source": source,
+            "namespace": namespace[:LONGEST],
+            "mode": last.mode,
+            "offset": base + last.ordinal,
+            "at_ns": time.time_ns(),
+        }
+        for source, (base, lasts) in seen.items()
+        for namespace, last in lasts.items()
+    ]
+    put(connection, collections, rows)

@@ -101,23 +101,36 @@ def remove_folder(url: str) -> None:
 
 
 def folders(url: str) -> list[str]:
-    """The names of the folders directly below."""
+    """The names of the folders directly below, as they are now."""
     path = local_path(url)
     if path is not None:
         return sorted(p.name for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
-    fs, name = _remote(url)
-    entries = fs.ls(name, detail=True) if fs.exists(name) else []
-    return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in entries if e["type"] == "directory")
+    return _entries(url, "directory")
 
 
 def files(url: str) -> list[str]:
-    """The names of the files directly below."""
+    """The names of the files directly below, as they are now."""
     path = local_path(url)
     if path is not None:
         return sorted(p.name for p in path.iterdir() if p.is_file()) if path.is_dir() else []
+    return _entries(url, "file")
+
+
+def _entries(url: str, kind: str) -> list[str]:
     fs, name = _remote(url)
-    entries = fs.ls(name, detail=True) if fs.exists(name) else []
-    return sorted(e["name"].rsplit("/", 1)[-1] for e in entries if e["type"] == "file")
+    fs.invalidate_cache(name)  # fsspec keeps listings
+    found = fs.ls(name, detail=True) if fs.exists(name) else []
+    return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] == kind)
+
+
+def rename(old: str, new: str) -> None:
+    """Gives a file another name on the same disk or store; in one step only where that is the local disk."""
+    path = local_path(old)
+    if path is not None:
+        path.rename(Path(local_path(new) or new))
+        return
+    fs, name = _remote(old)
+    fs.mv(name, _remote(new)[1])
 
 
 def remove(url: str) -> None:

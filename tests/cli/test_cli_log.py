@@ -5,38 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
-import pytest
-from operating import NAMESPACE, after_bulk_error, append, build, events, offsets, snapshot
-from pyspark.sql import SparkSession
+from operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
 from scripted import Script
 from support import DECODE, Lab, destination, source
-
-RECORDS = {"log": "records"}
-
-
-@pytest.fixture
-def lab(folder: Path, spark: SparkSession) -> Lab:
-    return Lab(folder, spark)
-
-
-@pytest.fixture
-def script(lab: Lab) -> Script:
-    return Script(lab)
-
-
-def result(ran: Any) -> Any:
-    assert ran.code == 0, ran.out
-    return ran.envelope["result"]
-
-
-def error(ran: Any) -> Any:
-    assert ran.code != 0, ran.out
-    found = ran.envelope["error"]
-    assert found["fix"]
-    return found
 
 
 def value_of(entry: dict[str, Any]) -> int:

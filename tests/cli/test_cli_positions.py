@@ -3,38 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-import pytest
-from operating import NAMESPACE, after_bulk_error, append, build, events, offsets, snapshot
-from pyspark.sql import SparkSession
+from operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
 from scripted import Script, scripted
 from support import DECODE, Lab, destination, queue, source
-
-RECORDS = {"log": "records"}
-
-
-@pytest.fixture
-def lab(folder: Path, spark: SparkSession) -> Lab:
-    return Lab(folder, spark)
-
-
-@pytest.fixture
-def script(lab: Lab) -> Script:
-    return Script(lab)
-
-
-def result(ran: Any) -> Any:
-    assert ran.code == 0, ran.out
-    return ran.envelope["result"]
-
-
-def error(ran: Any) -> Any:
-    assert ran.code != 0, ran.out
-    found = ran.envelope["error"]
-    assert found["fix"]
-    return found
 
 
 def source_row(run: Any, name: str = "in") -> Any:

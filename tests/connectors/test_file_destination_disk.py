@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 from file_deliveries import make, prepared, rows, stage
+from kills import hooked
+from parts_stream import read_folder
 from small_disk import fill, mounted
 
 from conduit_dagster.connectors.base import Delivery, Strategy
-from conduit_dagster.connectors.file.read_back import read_folder
-from conduit_dagster.recovery import kill_points
 from conduit_dagster.recovery.errors import TransientError
 
 MANY = list(range(2_000))
@@ -133,20 +133,20 @@ class Syncs:
         return {path.stat().st_ino for path in paths} <= set(self.inodes[since:upto])
 
 
-def publish_noting(monkeypatch: pytest.MonkeyPatch, root: Path, path: str, syncs: Syncs) -> tuple[Delivery, int]:
+def publish_noting(root: Path, path: str, syncs: Syncs) -> tuple[Delivery, int]:
     """A published delivery, and how many syncs there were when its bytes were half there, or not yet visible."""
     half: list[int] = []
-    monkeypatch.setattr(kill_points, "hook", lambda point, pipeline: half.append(len(syncs.inodes)))
     destination = make(root, path)
     delivery = prepared(stage(destination, root, 1, [[1], [2]]), destination.target(None))
-    destination.publish(delivery)
+    with hooked(lambda point, pipeline: half.append(len(syncs.inodes))):
+        destination.publish(delivery)
     return delivery, half[0]
 
 
 def test_a_file_and_the_folders_that_lead_to_it_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folders, which are new, before anything is prepared; the bytes before publish returns."""
     syncs = Syncs(monkeypatch)
-    _, half = publish_noting(monkeypatch, tmp_path, "a/b/out.jsonl", syncs)
+    _, half = publish_noting(tmp_path, "a/b/out.jsonl", syncs)
     assert syncs.have(tmp_path / "a/b", tmp_path / "a", tmp_path)
     assert syncs.have(tmp_path / "a/b/out.jsonl", since=half)
 
@@ -162,7 +162,7 @@ def test_nothing_above_the_mount_point_is_synced(small_disk: Path, monkeypatch: 
 def test_a_folder_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And its own entry before publish returns."""
     syncs = Syncs(monkeypatch)
-    _, half = publish_noting(monkeypatch, tmp_path, "a/out/", syncs)
+    _, half = publish_noting(tmp_path, "a/out/", syncs)
     [visible] = (tmp_path / "a/out").glob("step=*")
     assert syncs.have(visible, *visible.iterdir(), tmp_path / "a", tmp_path, upto=half)
     assert syncs.have(tmp_path / "a/out", since=half)
@@ -171,7 +171,7 @@ def test_a_folder_is_durable_before_it_is_visible(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("path", ["out.jsonl", "out/"])
 def test_what_is_found_there_is_made_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """Whoever wrote it may have died before that."""
-    delivery, _ = publish_noting(monkeypatch, tmp_path, path, Syncs(monkeypatch))
+    delivery, _ = publish_noting(tmp_path, path, Syncs(monkeypatch))
     syncs = Syncs(monkeypatch)
     make(tmp_path, path).settled(delivery)
     written = [tmp_path / path, *(tmp_path / path).glob("step=*"), *(tmp_path / path).glob("step=*/*")]

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from file_deliveries import killed_mid_publish, make, prepared, stage
+from parts_stream import read_folder
 
 from conduit_dagster.connectors.base import Block, ConnectorContext, Delivery, Limit, ReadOptions, Strategy
-from conduit_dagster.connectors.file.read_back import read_folder
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from file_deliveries import killed_mid_publish, make, prepared, rows, stage
+from parts_stream import read_folder
+from waiting import wait_until
 
 from conduit_dagster.connectors.base import Delivery, Strategy
 from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.read_back import read_folder
 from conduit_dagster.recovery import kill_points
 from conduit_dagster.recovery.errors import ConduitError
 
@@ -31,12 +32,12 @@ class Frozen:
         patch.setattr(kill_points, "hook", self._hook)
         self._pool = ThreadPoolExecutor(1, "frozen")
         self._future: Future[Any] = self._pool.submit(destination.publish, delivery)
-        assert self._inside.wait(30)
+        wait_until(self._inside.is_set, "it stands in the middle", 30, over=self._future.done)
 
     def _hook(self, point: str, pipeline: str) -> None:
         if threading.current_thread().name.startswith("frozen"):
             self._inside.set()
-            assert self._go_on.wait(30)
+            assert self._go_on.wait(30), "nobody thawed it"
 
     def thaw(self) -> Any:
         self._go_on.set()
@@ -44,6 +45,12 @@ class Frozen:
             return self._future.result(30)
         finally:
             self._pool.shutdown()
+
+
+def handed_over(root: Path, path: str, strategy: Strategy) -> tuple[FileDestination, FileDestination, Delivery]:
+    """An owner, its successor, and a delivery that the first one has prepared."""
+    old, new = make(root, path, strategy), make(root, path, strategy)
+    return old, new, prepared(stage(old, root, 1, [[1], [2, 3]]), old.target(None))
 
 
 def take_over(new: FileDestination, delivery: Delivery) -> dict[str, Any]:
@@ -71,8 +78,7 @@ def test_a_thawed_owner_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Strategy, path: str
 ) -> None:
     """It rewrites its own bytes in their own place; with at-most-once only it writes them, late."""
-    old, new = make(tmp_path, path, strategy), make(tmp_path, path, strategy)
-    delivery = prepared(stage(old, tmp_path, 1, [[1], [2, 3]]), old.target(None))
+    old, new, delivery = handed_over(tmp_path, path, strategy)
     frozen = Frozen(monkeypatch, old, delivery)
     after = take_over(new, delivery)
     last = publish_next(new, tmp_path, after)
@@ -88,8 +94,7 @@ def test_a_thawed_owner_changes_nothing(
 @each_strategy
 def test_an_owner_that_dies_in_the_middle(tmp_path: Path, strategy: Strategy, path: str) -> None:
     """The delivery is completed by the next one; with at-most-once what is missing of it stays so."""
-    old, new = make(tmp_path, path, strategy), make(tmp_path, path, strategy)
-    delivery = prepared(stage(old, tmp_path, 1, [[1], [2, 3]]), old.target(None))
+    old, new, delivery = handed_over(tmp_path, path, strategy)
     with killed_mid_publish():
         old.publish(delivery)
     publish_next(new, tmp_path, take_over(new, delivery))
@@ -106,8 +111,7 @@ def test_an_owner_that_dies_in_the_middle(tmp_path: Path, strategy: Strategy, pa
 @each_strategy
 def test_an_owner_that_thaws_before_it_publishes(tmp_path: Path, strategy: Strategy, path: str) -> None:
     """In one file it finds later bytes behind its own, and writes nothing."""
-    old, new = make(tmp_path, path, strategy), make(tmp_path, path, strategy)
-    delivery = prepared(stage(old, tmp_path, 1, [[1], [2, 3]]), old.target(None))
+    old, new, delivery = handed_over(tmp_path, path, strategy)
     publish_next(new, tmp_path, take_over(new, delivery))
     if path == "out/":
         old.publish(delivery)
@@ -126,8 +130,7 @@ def test_a_thawed_owner_whose_staging_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: Strategy, path: str
 ) -> None:
     """The new owner removed it when the step was done. No line of another delivery is touched."""
-    old, new = make(tmp_path, path, strategy), make(tmp_path, path, strategy)
-    delivery = prepared(stage(old, tmp_path, 1, [[1], [2, 3]]), old.target(None))
+    old, new, delivery = handed_over(tmp_path, path, strategy)
     frozen = Frozen(monkeypatch, old, delivery)
     after = take_over(new, delivery)
     shutil.rmtree(Path(delivery.staging).parent)
@@ -147,8 +150,7 @@ def test_a_thawed_owner_whose_staging_is_gone(
 @each_layout
 def test_two_owners_in_the_middle_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """The second one publishes and freezes too; the first one wins the race, and both see the delivery there."""
-    first, second = make(tmp_path, path), make(tmp_path, path)
-    delivery = prepared(stage(first, tmp_path, 1, [[1], [2, 3]]), first.target(None))
+    first, second, delivery = handed_over(tmp_path, path, "at-least-once")
     one = Frozen(monkeypatch, first, delivery)
     other = Frozen(monkeypatch, second, delivery)
     assert one.thaw() == other.thaw()

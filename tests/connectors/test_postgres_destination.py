@@ -9,25 +9,12 @@ from typing import Any
 
 import pytest
 from postgres_lab import PostgresLab, at_half, change, child, create
-from postgres_server import PostgresServer
 
 from conduit_dagster.connectors.base import AlreadyClaimed
 from conduit_dagster.connectors.postgres.deliveries import KEPT_STEPS
 from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server: PostgresServer) -> str:
-    return postgres_server.create_database()
-
-
-@pytest.fixture
-def lab(database: str, tmp_path: Path) -> PostgresLab:
-    made = PostgresLab(database, tmp_path)
-    made.reset()
-    return made
 
 
 def codes(lab: PostgresLab) -> list[tuple[int, str]]:

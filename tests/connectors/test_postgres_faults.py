@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +14,9 @@ import pytest
 from postgres_lab import PostgresLab, at_half, change, child, create
 from postgres_server import PostgresServer
 from pydantic import ValidationError
+from waiting import at_once, wait_until
 
 from conduit_dagster.connectors.base import Delivery, Rejected
-from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.connectors.postgres.errors import BulkError
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.record import Record
@@ -29,18 +28,6 @@ END_OTHERS = """
 """
 LONG = "".join(hashlib.sha256(b"%d" % i).hexdigest() for i in range(200))
 """Too long for an index, and not to be compressed."""
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server: PostgresServer) -> str:
-    return postgres_server.create_database()
-
-
-@pytest.fixture
-def lab(database: str, tmp_path: Path) -> PostgresLab:
-    made = PostgresLab(database, tmp_path)
-    made.reset()
-    return made
 
 
 # -- which record -------------------------------------------------------------------------------------------------
@@ -213,11 +200,8 @@ class _StartAndAwait:
 
     def __call__(self) -> None:
         self.later = self._start()
-        name = urlsplit(self._lab.url).path[1:]
-        pause = threading.Event()
-        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'"
-        while not self._lab.execute(query, name)[0][0]:
-            assert not self.later.done() and not pause.wait(0.01)
+        waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        wait_until(lambda: self._lab.execute(waits), "it waits for a lock", over=self.later.done)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -372,14 +356,8 @@ def test_updates_need_a_unique_index(lab: PostgresLab) -> None:
 
 def test_many_make_the_table_of_deliveries_at_once(lab: PostgresLab) -> None:
     destinations = [lab.destination(create_table="auto") for _ in range(8)]
-    barrier = threading.Barrier(len(destinations))
-
-    def check(one: PostgresDestination) -> None:
-        barrier.wait(30)
-        one.check()
-
-    with ThreadPoolExecutor(len(destinations)) as pool:
-        assert list(pool.map(check, destinations)) == [None] * len(destinations)
+    at_once(lambda number: destinations[number].check(), 8)
+    assert lab.states() == []  # it is there, and empty
 
 
 def test_damaged_staging_is_named(lab: PostgresLab) -> None:

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_lab import PostgresLab, change, child, create
-from postgres_server import PostgresServer
 
 from conduit_dagster.connectors.base import Rejected
 from conduit_dagster.record import Record
 
 Rows = dict[int, tuple[int, int | None]]
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int DEFAULT 7, b int)"
-
-
-@pytest.fixture(scope="module")
-def database(postgres_server: PostgresServer) -> str:
-    return postgres_server.create_database()
-
-
-@pytest.fixture
-def lab(database: str, tmp_path: Path) -> PostgresLab:
-    made = PostgresLab(database, tmp_path)
-    made.reset()
-    return made
 
 
 class Model:

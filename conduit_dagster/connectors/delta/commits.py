@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.delta.columns import Schema
 from conduit_dagster.connectors.delta.durable import LogSync
 from conduit_dagster.connectors.delta.place import names, place
 from conduit_dagster.connectors.delta.table import Table
@@ -67,19 +69,19 @@ class Commits:
         it found the delivery missing, put if absent and without the library's own retries. Whoever is second finds
         that entry there, looks again, and finds the delivery. A frozen owner's attempt is the same.
         """
+        staged = self._staged_schemas(delivery)
         for attempt in range(ATTEMPTS):
-            self._require_fit(table, delivery)
+            self._require_fit(table, staged)
             try:
                 self._append(table, delivery)
                 return table.version() + 1
             except CommitFailedError:
+                time.sleep(random.uniform(0, 0.01 * attempt))
                 seen, table = table.version(), self._open()
                 if table.version() == seen:
                     raise  # nobody was faster: it is refused for what it is
             if self._is_in(table, delivery):
                 return table.version()
-            time.sleep(random.uniform(0, 0.01 * attempt))
-            table = self._open()
         raise TransientError(
             f"{ATTEMPTS} times another writer committed to {self._table.address} first",
             code="delta.contended",
@@ -137,12 +139,17 @@ class Commits:
             )
         return table
 
-    def _require_fit(self, table: DeltaTable, delivery: Delivery) -> None:
-        """The table may have been altered since the parts were staged."""
-        columns = {field.name: field for field in self._table.writable(table)}
+    def _staged_schemas(self, delivery: Delivery) -> list[Schema]:
+        found: list[Schema] = []
         for name in self._files(delivery):
             with storage.open_read(storage.join(self._table.uri, name)) as file:
-                staged = pq.read_schema(file)
+                found.append(pq.read_schema(file))
+        return found
+
+    def _require_fit(self, table: DeltaTable, schemas: Sequence[Schema]) -> None:
+        """The table may have been altered since the parts were staged."""
+        columns = {field.name: field for field in self._table.writable(table)}
+        for staged in schemas:
             wrong = [f.name for f in staged if f.name not in columns or columns[f.name].type != f.type]
             lacking = [f.name for f in columns.values() if not f.nullable and f.name not in staged.names]
             if wrong or lacking:

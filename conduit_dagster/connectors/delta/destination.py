@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit_dagster.connectors.base import (
-    ConnectorContext,
-    Delivery,
-    Destination,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, StagedDestination, Target, Writer, WriterTask
 from conduit_dagster.connectors.delta.columns import Schema, parse_columns
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.infer import infer
@@ -27,7 +20,7 @@ STAGING = "_conduit_staging"
 """Inside the table's folder, so that a part gets its final name without being copied; readers and vacuum skip it."""
 
 
-class DeltaDestination(Destination):
+class DeltaDestination(StagedDestination):
     """Rows of a Delta table, each once after any crash: a delivery and its mark are one commit of the table's log.
 
     A table has no order; within a file rows are in the source's order, and the files' names sort by step. A RESTORE of
@@ -37,6 +30,8 @@ class DeltaDestination(Destination):
     name = "delta"
     Settings = DeltaDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+    reads_key = False
+    changes_records = False
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -49,16 +44,6 @@ class DeltaDestination(Destination):
     def address(self) -> str:
         """Which table this is: its path, or its URL without secrets."""
         return self._table.address
-
-    @property
-    def reads_key(self) -> bool:
-        """Rows hold the payload only."""
-        return False
-
-    @property
-    def changes_records(self) -> bool:
-        """Encoding leaves records as they are."""
-        return False
 
     def check(self) -> None:
         """Looks whether the table can be appended to, or its folder be made; a table itself is not made here."""
@@ -82,8 +67,8 @@ class DeltaDestination(Destination):
 
     def staging(self, default: str) -> str:
         """Inside the table's folder."""
-        names = (self.context.pipeline, self.context.connector)
-        return storage.join(self._table.uri, STAGING, *map(storage.safe_name, names))
+        del default
+        return self.context.folder_in(storage.join(self._table.uri, STAGING))
 
     def target(self, previous: Target | None) -> Target:
         """The table; a delivery's own names come from its step and hash."""

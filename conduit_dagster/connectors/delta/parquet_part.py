@@ -9,10 +9,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conduit_dagster.connectors.base import Part, WriterTask
-from conduit_dagster.connectors.delta.columns import Schema
+from conduit_dagster.connectors.base import NewPart, Part, WriterTask
 from conduit_dagster.connectors.delta.rows import Table
-from conduit_dagster.state import storage
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group ends after the record that brings its JSON to this length."""
@@ -26,12 +24,11 @@ class ParquetPart:
     """
 
     def __init__(self, task: WriterTask) -> None:
-        self._staging = task.staging
-        self._name = f"{task.index:05d}-{task.token}.parquet"
+        self._part = NewPart(task, "parquet")
+        self._file: Any = None
         self._waiting: list[Table] = []
         self._bytes = 0
         self._records = 0
-        self._file: _NewParquet | None = None
 
     def add(self, table: Table, sizes: Sequence[int]) -> None:
         """Appends rows; ``sizes`` are the lengths of their JSON."""
@@ -55,51 +52,27 @@ class ParquetPart:
         rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting, self._bytes = [], 0
         if self._file is None:
-            storage.make_folder(self._staging)
-            self._file = _NewParquet(storage.join(self._staging, self._name), rows.schema)
-        self._file.write(rows)
+            # not ARROW:schema: the file is to be read as the table's log says, by whatever reader
+            self._file = pq.ParquetWriter(_Sink(self._part), rows.schema, compression="zstd", store_schema=False)
+        self._file.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self) -> Part | None:
         """Writes what is waiting and syncs; None where nothing was added."""
         if self._waiting:
             self._flush()
-        if self._file is None:
-            return None
-        length, sha256 = self._file.finish()
-        return Part(self._name, self._records, length, sha256)
-
-    def abort(self) -> None:
-        """Closes without a promise."""
         if self._file is not None:
-            self._file.abort()
-
-
-class _NewParquet:
-    """A Parquet writer onto a file that is counted and digested on the way."""
-
-    def __init__(self, url: str, schema: Schema) -> None:
-        self._file = storage.NewFile(url)
-        # not ARROW:schema: the file is to be read as the table's log says, by whatever reader
-        self._writer: Any = pq.ParquetWriter(_Sink(self._file), schema, compression="zstd", store_schema=False)
-
-    def write(self, rows: Table) -> None:
-        """One row group."""
-        self._writer.write_table(rows, row_group_size=rows.num_rows)
-
-    def finish(self) -> tuple[int, str]:
-        """The file's length and SHA-256, once it is durable."""
-        self._writer.close()
-        return self._file.bytes, self._file.finish()
+            self._file.close()
+        return self._part.finish(self._records)
 
     def abort(self) -> None:
         """Closes without a promise."""
-        self._file.abort()
+        self._part.abort()
 
 
 class _Sink(io.RawIOBase):
-    def __init__(self, file: storage.NewFile) -> None:
+    def __init__(self, part: NewPart) -> None:
         super().__init__()
-        self._into = file
+        self._into = part
 
     def writable(self) -> bool:
         return True

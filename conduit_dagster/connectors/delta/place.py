@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import fsspec
 
 from conduit_dagster.connectors.base import Delivery, Part
+from conduit_dagster.connectors.linking import link
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 
@@ -38,7 +38,7 @@ def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
         _require_whole(staged, part)
         local, into = storage.local_path(staged), storage.local_path(final)
         if local is not None and into is not None:
-            _link(local, into)
+            _replace(local, into)
         else:
             _copy(staged, final)
     storage.sync(root)
@@ -55,15 +55,11 @@ def _require_whole(staged: str, part: Part) -> None:
         )
 
 
-def _link(staged: Path, final: Path) -> None:
-    """A second name for the file, so that nothing is copied; a copy where the file system has no such names."""
+def _replace(staged: Path, final: Path) -> None:
+    """A second name for the file, put into its place at once."""
     # no hidden name: what a crash leaves here is vacuum's to remove
     ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
-    try:
-        os.link(staged, ready)
-    except OSError:
-        shutil.copyfile(staged, ready)
-        storage.sync(str(ready))
+    link(staged, ready)
     # vacuum goes by age: a step that waited for days must not be taken for an old orphan before its commit
     os.utime(ready)
     ready.replace(final)

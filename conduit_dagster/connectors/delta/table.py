@@ -14,6 +14,7 @@ from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 
 from conduit_dagster.connectors.delta.columns import Schema, writable
+from conduit_dagster.connectors.entries import sync_entry
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import storage
 
@@ -65,7 +66,7 @@ class Table:
                 if not DeltaTable.is_deltatable(self.uri):
                     raise
             if self.local is not None:
-                storage.sync(str(self.local.parent))
+                sync_entry(self.local)
             return DeltaTable(self.uri)
 
     def writable(self, table: DeltaTable) -> Schema:

@@ -5,14 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import (
-    ConnectorContext,
-    Delivery,
-    Destination,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.connectors.base import ConnectorContext, Delivery, StagedDestination, Target, Writer, WriterTask
+from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
@@ -22,7 +16,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 
 
-class FileDestination(Destination):
+class FileDestination(StagedDestination):
     """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes.
 
     With at-most-once nothing is repeated: a delivery that was cut off stays so, and the next begins on a new line.
@@ -31,15 +25,19 @@ class FileDestination(Destination):
     name = "file"
     Settings = FileDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
+    changes_records = False
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._settings = as_destination(settings)
         self._format = make_format(self._settings.format, self._settings.format_options)
+        self.reads_key = self._format.reads_key
         self._path = self._local(context.resolve(self._settings.path))
-        self._layout = PartsFolder(self._path, context) if self._is_folder() else self._one_file()
+        self._layout = self._made_layout()
 
-    def _one_file(self) -> OrderedFile:
+    def _made_layout(self) -> Layout:
+        if self._is_folder():
+            return PartsFolder(self._path, self.context)
         return OrderedFile(self._path, self.context, adopt=self._settings.if_changed == "adopt")
 
     def _local(self, path: str) -> Path:
@@ -58,16 +56,6 @@ class FileDestination(Destination):
         return self._settings.layout == "folder"
 
     @property
-    def reads_key(self) -> bool:
-        """As the format does."""
-        return self._format.reads_key
-
-    @property
-    def changes_records(self) -> bool:
-        """Encoding leaves records as they are."""
-        return False
-
-    @property
     def owned(self) -> str:
         """One path has one owner."""
         return str(self._path.resolve())
@@ -83,9 +71,7 @@ class FileDestination(Destination):
 
     def staging(self, default: str) -> str:
         """Next to where it becomes visible, for a folder."""
-        if isinstance(self._layout, PartsFolder):
-            return self._layout.staging()
-        return default
+        return self._layout.staging(default)
 
     def target(self, previous: Target | None) -> Target:
         """Where this delivery goes, exactly."""

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
-from conduit_dagster.connectors.file.entries import sync_entry
+from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.mending import mend
 from conduit_dagster.connectors.file.positioned import write_delivery
-from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 
@@ -30,23 +29,25 @@ class _Span(NamedTuple):
 _LINE_END = hashlib.sha256(b"\n").hexdigest()
 
 
-class OrderedFile:
+class OrderedFile(Layout):
     """Appends each delivery after the last, so that a repeat rewrites the same bytes in the same place.
 
     With at-most-once a delivery is never repeated: its place stays its own, and line ends are written where its bytes
     are missing before the next one is prepared.
     """
 
-    def __init__(self, path: Path, context: ConnectorContext, adopt: bool = False) -> None:
-        self._path = path
-        self._context = context
+    def __init__(self, path: Path, context: ConnectorContext, adopt: bool) -> None:
+        super().__init__(path, context)
         self._adopt = adopt
-        self._synced_inode: int | None = None
         self._whole: Target | None = None
         """The target after the last delivery that this instance wrote to its end: nothing of it is to be mended."""
 
     def check(self) -> None:
         """Makes the folder and tries to open the file for writing, changing nothing of it."""
+        self._opened()
+
+    def _opened(self) -> os.stat_result:
+        """The file as it is, made where there was none."""
         with self._naming_errors():
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -55,16 +56,8 @@ class OrderedFile:
             finally:
                 os.close(descriptor)
             self._require_regular(found)
-            if found.st_ino != self._synced_inode:
-                sync_entry(self._path)
-                self._synced_inode = found.st_ino
-
-    @contextmanager
-    def _naming_errors(self) -> Generator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise from_os_error(error, f"can't write {self._path}") from error
+            self._sync_entry(found.st_ino)
+            return found
 
     def _require_regular(self, found: os.stat_result) -> None:
         if not stat.S_ISREG(found.st_mode):
@@ -81,9 +74,8 @@ class OrderedFile:
             previous = None  # it was a folder then
         if previous and not self._path.exists() and not self._adopt:
             raise self._changed("was removed", previous["length"])
-        self.check()
+        found = self._opened()
         with self._naming_errors():
-            found = self._path.stat()
             size = self._end_of(previous, found) if previous else found.st_size
             gap = 0 if _ends_a_line(self._path, size) else 1
         return {"path": str(self._path), "inode": found.st_ino, "base": size + gap, "gap": gap}

@@ -2,43 +2,34 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
-from conduit_dagster.connectors.file.entries import sync_entry
-from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.connectors.base import Delivery, Target
+from conduit_dagster.connectors.file.layout import Layout
+from conduit_dagster.connectors.linking import link
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 
+_STAGING = ".staging"
 _NAMING = 2
 """Deliveries are named by step, skip and hash; up to version 1, whose targets say nothing, by step and hash."""
 
 
-class PartsFolder:
+class PartsFolder(Layout):
     """Each delivery is one folder, ``step=NUMBER-SKIP-HASH``, made visible by one rename.
 
     In the order of their names the folders and their parts are one ordered stream: a step's own delivery has skip 0,
     its children follow. Spark reads the whole with ``spark.read.json(path)`` and sees the step as a partition column.
     """
 
-    def __init__(self, path: Path, context: ConnectorContext) -> None:
-        self._path = path
-        self._context = context
-        self._synced_inode: int | None = None
-
     def check(self) -> None:
         """Makes the folder."""
-        try:
-            (self._path / ".staging").mkdir(parents=True, exist_ok=True)
-            inode = self._path.stat().st_ino
-            if inode != self._synced_inode:
-                sync_entry(self._path)
-                self._synced_inode = inode
-        except OSError as error:
-            raise from_os_error(error, f"can't write {self._path}") from error
+        with self._naming_errors():
+            self._path.joinpath(_STAGING).mkdir(parents=True, exist_ok=True)
+            self._sync_entry(self._path.stat().st_ino)
 
     def target(self, previous: Target | None) -> Target:
         """The folder, and how its deliveries are named; nothing before a delivery matters to its name."""
@@ -46,10 +37,10 @@ class PartsFolder:
         self.check()
         return {"path": str(self._path), "naming": _NAMING}
 
-    def staging(self) -> str:
+    def staging(self, default: str) -> str:
         """Inside the folder, hidden: a rename is atomic only on one file system."""
-        names = (storage.safe_name(self._context.pipeline), storage.safe_name(self._context.connector))
-        return str(self._path.joinpath(".staging", *names))
+        del default
+        return self._context.folder_in(str(self._path / _STAGING))
 
     def _final(self, delivery: Delivery) -> Path:
         step, name = f"step={delivery.step:012d}", delivery.hash[:12]
@@ -72,11 +63,12 @@ class PartsFolder:
 
     def publish(self, delivery: Delivery) -> Target:
         """Only the parts that the ledger names are linked in, so that a zombie's files never become visible."""
-        try:
-            self._publish(delivery)
-        except OSError as error:
-            raise from_os_error(error, f"can't write {self._path}") from error
-        return self.expected(delivery)
+        with self._naming_errors():
+            if not self._final(delivery).exists() and self._rename(delivery):
+                storage.sync(str(self._path))
+                return delivery.target
+            self._require_held(delivery)
+            return self.settled(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
         """The folder, synced: whoever made it visible may have died before that."""
@@ -85,21 +77,7 @@ class PartsFolder:
             storage.sync(str(path))
         storage.sync(str(final))
         storage.sync(str(self._path))
-        return self.expected(delivery)
-
-    def expected(self, delivery: Delivery) -> Target:
-        """The same folder."""
         return delivery.target
-
-    def retarget(self, delivery: Delivery) -> Target | None:
-        """Never: a delivery's folder is named by its hash."""
-        return None
-
-    def _publish(self, delivery: Delivery) -> None:
-        if self._final(delivery).exists() or not self._rename(delivery):
-            self._require_held(delivery)
-            self.settled(delivery)
-        storage.sync(str(self._path))
 
     def _rename(self, delivery: Delivery) -> bool:
         """False where another attempt was first."""
@@ -119,7 +97,7 @@ class PartsFolder:
         """Durable before it becomes visible: the parts' bytes by those who staged them, their entries here."""
         ready.mkdir(parents=True)
         for i, part in enumerate(delivery.parts):
-            _link(Path(delivery.staging, part.name), self._file(ready, i, part.name))
+            link(Path(delivery.staging, part.name), self._file(ready, i, part.name))
         storage.sync(str(ready))
 
     def _require_held(self, delivery: Delivery) -> None:
@@ -130,11 +108,3 @@ class PartsFolder:
                 place=str(self._final(delivery)),
                 fix="move that folder away and run again",
             )
-
-
-def _link(source: Path, into: Path) -> None:
-    try:
-        os.link(source, into)
-    except OSError:
-        shutil.copyfile(source, into)
-        storage.sync(str(into))

@@ -46,10 +46,6 @@ class FilePosition(msgspec.Struct, frozen=True):
     seen: int = 0
     files: tuple[Tracked, ...] = ()
 
-    def of(self, number: int) -> Tracked | None:
-        """The tracked file with this number."""
-        return next((file for file in self.files if file.number == number), None)
-
     def with_files(self, files: dict[int, Tracked]) -> FilePosition:
         """The position with these files in their new states, new ones at the end."""
         kept = [files.get(file.number, file) for file in self.files]

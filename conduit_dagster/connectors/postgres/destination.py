@@ -13,7 +13,7 @@ from conduit_dagster.connectors.base import (
     Claimed,
     ConnectorContext,
     Delivery,
-    Destination,
+    StagedDestination,
     Target,
     Writer,
     WriterTask,
@@ -36,7 +36,7 @@ from conduit_dagster.expressions import compile_template
 from conduit_dagster.record import Record
 
 
-class PostgresDestination(Destination):
+class PostgresDestination(StagedDestination):
     """Rows of one or several tables.
 
     Tasks render COPY text (and ask the database for the table's columns, once a minute at most); the driver puts the
@@ -49,6 +49,7 @@ class PostgresDestination(Destination):
     Settings = PostgresDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
+    changes_records = False
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -70,11 +71,6 @@ class PostgresDestination(Destination):
     def address(self) -> str:
         """``host:port/database schema.table``, or the template instead of the table."""
         return f"{self._server.place} {self._table or self._settings.table}"
-
-    @property
-    def changes_records(self) -> bool:
-        """Rendering leaves records as they are."""
-        return False
 
     # -- in tasks -----------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Records of one table as rows of COPY text."""
+"""Records of one table as lines of COPY text."""
 
 from __future__ import annotations
 
@@ -7,30 +7,26 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.postgres.catalog import Column
+from conduit_dagster.connectors.postgres.copy_text import copy_lines
 from conduit_dagster.connectors.postgres.documents import document, documents, key_document
 from conduit_dagster.connectors.postgres.inferred import column_type, common
 from conduit_dagster.connectors.postgres.layout import Layout
 from conduit_dagster.connectors.postgres.rows import Group, Missing
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
-from conduit_dagster.connectors.postgres.values import RecordError, column_texts
+from conduit_dagster.connectors.postgres.values import RecordError, column_cells
 from conduit_dagster.record import Document, Record
 
 
 class Encoded(NamedTuple):
-    """Rows of one group, and which records they are of."""
+    """Lines of one group, and which records they are of."""
 
     places: Sequence[int]
     group: Group
-    rows: list[str]
+    data: bytes
 
-    def data(self) -> bytes:
-        """The rows as bytes. Raises for half a character (a lone surrogate)."""
-        return lines(self.rows)
-
-
-def lines(rows: list[str]) -> bytes:
-    """Rows as a file holds them."""
-    return ("\n".join(rows) + "\n").encode()
+    def lines(self) -> list[bytes]:
+        """Each with its end, which is escaped inside values."""
+        return self.data.splitlines(keepends=True)
 
 
 class _Row(NamedTuple):
@@ -121,11 +117,10 @@ class TableEncoder:
         if not columns:
             raise RecordError("no_fields", "the record has no field that has a column")
         self._check_required(columns)
-        texts = [column_texts(column_values, column) for column_values, column in zip(values, columns, strict=True)]
-        rows = list(map("\t".join, zip(*texts, strict=True))) if len(texts) > 1 else list(texts[0])
+        data = copy_lines([column_cells(*pair) for pair in zip(values, columns, strict=True)])
         self._note_types(columns, values)
         names = tuple(column.name for column in columns)
-        return Encoded(places, Group(self._layout.table.name, names), rows)
+        return Encoded(places, Group(self._layout.table.name, names), data)
 
     def _check_required(self, columns: Sequence[Column]) -> None:
         given = {column.name for column in columns}
@@ -174,17 +169,17 @@ class TableEncoder:
         values = [[row.values.get(name) for row in rows] for name in names]
         bits = {name: 1 << place for place, name in enumerate(names)}
         marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
-        texts = [column_texts(column_values, column) for column_values, column in zip(values, columns, strict=True)]
+        data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
         self._note_types(columns, values)
-        group = Group(self._layout.table.name, names, True, key)
-        return Encoded(places, group, list(map("\t".join, zip(marks, *texts, strict=True))))
+        return Encoded(places, Group(self._layout.table.name, names, True, key), data)
 
     def _merged_columns(self, rows: list[_Row], key: tuple[str, ...]) -> tuple[str, ...]:
         """All columns seen so far: where they stay the same, one COPY takes all blocks."""
         known = set(self._merged.get(key, ()))
         found = known.union(*(row.values for row in rows))
         if len(found) > len(known):
-            self._merged[key] = self._layout.ordered(found)
+            # in an order that all tasks agree on, whether the table is there yet or not
+            self._merged[key] = tuple(sorted(found))
         return self._merged[key]
 
     # -- for a table that is to be created ----------------------------------------------------------------------

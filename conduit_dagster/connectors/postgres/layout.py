@@ -116,12 +116,6 @@ class Layout:
             raise self._no_column([name])
         return column
 
-    def ordered(self, names: set[str]) -> tuple[str, ...]:
-        """Columns in the order of the table, so that all tasks agree on it."""
-        if not self.table.exists:
-            return tuple(sorted(names))
-        return tuple(name for name in self.table.columns if name in names)
-
 
 def _open_column(name: str) -> Column:
     if not name or "\0" in name or len(name.encode()) > NAME_BYTES:

@@ -8,7 +8,7 @@ from typing import IO, NamedTuple
 
 from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.rows import Group, Index, Missing, read_index
+from conduit_dagster.connectors.postgres.rows import Group, Index, Missing, read_index, read_missing
 from conduit_dagster.state import storage
 
 _CHUNK = 1 << 18
@@ -95,6 +95,7 @@ class Locator:
     def __init__(self) -> None:
         self._staging: tuple[object, ...] = ()
         self._indexes: list[Index] = []
+        self._missing: list[Missing] = []
         self._reset()
 
     def _reset(self) -> None:
@@ -104,13 +105,14 @@ class Locator:
         staging = (delivery.staging, delivery.parts)
         if staging != self._staging:
             self._indexes = [read_index(delivery, part) for part in delivery.parts]
+            self._missing = [one for part in delivery.parts for one in read_missing(delivery, part)]
             self._staging = staging
             self._reset()
 
     def missing(self, delivery: Delivery) -> list[Missing]:
         """The tables that were not there when it was staged."""
         self._load(delivery)
-        return [one for index in self._indexes for one in index.missing]
+        return self._missing
 
     def slices(self, delivery: Delivery) -> list[tuple[Group, Slice]]:
         """The lines, in order."""

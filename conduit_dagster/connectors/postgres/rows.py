@@ -1,8 +1,12 @@
-"""Staged rows at rest: lines of COPY text in one file per task, and a footer that says which line goes where."""
+"""Staged rows at rest: lines of COPY text in one file per task, and a footer that says which line goes where.
+
+Beside a part, and no part of its digest, lies what is known of tables that were not there: a part that is staged again
+must be the same although a child of the delivery has created them by then.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -12,6 +16,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Part
 
+_T = TypeVar("_T")
 _TAIL = 17
 """The footer's own length in bytes, as 16 digits and a line end."""
 
@@ -48,7 +53,6 @@ class Index(msgspec.Struct):
 
     groups: list[Group]
     runs: list[Run]
-    missing: list[Missing] = []
 
     def encode(self) -> bytes:
         """One line, and a line with its length."""
@@ -65,8 +69,32 @@ def read_index(delivery: Delivery, part: Part) -> Index:
         length = int(tail) if tail[:-1].isdigit() else 0
         file.seek(part.bytes - _TAIL - length)
         body = file.read(length)
+    return _decoded(body, Index, url)
+
+
+def write_missing(staging: str, part: Part, missing: list[Missing]) -> None:
+    """Keeps them beside the part, durable as the part is."""
+    file = storage.NewFile(_beside(staging, part))
+    file.write(msgspec.json.encode(missing))
+    file.finish()
+
+
+def read_missing(delivery: Delivery, part: Part) -> list[Missing]:
+    """The tables that were not there when the part was staged. Raises ``FatalError`` for what is no list of them."""
+    url = _beside(delivery.staging, part)
+    if storage.size(url) is None:
+        return []
+    with storage.open_read(url) as file:
+        return _decoded(file.read(), list[Missing], url)
+
+
+def _beside(staging: str, part: Part) -> str:
+    return storage.join(staging, f"{part.name}.missing")
+
+
+def _decoded(body: bytes, kind: type[_T], url: str) -> _T:
     try:
-        return msgspec.json.decode(body, type=Index)
+        return msgspec.json.decode(body, type=kind)
     except msgspec.DecodeError:
         fix = "was it changed by hand? remove it, and it is staged again"
-        raise FatalError(f"{url} has no footer", code="postgres.staging", place=url, fix=fix) from None
+        raise FatalError(f"{url} is not as it was staged", code="postgres.staging", place=url, fix=fix) from None

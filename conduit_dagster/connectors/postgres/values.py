@@ -1,12 +1,13 @@
-"""Values as COPY's text: a whole column of a block at a time."""
+"""Values as what COPY is given: a whole column of a block at a time."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date, datetime, time
 from decimal import Decimal
+from math import isfinite
 from typing import Any
 from uuid import UUID
 
@@ -15,9 +16,11 @@ import msgspec
 from conduit_dagster.connectors.postgres.catalog import Column
 from conduit_dagster.record import Nack
 
-NULL = "\\N"
-_SPECIAL = re.compile(r"[\\\t\n\r\0]")
-_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+Cell = str | int | float | bool | msgspec.Raw
+"""A text, or what the JSON encoder writes as the text that COPY reads: no float but a finite one."""
+NULL_MARK = b"\x1d"
+"""What stands for NULL until all values are bytes: JSON's text holds no such character."""
+_NULL = msgspec.Raw(NULL_MARK)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BOOLEANS = {True: "true", False: "false"}
 _encode_json = msgspec.json.Encoder().encode
@@ -31,8 +34,12 @@ class RecordError(Exception):
         self.nack = Nack(f"postgres.{code}", message)
 
 
-def column_texts(values: Sequence[Any], column: Column) -> Iterable[str]:
-    """The column's values as COPY reads them. Raises for a block with a value that the column can't take."""
+def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
+    """The column's values as COPY reads them. Raises for a block with a value that the column can't take.
+
+    A value's text depends neither on the values beside it nor, for a table that is made from them, on whether it is
+    there yet: a part that is staged again has the same bytes.
+    """
     kinds = set(map(type, values))
     if type(None) in kinds:
         return _with_nulls(values, column)
@@ -41,23 +48,25 @@ def column_texts(values: Sequence[Any], column: Column) -> Iterable[str]:
     return [_text(value, column) for value in values]
 
 
-def _with_nulls(values: Sequence[Any], column: Column) -> list[str]:
+def _with_nulls(values: Sequence[Any], column: Column) -> list[Cell]:
     if column.required:
         raise RecordError("not_null", f"the column {column.name} takes no null")
-    present = iter(column_texts([value for value in values if value is not None], column))
-    return [NULL if value is None else next(present) for value in values]
+    present = iter(column_cells([value for value in values if value is not None], column))
+    return [_NULL if value is None else next(present) for value in values]
 
 
-def _uniform(values: Sequence[Any], kind: type, column: Column) -> Iterable[str]:
+def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[Cell]:
     if kind is str:
-        return values if _SPECIAL.search("\x1f".join(values)) is None else map(escaped, values)
+        return values
     if kind is int and column.kind in ("integer", "number", "text"):
-        _check_bits(min(values), max(values), column)
-        return map(repr, values)
+        if column.bits:
+            _check_bits(min(values), max(values), column)
+        return values
     if kind is bool and column.kind in ("boolean", "text"):
-        return map(_BOOLEANS.__getitem__, values)
+        return values
     if kind is float and column.kind in ("number", "text"):
-        return map(repr, values)
+        # the sum is finite only where all are
+        return values if isfinite(sum(values)) else list(map(_number, values))
     return [_text(value, column) for value in values]
 
 
@@ -67,26 +76,15 @@ def _check_bits(least: int, most: int, column: Column) -> None:
         raise RecordError("out_of_range", f"{_short(worst)} does not fit the column {column.name} ({column.type})")
 
 
-def escaped(text: str) -> str:
-    """Text as one field of COPY. Raises for a NUL, which PostgreSQL can't hold."""
-    if _SPECIAL.search(text) is None:
-        return text
-    if "\0" in text:
-        raise RecordError("nul", "the text holds a NUL character, which PostgreSQL can't store")
-    for character, replacement in _ESCAPES.items():
-        text = text.replace(character, replacement)
-    return text
-
-
 def _text(value: Any, column: Column) -> str:
     if column.kind == "json":
-        return escaped(_json_text(value))
+        return _json_text(value)
     if column.kind == "array" and isinstance(value, list | tuple):
-        return escaped(_array(value))
+        return _array(value)
     render = _RENDER.get(type(value))
     if render is None:
         raise _misfit(value, column)
-    return escaped(render(value, column))
+    return render(value, column)
 
 
 def _misfit(value: Any, column: Column) -> RecordError:
@@ -105,9 +103,14 @@ def _integer(value: int, column: Column) -> str:
     return repr(value)
 
 
+def _number(value: float) -> str:
+    # JSON has no word for infinity
+    return _encode_json(value).decode() if isfinite(value) else repr(value)
+
+
 def _float(value: float, column: Column) -> str:
     if column.kind != "integer":
-        return repr(value)
+        return _number(value)
     if not value.is_integer():
         raise _misfit(value, column)
     return _integer(int(value), column)

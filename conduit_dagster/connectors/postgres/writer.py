@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from conduit_dagster.connectors.base import Part, Refusal, Writer, WriterTask
+from conduit_dagster.connectors.base import NewPart, Part, Refusal, Writer, WriterTask
 from conduit_dagster.connectors.formats import nack_of
-from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder, lines
+from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
 from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.rows import Group, Index, Run
+from conduit_dagster.connectors.postgres.rows import Group, Index, Run, write_missing
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.state import storage
 
 
 class CopyWriter(Writer):
@@ -25,26 +24,25 @@ class CopyWriter(Writer):
         table_of: TableName | Callable[[Record], TableName],
         encoder: Callable[[TableName], TableEncoder],
     ) -> None:
-        self._task = task
+        self._staging = task.staging
         self._table_of = table_of
         self._make = encoder
         self._encoders: dict[TableName, TableEncoder] = {}
-        self._name = f"{task.index:05d}-{task.token}.copy"
-        self._file: storage.NewFile | None = None
+        self._part = NewPart(task, "copy")
         self._groups: dict[Group, int] = {}
         self._runs: list[Run] = []
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Renders and appends; what can't be a row is refused. Raises where the database can't be asked."""
         refused: list[Refusal] = []
-        encoded: list[tuple[Encoded, bytes]] = []
+        encoded: list[Encoded] = []
         for table, places in self._by_table(records, refused):
             encoded += self._encode(table, records, places, refused)
         if len(encoded) == 1:
-            one, data = encoded[0]
-            self._append(one.group, len(one.rows), data)
+            one = encoded[0]
+            self._append(one.group, len(one.places), one.data)
         else:
-            self._interleave(len(records), [one for one, _ in encoded])
+            self._interleave(len(records), encoded)
         return sorted(refused, key=lambda refusal: refusal.place)
 
     def _by_table(self, records: list[Record], refused: list[Refusal]) -> list[tuple[TableName, Sequence[int]]]:
@@ -60,7 +58,7 @@ class CopyWriter(Writer):
 
     def _encode(
         self, table: TableName, records: list[Record], places: Sequence[int], refused: list[Refusal]
-    ) -> list[tuple[Encoded, bytes]]:
+    ) -> list[Encoded]:
         if table not in self._encoders:
             self._encoders[table] = self._make(table)
         encoder = self._encoders[table]
@@ -71,23 +69,23 @@ class CopyWriter(Writer):
             raise
         except Exception:  # noqa: BLE001  # one record's fault: find it
             places = [place for place in places if not _is_refused(encoder, records[place], place, refused)]
-            found = _encoded(encoder, [records[place] for place in places]) if places else []
+            found = encoder.encode([records[place] for place in places]) if places else []
         if isinstance(places, range):
             return found
-        return [(one._replace(places=[places[index] for index in one.places]), data) for one, data in found]
+        return [one._replace(places=[places[index] for index in one.places]) for one in found]
 
     def _interleave(self, count: int, encoded: list[Encoded]) -> None:
         """Back into the order of the records: a child of the delivery is a range of lines."""
-        placed: list[tuple[Group, str] | None] = [None] * count
+        placed: list[tuple[Group, bytes] | None] = [None] * count
         for one in encoded:
-            for place, row in zip(one.places, one.rows, strict=True):
-                placed[place] = (one.group, row)
+            for place, line in zip(one.places, one.lines(), strict=True):
+                placed[place] = (one.group, line)
         for group, run in groupby((line for line in placed if line is not None), lambda line: line[0]):
-            rows = [row for _, row in run]
-            self._append(group, len(rows), lines(rows))
+            lines = [line for _, line in run]
+            self._append(group, len(lines), b"".join(lines))
 
     def _append(self, group: Group, records: int, data: bytes) -> None:
-        self._open().write(data)
+        self._part.write(data)
         number = self._groups.setdefault(group, len(self._groups))
         run = Run(number, records, len(data))
         if self._runs and self._runs[-1].group == number:
@@ -95,44 +93,34 @@ class CopyWriter(Writer):
             run = Run(number, last.records + run.records, last.bytes + run.bytes)
         self._runs.append(run)
 
-    def _open(self) -> storage.NewFile:
-        if self._file is None:
-            storage.make_folder(self._task.staging)
-            self._file = storage.NewFile(storage.join(self._task.staging, self._name))
-        return self._file
-
     def finish(self) -> Part | None:
         """Durable from here on, but for the folder's entry, which the driver syncs before it prepares."""
-        if self._file is None:
+        if not self._runs:
             return None
+        self._part.write(Index(list(self._groups), self._runs).encode())
+        part = self._part.finish(sum(run.records for run in self._runs))
         missing = [found for encoder in self._encoders.values() if (found := encoder.missing())]
-        self._file.write(Index(list(self._groups), self._runs, missing).encode())
-        records = sum(run.records for run in self._runs)
-        return Part(self._name, records, self._file.bytes, self._file.finish())
+        if part and missing:
+            write_missing(self._staging, part, missing)
+        return part
 
     def abort(self) -> None:
         """Leaves a file that no ledger names; it goes with the staging folder."""
-        if self._file is not None:
-            self._file.abort()
+        self._part.abort()
 
 
-def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[tuple[Encoded, bytes]]:
+def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[Encoded]:
     try:
-        return _encoded(encoder, records)
+        return encoder.encode(records)
     except RecordError:
         if not encoder.renew():
             raise
-        return _encoded(encoder, records)
-
-
-def _encoded(encoder: TableEncoder, records: list[Record]) -> list[tuple[Encoded, bytes]]:
-    # to bytes at once: a lone surrogate shows here, where its record can still be refused
-    return [(one, one.data()) for one in encoder.encode(records)]
+        return encoder.encode(records)
 
 
 def _is_refused(encoder: TableEncoder, record: Record, place: int, refused: list[Refusal]) -> bool:
     try:
-        _encoded(encoder, [record])
+        encoder.encode([record])
     except ConduitError:
         raise
     except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack

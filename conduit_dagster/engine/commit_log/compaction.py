@@ -14,13 +14,14 @@ from typing import NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 import sqlalchemy as sa
 
-from conduit_dagster.engine.commit_log.layout import LogFolder, remove, shown
+from conduit_dagster.engine.commit_log.layout import LogFolder, shown
 from conduit_dagster.engine.commit_log.part_file import PartFile, Written
 from conduit_dagster.engine.commit_log.reader import read, verify
 from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
-from conduit_dagster.state.log_store import LogPart, LogStore, Offsets, offsets_of
+from conduit_dagster.state.log_store import LogPart, LogStore
+from conduit_dagster.state.offsets import ByConsumer, offsets_of
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class Compactor:
         reached("after-compact", self._folder.pipeline)
         return done
 
-    def _clean(self) -> tuple[list[list[LogPart]], Offsets]:
+    def _clean(self) -> tuple[list[list[LogPart]], ByConsumer]:
         """Removes files of closed segments that the manifest does not name, names those that it does; gives both."""
         found = {parts[0].segment: self._folder.names(parts[0].segment) for parts in self._run(self._closed)[0]}
         # read after the files were listed, and as the lease's owner: so what is still being written belongs to this
@@ -86,17 +87,17 @@ class Compactor:
                 if shown(name) in named:
                     self._folder.publish_name(segment, shown(name))
                 else:
-                    remove(storage.join(self._folder.segment(segment), name))
+                    storage.remove(storage.join(self._folder.segment(segment), name))
         return closed, offsets
 
-    def _closed(self, connection: sa.Connection) -> tuple[list[list[LogPart]], Offsets]:
+    def _closed(self, connection: sa.Connection) -> tuple[list[list[LogPart]], ByConsumer]:
         segments: dict[int, list[LogPart]] = {}
         for part in self._store.parts(connection, self._source):
             segments.setdefault(part.segment, []).append(part)
         offsets = offsets_of(connection, self._folder.pipeline, self._source)
         return list(segments.values())[:-1], offsets  # the last one is active
 
-    def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: Offsets) -> Compacted:
+    def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: ByConsumer) -> Compacted:
         before = sum(part.entries for part in old)
         retention = Retention(consumers, offsets)
         for batch in read(self._folder, old, columns=["namespace"]):
@@ -112,7 +113,7 @@ class Compactor:
         reached("after-compact-swap", self._folder.pipeline)
         self._folder.publish_name(new.segment, new.name)
         for part in old:
-            remove(storage.join(self._folder.segment(part.segment), part.name))
+            storage.remove(storage.join(self._folder.segment(part.segment), part.name))
             reached("mid-compact-remove", self._folder.pipeline)
         return Compacted(1, before - new.entries, sum(part.bytes for part in old) - new.bytes)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import repeat
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -48,6 +50,13 @@ SCHEMA: Final = pa.schema(
 )
 
 
+DECODED: Final = (
+    *("offset", "position", "metadata", "after", "after_kind", "key", "key_kind", "before", "before_kind", "operation"),
+    *("nack_node", "nack_code", "nack_message"),
+)
+"""The columns that :func:`decode_batch` looks at."""
+
+
 class Decoded(NamedTuple):
     """A block of entries as records."""
 
@@ -55,6 +64,8 @@ class Decoded(NamedTuple):
     offsets: list[int]
     nacks: dict[int, tuple[str, Nack]]
     """By place in the block; such a record is not good."""
+    complete: Callable[[int, Record], None]
+    """Fills in the key and position of the i-th record, where they were left out."""
 
 
 class Entry(NamedTuple):
@@ -160,21 +171,30 @@ def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, st
     return (None, None, None) if nack is None else (nack[0], nack[1].code, nack[1].message)
 
 
-def decode_batch(batch: Batch) -> Decoded:
-    """The records as they were logged; positions are text. Equal metadata is one shared dict."""
-    if not len(batch):
-        return Decoded([], [], {})
+def decode_batch(batch: Batch, keys: bool = True) -> Decoded:
+    """The records as they were logged; positions are text. Equal metadata is one shared dict.
+
+    Without ``keys`` every key is None and every position 0, until they are asked for one by one.
+    """
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    complete = partial(_complete, columns)
+    if not len(batch):
+        return Decoded([], [], {}, complete)
     parts = (
-        columns["position"].to_numpy(zero_copy_only=False).tolist(),
+        columns["position"].to_numpy(zero_copy_only=False).tolist() if keys else repeat(0),
         decode_metadata(columns["metadata"]),
         decode_payload(columns["after"], columns["after_kind"]),
-        decode_payload(columns["key"], columns["key_kind"]),
+        decode_payload(columns["key"], columns["key_kind"]) if keys else repeat(None),
         decode_payload(columns["before"], columns["before_kind"]),
         decode_repeated(columns["operation"]),
     )
     records = list(map(Record, *parts))
-    return Decoded(records, columns["offset"].to_numpy().tolist(), _decode_nacks(columns))
+    return Decoded(records, columns["offset"].to_numpy().tolist(), _decode_nacks(columns), complete)
+
+
+def _complete(columns: Mapping[str, Column], place: int, record: Record) -> None:
+    (record.key,) = decode_payload(columns["key"].slice(place, 1), columns["key_kind"].slice(place, 1))
+    record.position = columns["position"][place].as_py()
 
 
 def _decode_nacks(columns: Mapping[str, Column]) -> dict[int, tuple[str, Nack]]:

@@ -6,12 +6,9 @@ A file that the manifest does not name yet begins with ``_``: Spark and its like
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import fsspec
 
 from conduit_dagster.state import storage
+from conduit_dagster.state.storage import remove
 
 _HIDDEN = "_"
 
@@ -68,39 +65,8 @@ class LogFolder:
         if storage.size(new) == length:  # a copy that was made, whose original was not removed
             remove(old)
         else:
-            _rename(old, new)
+            storage.rename(old, new)
 
     def names(self, segment: int) -> list[str]:
         """The files in a segment's folder, as they are called now."""
-        folder = self.segment(segment)
-        path = storage.local_path(folder)
-        if path is not None:
-            return sorted(p.name for p in path.iterdir() if p.is_file()) if path.is_dir() else []
-        fs, name = _remote(folder)
-        fs.invalidate_cache(name)
-        found = fs.ls(name, detail=True) if fs.exists(name) else []
-        return sorted(e["name"].rsplit("/", 1)[-1] for e in found if e["type"] == "file")
-
-
-def remove(url: str) -> None:
-    """Removes a file; nothing happens where there is none."""
-    path = storage.local_path(url)
-    if path is not None:
-        path.unlink(missing_ok=True)
-        return
-    fs, name = _remote(url)
-    if fs.exists(name):
-        fs.rm_file(name)
-
-
-def _rename(old: str, new: str) -> None:
-    path = storage.local_path(old)
-    if path is not None:
-        path.rename(Path(storage.local_path(new) or new))
-        return
-    fs, name = _remote(old)
-    fs.mv(name, _remote(new)[1])
-
-
-def _remote(url: str) -> tuple[Any, str]:
-    return fsspec.core.url_to_fs(url)
+        return storage.files(self.segment(segment))

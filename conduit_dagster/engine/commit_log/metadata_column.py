@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain, pairwise, repeat
+from operator import is_
 from typing import Any, Final
 
 import numpy as np
@@ -19,17 +20,21 @@ class SharedMetadata:
     """The metadata of a block: each distinct object once, and which of them each record has."""
 
     def __init__(self, metadata: list[Metadata]) -> None:
+        self._count = len(metadata)
+        self._index: Column | None = None
+        if all(map(is_, metadata, repeat(metadata[0]))) or _all_alike(metadata):
+            self.distinct = metadata[:1]
+            return
         ids = list(map(id, metadata))
-        if len(set(ids)) == 1 or _all_alike(metadata):
-            self.distinct, index = metadata[:1], np.zeros(len(ids), np.int64)
-        else:
-            self.distinct = list(dict(zip(ids, metadata, strict=True)).values())
+        self.distinct = list(dict(zip(ids, metadata, strict=True)).values())
+        if len(self.distinct) < len(ids):
             places = {id(one): place for place, one in enumerate(self.distinct)}
-            index = np.fromiter(map(places.__getitem__, ids), np.int64, len(ids))
-        self._index = None if len(self.distinct) == len(ids) else pa.array(index)
+            self._index = pa.array(np.fromiter(map(places.__getitem__, ids), np.int64, len(ids)))
 
     def array(self) -> Column:
         """The map column."""
+        if len(self.distinct) == 1:
+            return _repeated(self.distinct[0], self._count)
         keys = list(chain.from_iterable(self.distinct))
         items = list(chain.from_iterable(map(dict.values, self.distinct)))
         ends = np.cumsum([0, *map(len, self.distinct)], dtype=np.int32)
@@ -39,12 +44,24 @@ class SharedMetadata:
     def strings(self, value: Callable[[Metadata], str]) -> Column:
         """A column of what ``value`` finds in each record's metadata."""
         found = list(map(value, self.distinct))
-        if self._index is None:
-            return _encoded(found)
         if len(found) == 1:
-            return encode_constant(found[0], len(self._index))
+            return encode_constant(found[0], self._count)
         distinct = _encoded(found)
+        if self._index is None:
+            return distinct
         return pa.DictionaryArray.from_arrays(distinct.indices.take(self._index), distinct.dictionary)
+
+
+def _repeated(metadata: Metadata, count: int) -> Column:
+    """The same map in every row, at a fifth of what ``take`` costs."""
+    ends = np.arange(count + 1, dtype=np.int32) * np.int32(len(metadata))
+    keys, items = (_tiled(list(strings), count) for strings in (metadata, metadata.values()))
+    return pa.MapArray.from_arrays(pa.array(ends), keys, items)
+
+
+def _tiled(strings: list[str], count: int) -> Column:
+    one = _encoded(strings)
+    return pa.DictionaryArray.from_arrays(pa.array(np.tile(one.indices.to_numpy(), count)), one.dictionary)
 
 
 def _all_alike(metadata: list[Metadata]) -> bool:

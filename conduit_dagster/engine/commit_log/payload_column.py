@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,15 +20,34 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 def encode_payload(values: list[Data]) -> tuple[Column, Column]:
     """Bytes and kinds. Raises what msgspec raises for a document that JSON cannot hold."""
-    types = set(map(type, values))
-    kind = _KINDS.get(types.pop()) if len(types) == 1 else None
-    if kind is None:
-        return _encode_mixed(values)
-    if kind == "null":
-        data = pa.nulls(len(values), pa.binary())
-    else:
-        data = pa.array(values if kind == "raw" else list(map(_encode, values)), pa.binary())
-    return data, encode_constant(kind, len(values))
+    kind = _KINDS.get(type(values[0]))
+    data = _ENCODERS[kind](values) if kind is not None else None
+    return _encode_mixed(values) if data is None or kind is None else (data, encode_constant(kind, len(values)))
+
+
+def _encode_nulls(values: list[Data]) -> Column | None:
+    return pa.nulls(len(values), pa.binary()) if values.count(None) == len(values) else None
+
+
+def _encode_raw(values: list[Data]) -> Column | None:
+    try:
+        data = pa.array(values, pa.binary())
+    except pa.ArrowTypeError:
+        return None
+    return None if data.null_count else data
+
+
+def _encode_documents(values: list[Data]) -> Column | None:
+    # msgspec would take raw data as well, and write its base64
+    return pa.array(list(map(_encode, values)), pa.binary()) if set(map(type, values)) == {dict} else None
+
+
+# each gives None for values of more than the one kind
+_ENCODERS: Final[dict[Kind, Callable[[list[Data]], Column | None]]] = {
+    "null": _encode_nulls,
+    "raw": _encode_raw,
+    "document": _encode_documents,
+}
 
 
 def _encode_mixed(values: list[Data]) -> tuple[Column, Column]:

@@ -11,10 +11,7 @@ from typing import Any
 import numpy as np
 
 from conduit_dagster.engine.commit_log.entries import Batch
-from conduit_dagster.state.offsets import EVERYTHING
-
-_EXACT = 256
-"""The offsets table cuts a namespace off here, so a longer one may share its row with another."""
+from conduit_dagster.state.offsets import EVERYTHING, LONGEST
 
 
 def anything_handled(consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> bool:
@@ -36,7 +33,7 @@ def handled_upto(namespace: str, consumers: Iterable[str], offsets: Mapping[str,
 
 
 def _handled(namespace: str, offsets: Mapping[str, int]) -> int:
-    known = namespace if namespace in offsets and len(namespace) < _EXACT else EVERYTHING
+    known = namespace if namespace in offsets and len(namespace) < LONGEST else EVERYTHING
     return offsets.get(known, -1)
 
 

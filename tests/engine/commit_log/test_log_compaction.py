@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
+from kills import at, crashing
 
 from conduit_dagster.engine.commit_log.compaction import Compacted, Compactor
 from conduit_dagster.engine.commit_log.entries import decode_batch
 from conduit_dagster.engine.commit_log.layout import hidden
 from conduit_dagster.engine.commit_log.reader import MissingPartError, read, read_current
 from conduit_dagster.engine.commit_log.retention import handled_upto
-from conduit_dagster.recovery import kill_points
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.transactions import Transactions
@@ -28,31 +27,8 @@ POINTS = [
     "mid-compact-remove",
     "after-compact",
 ]
-
-
-class Killed(BaseException):
-    """As the process would end: nobody catches it, nothing is cleaned."""
-
-
-@pytest.fixture
-def at_point(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Calls something the n-th time that a point is passed."""
-
-    def arm(point: str, action: Callable[[], None], times: int = 1) -> None:
-        left = [times]
-
-        def hook(passed: str, _: str) -> None:
-            left[0] -= passed == point
-            if passed == point and left[0] == 0:
-                action()
-
-        monkeypatch.setattr(kill_points, "hook", hook)
-
-    yield arm
-
-
-def kill() -> None:
-    raise Killed
+KILLS = [(point, n) for point in POINTS for n in ((1,) if point in (POINTS[0], POINTS[-1]) else (1, 2, 3))]
+"""Points and passages: a compaction begins and ends once, and three of the segments below have something to remove."""
 
 
 def reference_log(log: LogLab, files: int = 3) -> None:
@@ -157,26 +133,21 @@ def test_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, start:
     assert local_log.offsets(start)[0] == (start if start >= 14 else 14)
 
 
-@pytest.mark.parametrize("times", [1, 2, 3])
-@pytest.mark.parametrize("point", POINTS)
-def test_killed_at_any_point(log: LogLab, at_point: Callable[..., None], point: str, times: int) -> None:
+@pytest.mark.parametrize(("point", "times"), KILLS)
+def test_killed_at_any_point(log: LogLab, point: str, times: int) -> None:
     """CASES C17: every entry that is needed is readable, nothing twice, and the next one finishes and cleans."""
     reference_log(log)
     log.append(OLD, size=0)
     log.append(["A"], size=0)
     log.move("c0", A=12, B=33, C=51)
-    log.move("c1", all=40)
-    at_point(point, kill, times)
-    try:
+    log.move("c1", all=43)
+    with crashing(point, times):
         log.compact("c0", "c1")
-    except Killed:
-        pass
-    handled = {"A": 12, "B": 33, "C": 40}
+    handled = {"A": 12, "B": 33, "C": 43}
     wanted = surviving([*OLD, *ACTIVE, *OLD, "A"], [0, 17, 34, 51], lambda offset, name: offset <= handled[name])
     offsets = log.offsets()
     assert offsets == sorted(set(offsets))
     assert set(wanted) <= set(offsets)
-    at_point("none", kill)
     log.compact("c0", "c1")
     assert log.offsets() == wanted
     for segment in (0, 17, 34, 51):
@@ -203,7 +174,7 @@ def test_files_that_have_no_name_yet_get_it(log: LogLab) -> None:
     assert log.offsets(0, 17) == list(range(17))
 
 
-def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab, at_point: Callable[..., None]) -> None:
+def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab) -> None:
     """Those that follow the manifest; the others learn it from ``log.missing``."""
     reference_log(log)
     log.move("c0", all=33)
@@ -220,37 +191,30 @@ def test_a_reader_goes_on_when_its_files_are_taken_away(log: LogLab, at_point: C
         list(read(log.folder, held))
 
 
-def test_two_at_once_is_one(log: LogLab, at_point: Callable[..., None]) -> None:
+def test_two_at_once_is_one(log: LogLab) -> None:
     reference_log(log)
     log.move("c0", all=33)
-
-    def other() -> None:
-        at_point("none", kill)
-        log.compact("c0")
-
-    at_point("after-compact-write", other)
-    assert log.compact("c0") == Compacted()
+    with at("after-compact-write", lambda: log.compact("c0")):
+        assert log.compact("c0") == Compacted()
     assert log.offsets() == [14, 15, 16, *range(17, 34)]
     log.compact("c0")
     assert files(log) == [log.parts()[0].name]
 
 
-def test_a_frozen_owner_changes_nothing_when_it_thaws(log: LogLab, at_point: Callable[..., None]) -> None:
+def test_a_frozen_owner_changes_nothing_when_it_thaws(log: LogLab) -> None:
     """Its file may have been cleaned away by the new owner: the manifest must not name it."""
     reference_log(log)
     log.move("c0", all=33)
     lease = acquire(log.database, PIPELINE, 60)
 
     def taken_over() -> None:
-        at_point("none", kill)
         lease.release()
         newer = acquire(log.database, PIPELINE, 60)
         # a consumer that has acknowledged nothing: the new owner cleans, and compacts nothing
         Compactor(log.folder, log.store, Transactions(log.database, newer).run).compact(["c0", "c1"])
         newer.release()
 
-    at_point("after-compact-write", taken_over)
-    with pytest.raises(LeaseLost):
+    with at("after-compact-write", taken_over), pytest.raises(LeaseLost):
         Compactor(log.folder, log.store, Transactions(log.database, lease).run).compact(["c0"])
     assert log.offsets() == list(range(34))
 
@@ -270,7 +234,12 @@ def test_damage_is_not_made_permanent(local_log: LogLab) -> None:
 
 
 def test_logs_of_other_sources_are_left_alone(log: LogLab) -> None:
-    reference_log(log)
-    log.move("c0", all=33)
-    log.compact("c0")
-    assert log.look(lambda c: log.store.parts(c, SOURCE + "2")) == []
+    """Of which one's name begins with the other's, and whose offsets say that all of it is handled too."""
+    other = LogLab(log.base, log.database, SOURCE + "2")
+    for one in (log, other):
+        reference_log(one)
+        one.move("c0", all=33)
+    before = other.parts(), files(other), other.read()
+    assert log.compact("c0").entries == 14
+    assert (other.parts(), files(other), other.read()) == before
+    assert other.compact("c0").entries == 14

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 from commit_log_lab import LogLab, surviving
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-
-from conduit_dagster.recovery import kill_points
+from kills import Crash, hooked
 
 CONSUMERS = ("c0", "c1")
 POINTS = ("mid-compact-write", "after-compact-write", "after-compact-swap", "mid-compact-remove")
-
-
-class Killed(BaseException):
-    """As the process would end."""
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -81,20 +78,15 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(point=st.sampled_from(POINTS), times=st.integers(1, 3))
     def compact_killed(self, point: str, times: int) -> None:
-        left = [times]
+        passed = Counter[str]()
 
-        def hook(passed: str, _: str) -> None:
-            left[0] -= passed == point
-            if passed == point and left[0] == 0:
-                raise Killed
+        def hook(name: str, _: str) -> None:
+            passed[name] += 1
+            if passed[point] == times:
+                raise Crash
 
-        before, kill_points.hook = kill_points.hook, hook
-        try:
+        with hooked(hook), suppress(Crash):
             self.log.compact(*CONSUMERS)
-        except Killed:
-            pass
-        finally:
-            kill_points.hook = before
         gone = self.there - self._kept()
         self.there -= gone
         self.maybe |= gone

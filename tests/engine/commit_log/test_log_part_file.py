@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +10,7 @@ import fsspec
 import pyarrow.parquet as pq
 import pytest
 from commit_log_lab import SOURCE, LogLab
+from small_disk import no_file_beyond
 
 from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
 from conduit_dagster.engine.commit_log.layout import hidden
@@ -77,19 +75,9 @@ def test_abort_removes_it(log: LogLab) -> None:
     assert log.folder.names(0) == []
 
 
-@contextmanager
-def _no_file_beyond(size: int) -> Iterator[None]:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_full_disk_is_an_os_error_and_leaves_nothing(local_log: LogLab) -> None:
     file = PartFile(local_log.folder.segment(0), 0, "token")
-    with _no_file_beyond(2000):
+    with no_file_beyond(2000):
         file.write(encode_block(SOURCE, 0, records(*map(str, range(5000))), None, 0, {}))
         with pytest.raises(OSError, match="File too large"):
             file.finish()

@@ -8,7 +8,7 @@ import pytest
 from commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster.engine.commit_log.entries import decode_entries, encode_block
-from conduit_dagster.engine.commit_log.layout import LogFolder, hidden, remove
+from conduit_dagster.engine.commit_log.layout import LogFolder, hidden
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.commit_log.reader import MissingPartError, read, verify
 from conduit_dagster.record import Record
@@ -113,7 +113,7 @@ def test_every_bit_of_a_file_is_checked(local_log: LogLab) -> None:
 def test_a_missing_file_is_named(log: LogLab) -> None:
     log.append(["a"])
     (part,) = log.append(["b", "b"])
-    remove(storage.join(log.folder.segment(0), part.name))
+    storage.remove(storage.join(log.folder.segment(0), part.name))
     for attempt in (log.read, lambda: list(read(log.folder, log.parts()))):
         with pytest.raises(MissingPartError) as caught:
             attempt()

@@ -11,10 +11,9 @@ from typing import Any
 import psycopg
 from delta_rows import column
 from engine.frozen.owners import Owners
+from parts_stream import read_folder
 from psycopg import sql
 from support import DECODE, destination, processor, queue, source
-
-from conduit_dagster.connectors.file.read_back import read_folder
 
 KINDS = ("file", "folder", "delta", "postgres")
 STARTING = ("after-lease", "after-fence", "after-register", "after-reack")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from engine.frozen.frozen_cases import Case, FrozenProject, cases, flaw
 
 from conduit_dagster.engine.report import RunResult
 
-HERE = Path(__file__).parent
+VICTIM = Path(__file__).with_name("frozen_victim.py")
 _LEASE = 0.5
 _AT_ONCE = 3
 
@@ -45,12 +43,10 @@ class Ending:
 class Victim:
     """The process that is stopped."""
 
-    def __init__(self, file: Path, url: str, env: dict[str, str]) -> None:
+    def __init__(self, file: Path, server: Any) -> None:
         self._file = file
-        command = [sys.executable, str(HERE / "frozen_victim.py"), str(file), url]
-        env = {**env, "PYTHONPATH": str(HERE.parents[1])}
         with file.with_suffix(".log").open("wb") as log:
-            self._process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+            self._process = server.start(VICTIM, file, server.url, stdout=log, stderr=log)
 
     def wait_stopped(self) -> list[str]:
         """Until it has stopped itself; the pipelines that stand at their points."""
@@ -84,7 +80,7 @@ def play(kind: str, strategy: str, folder: Path, spark: Any, server: Any, databa
         project.set_up()
     file = folder / "cases.json"
     file.write_text(json.dumps([_told(project) for project in projects]))
-    victim = Victim(file, server.url, server.env)
+    victim = Victim(file, server)
     try:
         reached = victim.wait_stopped()
         taken = _all(projects, lambda project: project.take(project.case.name, _LEASE))

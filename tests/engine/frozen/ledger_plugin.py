@@ -14,7 +14,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from conduit_dagster.connectors.base import AlreadyClaimed, ConnectorSettings, Destination, Rejected
+from conduit_dagster.connectors.base import AlreadyClaimed, ConnectorSettings, Rejected, StagedDestination
 from conduit_dagster.connectors.staged import RecordWriter, staged_records
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
@@ -29,17 +29,14 @@ class LedgerSettings(ConnectorSettings):
     path: str
 
 
-class Ledger(Destination):
+class Ledger(StagedDestination):
     """One transaction puts the hash and the rows, or neither."""
 
     name = "ledger"
     Settings = LedgerSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
-
-    @property
-    def changes_records(self):
-        return False
+    changes_records = False
 
     def check(self):
         with closing(self._open()) as connection:

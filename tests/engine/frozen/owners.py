@@ -9,7 +9,6 @@ from support import Lab
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
-from conduit_dagster.state.database import open_database
 
 SILENT = 3600.0
 """Lease seconds of an owner that is to be frozen: it shows no heartbeat while a test looks, and so is silent for any
@@ -26,11 +25,8 @@ class Owners(Lab):
         bound = catalogue.get(pipeline)
         assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
         options = RunOptions(catalogue.project.staging_url, drain=True, lease_seconds=lease)
-        database = open_database(catalogue.project.state_url)
-        try:
+        with self.store() as database:
             return run_pipeline(bound, self._spark, database, options, StopFlag())
-        finally:
-            database.dispose()
 
     def ledger(self, name: str = "out") -> list[int]:
         """The numbers of the rows that a ledger holds, in the order in which they came."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 from support import DECODE, Lab, destination, queue, source
 
-HERE = Path(__file__).parent
+RACING = Path(__file__).with_name("racing_run.py")
 ROWS = [{"i": i} for i in range(20)]
 
 pytestmark = [pytest.mark.slow]
@@ -22,10 +21,8 @@ class Racer:
     """One of the two."""
 
     def __init__(self, root: Path, server: Any) -> None:
-        env = {**server.env, "PYTHONPATH": str(HERE.parents[1])}
-        command = [sys.executable, str(HERE / "racing_run.py"), str(root), server.url]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, env=env, text=True, **pipes)
+        self.process = server.start(RACING, root, server.url, text=True, **pipes)
 
     def tell(self) -> None:
         """A line for it."""

@@ -11,9 +11,8 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from parts_stream import read_folder
 from psycopg import sql
-
-from conduit_dagster.connectors.file.read_back import read_folder
 
 Row = dict[str, Any]
 _COLUMNS = "n bigserial PRIMARY KEY, i bigint, m text"

@@ -5,11 +5,8 @@ from __future__ import annotations
 import gc
 import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +16,11 @@ from engine.matrix.kill_evidence import Crash, crash, ending
 from engine.matrix.kill_runs import Runs
 from engine.matrix.kill_scenarios import write_sources
 from engine.matrix.kill_verdicts import Verdict
+from kills import hooked
 from pyspark.sql import SparkSession
 from support import Lab
 
-from conduit_dagster.recovery import kill_points
-
-TESTS = Path(__file__).parents[2]
+VICTIM = Path(__file__).with_name("kill_victim.py")
 TIMEOUT = 400
 
 
@@ -98,14 +94,15 @@ class Round:
         root = self._lab.root
         cases, report, log = root / f"cases{turn}.json", root / f"report{turn}.json", root / f"victim{turn}.log"
         cases.write_text(json.dumps(wanted))
-        victim = Path(__file__).with_name("kill_victim.py")
-        command = [sys.executable, "-X", "faulthandler", str(victim), str(root), self._world.connect.url]
-        env = {**self._world.connect.env, "PYTHONPATH": str(TESTS)}
+        connect = self._world.connect
         with log.open("wb") as output:
-            run = subprocess.run(
-                [*command, str(cases), str(report)], env=env, stdout=output, stderr=output, timeout=TIMEOUT, check=False
-            )
-        assert run.returncode == -signal.SIGKILL, f"{run.returncode}: {log.read_text()[-3000:]}"
+            victim = connect.start(VICTIM, root, connect.url, cases, report, stdout=output, stderr=output)
+        try:
+            code = victim.wait(TIMEOUT)
+        finally:
+            victim.kill()
+            victim.wait()
+        assert code == -signal.SIGKILL, f"{code}: {log.read_text()[-3000:]}"
         return json.loads(report.read_text())
 
     # -- to the end ---------------------------------------------------------------------------------------------
@@ -132,15 +129,6 @@ class Round:
         def count(point: str, pipeline: str) -> None:
             counts[pipeline][point] += 1
 
-        with _hooked(count), Runs(self._lab.root, self._world.spark) as runs:
+        with hooked(count), Runs(self._lab.root, self._world.spark) as runs:
             runs.all(counts)
         return counts
-
-
-@contextmanager
-def _hooked(hook: Callable[[str, str], None]) -> Any:
-    before, kill_points.hook = kill_points.hook, hook
-    try:
-        yield
-    finally:
-        kill_points.hook = before

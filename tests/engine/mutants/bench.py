@@ -16,26 +16,17 @@ from engine.frozen import ledger_plugin
 from engine.frozen.owners import SILENT, Owners
 from engine.mutants import counter_plugin
 from engine.mutants.counter_plugin import counter
-from engine.mutants.verdicts import Broken
+from engine.mutants.verdicts import Broken, sound
+from kills import Crash, crash, hooked
 from support import processor, queue
+from waiting import wait_until
 
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.recovery import kill_points
-from conduit_dagster.state.database import open_database
 from conduit_dagster.state.pipeline_state import PipelineState, load
 
 _PATIENCE = 60.0
 Passage = tuple[str, int]
 """A point, and at which passage of it."""
-
-
-class Crash(BaseException):
-    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
-
-
-def crash() -> None:
-    """What happens at a point where a run ends."""
-    raise Crash
 
 
 class Frozen:
@@ -47,12 +38,12 @@ class Frozen:
         self._pool = ThreadPoolExecutor(1, "frozen")
         self._future: Future[RunResult] = self._pool.submit(bench.take, "p", SILENT)
         self._future.add_done_callback(lambda _: self._inside.set())
-        assert self._inside.wait(_PATIENCE)
+        assert self._inside.wait(_PATIENCE), f"it did not reach {point} in time"
         assert not self._future.done(), f"never reached {point}"
 
     def _stand(self) -> None:
         self._inside.set()
-        assert self._go_on.wait(_PATIENCE)
+        assert self._go_on.wait(_PATIENCE), "nobody let it go on"
 
     def thaw(self) -> RunResult:
         """Lets it go on, and waits for its end. A second time changes nothing."""
@@ -71,21 +62,19 @@ class Acts:
     def __init__(self, acts: dict[Passage, Callable[[], Any]]) -> None:
         self._acts = acts
         self._passed: Counter[str] = Counter()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
 
     def passed(self, point: str) -> None:
         """A passage, on any thread."""
-        with self._changed:
+        with self._lock:
             self._passed[point] += 1
             number = self._passed[point]
-            self._changed.notify_all()
         if act := self._acts.get((point, number)):
             act()
 
     def wait_for(self, point: str, passage: int) -> None:
         """Until another thread got there."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: self._passed[point] >= passage, _PATIENCE)
+        wait_until(lambda: self._passed[point] >= passage, f"{point} is passed {passage} times", _PATIENCE)
 
 
 class Bench(Owners):
@@ -137,8 +126,7 @@ class Bench(Owners):
     def acting(self, acts: dict[Passage, Callable[[], Any]]) -> Iterator[Acts]:
         """What happens at the passages of points of the runs inside, but not of the frozen one."""
         self.acts = Acts(acts)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kill_points, "hook", self._hook)
+        with hooked(self._hook):
             yield self.acts
         self.acts = Acts({})
 
@@ -146,6 +134,13 @@ class Bench(Owners):
         """A run that stands still; inside of :meth:`acting`."""
         self._frozen = Frozen(self, point, passage)
         return self._frozen
+
+    def overtaken(self, point: str) -> None:
+        """An owner freezes at the point, another one runs, soundly, to the end; then the old one goes on."""
+        with self.acting({}):
+            old = self.freeze(point)
+            sound(self.take())
+            old.thaw()
 
     def release(self) -> None:
         """Ends a frozen run that a scenario which broke has left."""
@@ -183,12 +178,8 @@ class Bench(Owners):
 
     def state(self) -> PipelineState:
         """What the store says."""
-        database = open_database(self.catalogue().project.state_url)
-        try:
-            with database.connect() as connection:
-                return load(connection, "p")
-        finally:
-            database.dispose()
+        with self.store() as database, database.connect() as connection:
+            return load(connection, "p")
 
     @property
     def stored(self) -> list[int]:

@@ -10,8 +10,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from engine.mutants.bench import Crash
 from engine.mutants.verdicts import Watch, require
+from kills import Crash
 
 _STEPS = "SELECT step, state, plan FROM conduit_steps WHERE pipeline = 'p' ORDER BY step"
 

@@ -26,10 +26,7 @@ def half_written(bench: Bench) -> None:
 def half_written_by_a_zombie(bench: Bench) -> None:
     """The old owner stands in the middle of one ordered file, and goes on when the new one has written two steps."""
     bench.build(destination(), **{"batch-size": 2})
-    with bench.acting({}):
-        old = bench.freeze("mid-publish")
-        sound(bench.take())
-        old.thaw()
+    bench.overtaken("mid-publish")
     hold(bench.numbers(), [1, 2, 3, 4])
     sound(bench.take())
 
@@ -42,10 +39,7 @@ def test_without_positioned_writes(caught: Caught, scenario: Scenario, breaks: s
 def late_write(bench: Bench) -> None:
     """At-most-once: the old owner stands in the middle of step 1, and the new one goes on with step 2."""
     bench.build(destination(), strategy="at-most-once", **{"batch-size": 2})
-    with bench.acting({}):
-        old = bench.freeze("mid-publish")
-        sound(bench.take())
-        old.thaw()
+    bench.overtaken("mid-publish")
     hold(bench.numbers(), [1, 2, 3, 4])
     sound(bench.take())
 

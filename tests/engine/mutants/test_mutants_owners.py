@@ -15,10 +15,7 @@ TWO_STEPS = {"batch-size": 2}
 def done_twice(bench: Bench) -> None:
     """The old owner is about to say that step 1 is done, when step 2 is."""
     bench.build(destination(), **TWO_STEPS)
-    with bench.acting({}):
-        old = bench.freeze("before-done")
-        sound(bench.take())
-        old.thaw()
+    bench.overtaken("before-done")
     sound(bench.take())
     hold(bench.numbers(), [1, 2, 3, 4])
 
@@ -30,10 +27,7 @@ def test_without_epoch(caught: Caught) -> None:
 def acked_late(bench: Bench) -> None:
     """The old owner is about to ack step 1, when step 2 is acked."""
     bench.build(ledger(), **TWO_STEPS)
-    with bench.acting({}):
-        old = bench.freeze("after-done")
-        sound(bench.take())
-        old.thaw()
+    bench.overtaken("after-done")
     require(bench.acked == bench.stored and bench.acked[1] == 4, f"acked backwards: {bench.acked}")
 
 

@@ -65,10 +65,7 @@ def test_without_transaction_id_in_delta(caught: Caught) -> None:
 def frozen_in_a_transaction(bench: Bench, out: dict[str, Any], read: Read) -> None:
     """The old owner stands in the middle of its transaction; nothing waits for it."""
     bench.build(out)
-    with bench.acting({}):
-        old = bench.freeze("mid-publish")
-        sound(bench.take())
-        old.thaw()
+    bench.overtaken("mid-publish")
     hold(read(), [1, 2, 3, 4])
 
 

@@ -1,4 +1,4 @@
-"""A folder that the ``file`` destination wrote, read back as the one ordered stream that it is."""
+"""A folder that the ``file`` destination wrote, read as the one ordered stream that it is."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""What a connector is told: its settings, and where it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from conduit_dagster.expressions import Clock
+from conduit_dagster.state import storage
+
+Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
+
+
+class ConnectorSettings(BaseModel):
+    """Base of a connector's settings. Values arrive as strings, as in Conduit's files."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+
+    open_keys: ClassVar[tuple[str, ...]] = ()
+    """Patterns (``fnmatch``) of keys beyond the fields, such as ``format.options.*``."""
+
+
+@dataclass(frozen=True)
+class ConnectorContext:
+    """What the engine tells a connector about where it stands."""
+
+    pipeline: str
+    connector: str
+    root: str
+    """The project root; relative paths in settings start there."""
+    clock: Clock
+    strategy: Strategy = "at-least-once"
+
+    @property
+    def full_id(self) -> str:
+        """The id as Conduit writes it into metadata: ``pipeline:connector``."""
+        return f"{self.pipeline}:{self.connector}"
+
+    def resolve(self, path: str) -> str:
+        """``path`` made absolute against the project root; a URL stays as it is."""
+        return path if "://" in path else str(Path(self.root, path))
+
+    def folder_in(self, parent: str) -> str:
+        """The URL of this connector's own folder below ``parent``, whatever the pipeline and it are called."""
+        return storage.join(parent, storage.safe_name(self.pipeline), storage.safe_name(self.connector))

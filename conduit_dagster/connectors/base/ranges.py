@@ -1,0 +1,61 @@
+"""What a source gives: positions, ranges cut into splits, and blocks of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.record import Nack, Record
+
+Position = Any
+"""A JSON value: the boundary *after* a record, so that a source resumes exactly there (DELIVERY.md, Units)."""
+
+
+class Limit(NamedTuple):
+    """How much one step may read from one source."""
+
+    records: int
+    bytes: int
+
+
+class Split(msgspec.Struct):
+    """A part of a source's range that one task reads."""
+
+    start: Position
+    ordinal: int
+    """How many records of the step's range of this source lie before it."""
+    records: int | None = None
+    """How many records it holds, where that is known."""
+    bytes: int = 0
+    """Its weight, for spreading splits over tasks."""
+    detail: dict[str, Any] = {}
+    """Whatever else ``read`` needs; a JSON object."""
+
+
+class Block(NamedTuple):
+    """A few thousand records in source order, with what the engine may ask about the i-th of them."""
+
+    records: list[Record]
+    boundary: Callable[[int], Position]
+    """The position right after record i."""
+    complete: Callable[[int, Record], None] | None = None
+    """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
+    nacks: Mapping[int, tuple[str, Nack]] = {}
+    """Records that were nacked before they were logged: by which node, and why."""
+
+    @staticmethod
+    def of(records: list[Record]) -> Block:
+        """A block whose boundaries are its records' own positions."""
+        positions = [record.position for record in records]
+        return Block(records, positions.__getitem__)
+
+
+class ReadOptions(NamedTuple):
+    """What the plan lets a source leave out."""
+
+    keys: bool = True
+    """False where nothing in the plan looks at keys and positions."""
+    block_records: int = 3_000
+    block_bytes: int = 65_536

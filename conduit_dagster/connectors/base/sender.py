@@ -1,0 +1,52 @@
+"""What a direct destination sends with, and what it answers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.turn import Turn
+
+
+class Receipt(NamedTuple):
+    """What became of a record that a sender was given."""
+
+    place: int
+    """As it was numbered in ``send``."""
+    nack: Nack | None = None
+    upto: bool = False
+    """An ack that means this record and every one before it."""
+
+
+@dataclass(frozen=True)
+class SenderTask:
+    """What a sender is told before its first record."""
+
+    hash: str
+    """The delivery hash: the same for every attempt."""
+    consumer: str
+    step: int
+    turn: Turn = field(default_factory=Turn)
+    """Names of single records: ``turn.key_of(record)``."""
+
+
+class Sender(ABC):
+    """Sends staged records to where they go. Runs in a task; one instance sees one delivery, or the rest of one."""
+
+    @abstractmethod
+    def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
+        """Takes records in order; the i-th is numbered ``first + i``. None acks all of them.
+
+        Receipts may come in any order, and later, from :meth:`finish`: what has none is not acked. Raising
+        ``OSError`` or a ``ConduitError`` is an outage; anything else is a bulk error that names no record.
+        """
+
+    def finish(self) -> Iterable[Receipt]:
+        """Waits for what is outstanding. Called after the last record, and once in every flush interval before."""
+        return ()
+
+    def close(self) -> None:  # noqa: B027  # most hold nothing open
+        """Called at the end, whatever happened."""

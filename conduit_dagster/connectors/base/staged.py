@@ -1,0 +1,24 @@
+"""Destinations that the driver publishes to."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from conduit_dagster.connectors.base.delivery import Delivery, Target
+from conduit_dagster.connectors.base.destination import Destination
+
+
+class StagedDestination(Destination):
+    """Tasks stage with a writer of its own, the driver publishes each delivery all or nothing under its hash.
+
+    What ``publish`` raises decides what becomes of the delivery (DELIVERY.md, When publishing fails): a
+    ``ConduitError`` or an ``OSError`` is an outage, never a nack: the run stops and repeats the same delivery.
+    :class:`Rejected` names a record, which is nacked. Anything else is an unclassified bulk error: where the
+    destination is ``divisible`` the delivery is sent again as children.
+    """
+
+    placement = "staged"
+
+    @abstractmethod
+    def publish(self, delivery: Delivery) -> Target:
+        """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""

@@ -1,0 +1,48 @@
+"""Why a run stops at a delivery: what it says, and what to do (DELIVERY.md, When publishing fails)."""
+
+from __future__ import annotations
+
+from conduit_dagster.connectors.base import AlreadyClaimed, Rejected
+from conduit_dagster.engine.sending import Sent
+from conduit_dagster.recovery.classify import classified
+from conduit_dagster.recovery.errors import ConduitError, TransientError
+
+
+def is_outage(error: Exception) -> bool:
+    """Connection, timeout, resource, shutdown, or what says its own class (B8): it never becomes nacks."""
+    if isinstance(error, Rejected | AlreadyClaimed):
+        return False
+    return isinstance(error, OSError) or classified(error) is not None
+
+
+def refused_letter(sent: Sent, node: str) -> ConduitError | None:
+    """Why a dead-letter queue did not take a letter; None where it did."""
+    if sent.error is None and not sent.nacks:
+        return None
+    if sent.error is not None:
+        error = sent.error.as_error()
+    else:
+        error = TransientError(f"a dead letter was refused: {sent.nacks[0][2]}", code="dead_letters.refused")
+    error.node = error.node or node
+    return error
+
+
+def split_error(error: object, node: str) -> TransientError:
+    """Why the run stops after a bulk error."""
+    return TransientError(
+        f"the destination failed and named no record: {error}",
+        code="delivery.bulk_failed",
+        node=node,
+        fix="run again: its records are then sent one at a time, so that the one at fault is found",
+    )
+
+
+def lone_error(where: str, error: object, node: str) -> TransientError:
+    """Why the run stops at a record that fails alone and is not refused."""
+    return TransientError(
+        f"one record fails: {error}",
+        code="delivery.record_failed",
+        node=node,
+        place=where,
+        fix="mend the destination and run again; or skip the record with conduit-dagster offsets mark",
+    )

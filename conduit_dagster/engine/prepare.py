@@ -1,0 +1,89 @@
+"""Line 5 of the protocol: a staged step becomes a decision that never changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.moves import after_step
+from conduit_dagster.engine.namespaces import merged
+from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.resolve import Resolution
+from conduit_dagster.engine.shipment import as_delivery
+from conduit_dagster.engine.staging import Staged, Stager, as_rows
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import DeadLetter, Decision, Plan, StagedDelivery
+from conduit_dagster.state.store import PipelineStore
+
+
+class Preparer:
+    """Prepares the steps of one pipeline."""
+
+    def __init__(self, pipeline: CompiledPipeline, store: PipelineStore, state: PipelineState, stager: Stager) -> None:
+        self._pipeline, self._store, self._state, self._stager = pipeline, store, state, stager
+        self._names = Names(pipeline)
+        self._name = pipeline.program.pipeline
+
+    def prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
+        """Makes staging durable and records what is decided; nothing is published before it returns."""
+        decision = self._decision(plan, staged, resolution)
+        self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
+        moves = after_step(self._pipeline, plan, decision) if decision.once else None
+        reached("before-prepare", self._name)
+        self._store.prepare(plan, decision, _letters(plan, resolution.nacks), moves)
+        reached("after-prepare", self._name)
+        self._state.prepared(decision)
+        return decision
+
+    def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
+        return Decision(
+            as_rows(staged.tasks),
+            resolution.counts,
+            [self._delivery(plan, staged, name) for name in self._pipeline.consumers()],
+            resolution.window,
+            _added(ledger.filtered for ledger in staged.ledgers),
+            _added(ledger.nacked for ledger in staged.ledgers),
+            merged(ledger.namespaces for ledger in staged.ledgers),
+            self._pipeline.program.strategy == "at-most-once",
+        )
+
+    def _delivery(self, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:
+        parts = staged.parts(consumer)
+        kind = "dlq" if consumer == DEAD_LETTERS else "data"
+        target = self._target(consumer) if parts else {}
+        # a consumer that was added after the step was planned has its name computed here
+        name = plan.hashes.get(consumer) or self._names.of_step(plan.ranges)[consumer]
+        made = StagedDelivery(consumer, kind, name, staged.staging[consumer], parts, target)
+        if not parts or self._pipeline.program.strategy != "at-most-once":
+            return made
+        expected = self._pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))
+        return msgspec.structs.replace(made, expected=expected)
+
+    def _target(self, consumer: str) -> dict[str, Any]:
+        destination = self._pipeline.consumers()[consumer]
+        return blamed(f"{self._name}:{consumer}", destination.target, self._state.targets.get(consumer))
+
+
+def _letters(plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:
+    spans = {span.source: span for span in plan.ranges}
+    return [
+        DeadLetter(
+            row.source, spans[row.source].generation, row.position, spans[row.source].offset + row.ordinal,
+            row.node, row.code, row.message,
+        )
+        for row in nacks
+    ]  # fmt: skip
+
+
+def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for count in counts:
+        for name, number in count.items():
+            total[name] = total.get(name, 0) + number
+    return total

@@ -1,0 +1,149 @@
+"""``offsets mark`` (CASES.md, C5 to C8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from operating import after_bulk_error, append, build, code_of, error, events, fails_at_14, offsets, result, snapshot
+from scripted import Script, scripted
+from support import DECODE, Lab, destination
+
+pytestmark = pytest.mark.usefixtures("shared_session")
+
+
+def test_c06_c8_a_marked_record_is_not_sent_and_the_rest_is(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    facts = result(run("offsets", "mark", "p", "out", "14", "--json"))
+    assert (facts["did"], facts["offsets"], facts["next"]) == ("marked", [14], 15)
+    assert offsets(lab)["out"] == 14
+    assert lab.run().error is None
+    assert script.sent() == [[15]]
+    assert offsets(lab)["out"] == 15
+    (event,) = events(lab, "marked")
+    assert (event["consumer"], event["first"], event["last"]) == ("out", 14, 14)
+    assert event["by"] is not None
+
+
+def test_c06_c8_right_after_the_bulk_error_and_with_a_log_of_records(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery={"log": "records"})
+    assert result(run("offsets", "mark", "p", "out", "14", "--json"))["offsets"] == [9, 10, 11, 12, 13, 14]
+    assert lab.run().error is None
+    assert script.sent() == [[15]]
+
+
+def test_marking_the_last_record_finishes_the_step(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    facts = result(run("offsets", "mark", "p", "out", "15", "--json"))
+    assert (facts["delivery_done"], facts["step_done"], facts["next"]) == (True, True, None)
+    assert offsets(lab) == {"out": 15, "dead_letters": 15}
+    (row,) = [r for r in result(run("offsets", "list", "p", "--json"))["consumers"] if r["id"] == "out"]
+    assert (row["delivered"], row["open"]) == (14, None)  # 16 records, of which two were marked
+    append(lab, 16, 17)
+    assert lab.run().progress.read == 1
+    assert script.sent() == [[16]]
+
+
+def test_a_mark_beyond_the_step_or_before_it_is_refused(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    before = snapshot(lab)
+    beyond = error(run("offsets", "mark", "p", "out", "16", "--json"))
+    assert beyond["code"] == "offsets.beyond_step"
+    assert "9 to 15" in beyond["message"]
+    assert error(run("offsets", "mark", "p", "out", "3", "--json"))["code"] == "offsets.before_step"
+    assert snapshot(lab) == before
+
+
+def test_backwards_only_with_force_and_then_it_is_sent_again(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    refusal = error(run("offsets", "mark", "p", "out", "11", "--json"))
+    assert (refusal["code"], "--force" in refusal["fix"]) == ("offsets.backwards", True)
+    assert "12 to 13" in refusal["message"]
+    assert result(run("offsets", "mark", "p", "out", "11", "--force", "--json"))["offsets"] == [12, 13]
+    assert offsets(lab)["out"] == 11
+    script.says()
+    assert lab.run().error is None
+    assert script.sent() == [[12], [13], [14], [15]]
+
+
+def test_backwards_over_acks_that_a_job_made_durable(run, lab: Lab, script: Script) -> None:
+    """What lies in the staging folder of a delivery that was partly acked must not move it on again."""
+    build(lab, 16, delivery={"offset-flush-interval": "10ms"})
+    script.says(acks=[[12, "upto"]])
+    assert code_of(lab.run()) == "delivery.unacked"
+    script.sent()
+    assert result(run("offsets", "mark", "p", "out", "4", "--force", "--json"))["next"] == 5
+    script.says()
+    assert lab.run().error is None
+    assert script.sent() == [list(range(5, 16))]
+
+
+def test_going_back_over_records_that_were_skipped_is_refused(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    run("offsets", "mark", "p", "out", "14")
+    assert error(run("offsets", "mark", "p", "out", "11", "--force", "--json"))["code"] == "offsets.refused_before"
+
+
+def test_a_dry_run_of_a_mark_changes_nothing(run, lab: Lab, script: Script) -> None:
+    fails_at_14(lab, script)
+    before = snapshot(lab)
+    facts = result(run("offsets", "mark", "p", "out", "15", "--dry-run", "--json"))
+    assert (facts["dry_run"], facts["offsets"]) == (True, [14, 15])
+    assert "would be marked" in run("offsets", "mark", "p", "out", "15", "--dry-run").out
+    assert snapshot(lab) == before
+
+
+def test_a_mark_without_an_open_step_is_refused(run, lab: Lab, script: Script) -> None:
+    build(lab, 3)
+    assert lab.run().error is None
+    assert error(run("offsets", "mark", "p", "out", "1", "--json"))["code"] == "offsets.no_open_step"
+
+
+def test_a_mark_for_a_destination_that_is_done_is_refused(run, lab: Lab, script: Script) -> None:
+    build(lab, 4, scripted("a"), scripted("b"))
+    script.says("a", bulk=[2])
+    assert code_of(lab.run()) == "delivery.bulk_failed"
+    assert error(run("offsets", "mark", "p", "b", "1", "--json"))["code"] == "offsets.nothing_open"
+
+
+def test_records_of_an_earlier_source_are_not_skipped_unnamed(run, lab: Lab, script: Script) -> None:
+    for name in ("one", "two"):
+        lab.write(f"{name}.jsonl", [{"i": i} for i in range(3)])
+    sources = [
+        {"id": name, "type": "source", "plugin": "builtin:file", "settings": {"path": f"./{name}.jsonl"}}
+        for name in ("one", "two")
+    ]
+    lab.pipeline(connectors=[*sources, scripted()], processors=[DECODE])
+    script.says(bulk=[1])
+    assert code_of(lab.run()) == "delivery.bulk_failed"
+    assert error(run("offsets", "mark", "p", "out", "1", "--json"))["code"] == "usage.which_source"
+    refusal = error(run("offsets", "mark", "p", "out", "1", "--source", "two", "--json"))
+    assert refusal["code"] == "offsets.order"
+    assert "offsets mark p out 2 --source one" in refusal["fix"]
+    assert result(run("offsets", "mark", "p", "out", "2", "--source", "one", "--json"))["offsets"] == [0, 1, 2]
+    assert result(run("offsets", "mark", "p", "out", "1", "--source", "two", "--json"))["offsets"] == [0, 1]
+
+
+def test_a_file_takes_a_step_whole_and_dead_letters_are_not_skipped(run, lab: Lab, script: Script) -> None:
+    build(lab, 3, destination("file"), scripted())
+    script.says(bulk=[1])
+    lab.write("file.jsonl", [])
+    assert code_of(lab.run()) == "delivery.bulk_failed"
+    assert error(run("offsets", "mark", "p", "dead_letters", "1", "--json"))["code"] == "offsets.dead_letters"
+    assert error(run("offsets", "mark", "p", "file", "1", "--json"))["code"] == "offsets.nothing_open"
+
+
+def test_a_destination_that_takes_steps_whole_can_not_be_marked(run, lab: Lab, crashes: Any) -> None:
+    build(lab, 3, destination("file"))
+    crashes(lab, "before-publish")
+    refusal = error(run("offsets", "mark", "p", "file", "1", "--json"))
+    assert (refusal["code"], refusal["node"]) == ("offsets.not_divisible", "p:file")
+    assert error(run("offsets", "step", "p", "--json"))["code"] == "offsets.not_divisible"
+
+
+def test_what_the_destination_holds_already_is_delivered_not_marked(run, lab: Lab, crashes: Any) -> None:
+    build(lab, 3, destination("file"))
+    crashes(lab, "after-publish")
+    assert result(run("offsets", "mark", "p", "file", "1", "--json"))["did"] == "held"
+    assert lab.run().progress.read == 3
+    assert len(lab.lines("file.jsonl")) == 3

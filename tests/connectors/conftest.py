@@ -1,0 +1,23 @@
+"""A database for each module of tests of the postgres destination."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from postgres_lab import PostgresLab
+from postgres_server import PostgresServer
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: PostgresServer) -> str:
+    """Its URL."""
+    return postgres_server.create_database()
+
+
+@pytest.fixture
+def lab(database: str, tmp_path: Path) -> PostgresLab:
+    """It is empty at the beginning of each test."""
+    made = PostgresLab(database, tmp_path)
+    made.reset()
+    return made

@@ -1,0 +1,137 @@
+"""Tables and settings of the delta destination: new, maintained, altered and unsuitable tables; paths and columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from delta_deliveries import ids, make, numbers, refusals, stage
+from delta_rows import column, queried
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction, write_deltalake
+from deltalake import Schema as DeltaSchema
+from pydantic import ValidationError
+from waiting import at_once
+
+from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings
+from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+
+
+def test_tasks_that_race_for_a_new_table_make_one(tmp_path: Path) -> None:
+    """All go by the columns of the first."""
+    for attempt in range(10):
+        table = Table(str(tmp_path / f"t{attempt}"))
+
+        def create(number: int, table: Table = table) -> str:
+            return table.create(pa.schema([(f"c{number}", pa.int64())])).schema().to_json()
+
+        assert len(set(at_once(create, 4))) == 1
+        assert DeltaTable(table.uri).version() == 0
+
+
+def test_what_was_compacted_vacuumed_and_checkpointed_is_still_held(tmp_path: Path) -> None:
+    """Also when the log entry itself is gone."""
+    destination = make(tmp_path)
+    delivery, other = stage(destination, 1, [numbers(1), numbers(2)]), stage(destination, 2, [numbers(3)])
+    destination.publish(delivery)
+    table = DeltaTable(tmp_path / "table")
+    table.optimize.compact()
+    table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False, full=True)
+    DeltaTable(tmp_path / "table").create_checkpoint()
+    log = sorted((tmp_path / "table" / "_delta_log").glob("*.json"))
+    for entry in log[:-1]:
+        entry.unlink()
+    assert make(tmp_path).holds(delivery)
+    make(tmp_path).publish(delivery)
+    assert column(tmp_path / "table", "i") == [1, 2]
+    destination.publish(other)  # vacuum left the staging folder alone
+    assert column(tmp_path / "table", "i") == [1, 2, 3]
+
+
+def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
+    destination = make(tmp_path)
+    table = Table(str(tmp_path / "table")).create(pa.schema([("i", pa.int64())]))
+    for version in range(98):
+        properties = CommitProperties(app_transactions=[Transaction("x", version)])
+        table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
+        table = DeltaTable(tmp_path / "table")
+    destination.publish(stage(destination, 1, [numbers(1)]))
+    assert (tmp_path / "table" / "_delta_log" / "_last_checkpoint").is_file()
+    assert make(tmp_path).holds(stage(destination, 1, [numbers(1)], "again"))
+    destination.publish(stage(destination, 2, [numbers(2)]))
+    assert ids(tmp_path) == [1, 2]
+
+
+def test_columns_that_a_table_lacks_are_fatal_before_anything_is_read(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "table", pa.table({"i": ["text"]}))
+    with pytest.raises(FatalError) as raised:
+        make(tmp_path, columns="i:long").check()
+    assert raised.value.code == "delta.columns_differ"
+    assert "i:int64" in raised.value.message
+    make(tmp_path).check()
+    assert set(refusals(make(tmp_path), {"i": 1}, {"i": "x"})) == {0}
+
+
+@pytest.mark.parametrize("why", ["partitioned", "constraints", "features", "required"])
+def test_tables_that_it_cannot_append_to_are_named(tmp_path: Path, why: str) -> None:
+    path = tmp_path / "table"
+    kinds = pa.schema([("i", pa.int64()), ("n", pa.struct([pa.field("x", pa.int64(), nullable=why != "required")]))])
+    schema = DeltaSchema.from_arrow(kinds)
+    DeltaTable.create(path, schema, partition_by=["i"] if why == "partitioned" else None)
+    if why == "constraints":
+        DeltaTable(path).alter.add_constraint({"positive": "i > 0"})
+    if why == "features":
+        DeltaTable(path).alter.add_feature(TableFeatures.RowTracking, allow_protocol_versions_increase=True)
+    with pytest.raises(FatalError, match=why) as raised:
+        make(tmp_path).check()
+    assert raised.value.code == "delta.unsupported"
+
+
+def test_a_table_altered_under_a_prepared_step(tmp_path: Path) -> None:
+    """A new column is fine; one of another type is refused with its name, and nothing is in."""
+    destination = make(tmp_path)
+    first, second = stage(destination, 1, [numbers(1)]), stage(destination, 2, [numbers(2)])
+    write_deltalake(tmp_path / "table", pa.table({"i": [0], "new": ["x"]}), mode="append", schema_mode="merge")
+    destination.publish(first)
+    assert column(tmp_path / "table", "i") == [0, 1]
+    write_deltalake(tmp_path / "table", pa.table({"i": ["text"]}), mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(FatalError, match="the columns i of") as raised:
+        destination.publish(second)
+    assert raised.value.code == "delta.altered"
+    assert not destination.holds(second)
+
+
+def test_a_path_that_the_library_takes_for_another_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FatalError) as raised:
+        make(tmp_path, path="a%20b")
+    assert raised.value.code == "delta.path"
+
+
+@pytest.mark.parametrize("name", ["a b", "ü", "50%", "a#b?c"])
+def test_paths_of_any_name(tmp_path: Path, name: str) -> None:
+    destination = make(tmp_path, path=name)
+    destination.publish(stage(destination, 1, [numbers(1)]))
+    assert queried(tmp_path / name) == numbers(1)
+    assert make(tmp_path, path=f"file://{tmp_path}/{name}").address == destination.address
+
+
+def test_a_path_that_can_be_no_folder_is_said_before_anything_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/table"):
+        with pytest.raises(ConduitError) as raised:
+            make(tmp_path, path=path).check()
+        assert raised.value.code == "file.not_folder"
+
+
+def test_secrets_of_a_url_are_not_shown() -> None:
+    assert Table("s3://user:secret@bucket/a/table?token=secret").address == "s3://bucket/a/table"
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [("i", "name:type"), ("i:int", "unknown type int"), ("a:long,A:long", "twice"), ("a b:long", "can't be called")],
+)
+def test_columns_that_cannot_be(columns: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        DeltaDestinationSettings.model_validate({"path": "t", "columns": columns})

@@ -1,0 +1,168 @@
+"""Documents in a Delta table: what arrives as it is, and what is refused by name."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from delta_deliveries import make, numbers, records, refusals, rows, stage
+from delta_rows import queried
+from deltalake import DeltaTable
+from deltalake import Schema as DeltaSchema
+
+from conduit_dagster.connectors.base import WriterTask
+from conduit_dagster.record import Record
+
+
+def test_values_arrive_as_they_are(tmp_path: Path) -> None:
+    """Unicode, null, missing, nested, big and small numbers."""
+    documents = [
+        {"i": 2**63 - 1, "s": "ü\0😀\n", "f": 1, "b": True, "n": {"x": [1, None], "y": {"z": "a"}}, "l": [{"k": 1}]},
+        {"i": -(2**63), "s": "", "f": 0.1, "b": None, "n": {"x": []}, "l": [], "null": None},
+        {"i": None, "s": None, "n": None},
+        {"i": 0},
+    ]
+    destination = make(tmp_path)
+    destination.publish(stage(destination, 1, [documents]))
+    assert rows(tmp_path) == [
+        {**documents[0], "f": 1.0, "null": None},
+        {**documents[1], "n": {"x": [], "y": None}},
+        {"i": None, "s": None, "f": None, "b": None, "n": None, "l": None, "null": None},
+        {"i": 0, "s": None, "f": None, "b": None, "n": None, "l": None, "null": None},
+    ]
+
+
+def test_an_inferred_field_that_is_only_null_is_a_string(tmp_path: Path) -> None:
+    destination = make(tmp_path)
+    destination.publish(stage(destination, 1, [[{"a": None, "b": []}]]))
+    destination.publish(stage(destination, 2, [[{"a": "x", "b": ["y"]}]]))
+    assert rows(tmp_path) == [{"a": None, "b": []}, {"a": "x", "b": ["y"]}]
+
+
+def test_named_columns_of_every_type(tmp_path: Path) -> None:
+    columns = "l:long, i:integer, h:short, y:byte, d:double, f:float, s:string, b:boolean, day:date, t:timestamp, "
+    destination = make(tmp_path, columns=columns + "n:timestamp_ntz, m:decimal(10,2)")
+    document = {"l": 1, "i": 2, "h": 3, "y": 4, "d": 5.5, "f": 0.5, "s": "x", "b": False, "day": "2024-02-29"}
+    document |= {"t": "2024-01-02T03:04:05.000006+01:00", "n": "2024-01-02T03:04:05", "m": "12.34"}
+    destination.publish(stage(destination, 1, [[document, {"day": None}]]))
+    row = rows(tmp_path)[0]
+    assert row == document | {
+        "day": datetime.date(2024, 2, 29),
+        "t": datetime.datetime(2024, 1, 2, 2, 4, 5, 6, datetime.UTC),
+        "n": datetime.datetime(2024, 1, 2, 3, 4, 5),
+        "m": Decimal("12.34"),
+    }
+    assert DeltaTable(tmp_path / "table").count() == 2
+
+
+def test_what_does_not_fit_is_refused_by_name_and_the_rest_is_in(tmp_path: Path) -> None:
+    destination = make(tmp_path, columns="i:long, s:string, d:double, day:date, m:decimal(4,1)")
+    given = [
+        {"i": 1, "s": "x"},
+        {"i": 2**64},
+        {"i": 1.0},
+        {"i": "1"},
+        {"i": True},
+        {"s": 1},
+        {"s": {"a": 1}},
+        {"d": "1"},
+        {"day": "2024-02-30"},
+        {"m": "1.23"},
+        {"i": 2, "extra": 1},
+        {"i": 2, "extra": None},
+        {"i": 2, "a b": 1},
+        {"i": 3, "d": 2},
+        {"s": "\ud800"},
+        {},
+    ]
+    found = refusals(destination, *given)
+    assert {place: code for place, (code, _) in found.items()} == {
+        **dict.fromkeys(range(1, 10), "delta.does_not_fit"),
+        10: "delta.unknown_field",
+        11: "delta.unknown_field",
+        12: "delta.unknown_field",
+        14: "format.invalid",
+    }
+    assert "field i is 18446744073709551616" in found[1][1]
+    assert all(name in found[place][1] for place, name in ((5, "s"), (7, "d"), (8, "day"), (9, "m"), (10, "extra")))
+
+
+def test_a_refusal_does_not_depend_on_the_neighbours(tmp_path: Path) -> None:
+    """One by one and in blocks of any length: the same records are refused."""
+    documents: list[Any] = [{"i": n} if n % 7 else {"i": str(n)} for n in range(50)]
+    bad = {n for n in range(50) if n % 7 == 0}
+    destination = make(tmp_path, columns="i:long")
+    for size in (1, 3, 50):
+        writer = destination.writer(WriterTask(destination.staging("") + f"/{size}", 0, "r"))
+        refused = {
+            start + refusal.place
+            for start in range(0, 50, size)
+            for refusal in writer.write(records(*documents[start : start + size]))
+        }
+        part = writer.finish()
+        assert refused == bad
+        assert part is not None
+        assert part.records == 50 - len(bad)
+
+
+def test_nested_misfits_are_named_by_their_path(tmp_path: Path) -> None:
+    destination = make(tmp_path)
+    destination.publish(stage(destination, 1, [[{"n": {"x": 1, "l": [{"k": 1}]}}]]))
+    found = refusals(
+        destination, {"n": {"x": "1"}}, {"n": {"l": [{"k": 1}, {"k": 0.5}]}}, {"n": {"z": 1}}, {"n": 5}, {"n": {}}
+    )
+    assert {place: message.split(" is ")[0] for place, (_, message) in found.items()} == {
+        0: "the field n.x",
+        1: "the field n.l[1].k",
+        2: "no column for the field n.z",
+        3: "the field n",
+    }
+
+
+def test_only_created_and_snapshot_documents_are_appended(tmp_path: Path) -> None:
+    given = [Record(0, {}, {"i": 1}, operation=o) for o in ("create", "update", "delete", "snapshot")]
+    found = refusals(make(tmp_path), *given, Record(0, {}, b'{"i": 1}'), Record(0, {}, None))
+    assert {place: code for place, (code, _) in found.items()} == {
+        1: "delta.append_only",
+        2: "delta.append_only",
+        4: "delta.no_document",
+        5: "delta.no_document",
+    }
+    assert "json.decode" in found[4][1]
+
+
+def test_unknown_fields_can_be_ignored(tmp_path: Path) -> None:
+    destination = make(tmp_path, columns="i:long", unknown_fields="ignore")
+    assert set(refusals(destination, {"i": 1, "x": 1}, {"i": "1", "x": 1})) == {1}
+    destination.publish(stage(destination, 1, [[{"i": 1, "x": {"y": 1}}, {"y": 2}]]))
+    assert rows(tmp_path) == [{"i": 1}, {"i": None}]
+
+
+def test_required_columns_of_a_table(tmp_path: Path) -> None:
+    item = pa.struct([pa.field("x", pa.int64(), nullable=False), ("y", pa.int64())])
+    fields = [pa.field("i", pa.int64(), nullable=False), pa.field("n", pa.list_(pa.field("element", item, False)))]
+    DeltaTable.create(tmp_path / "table", DeltaSchema.from_arrow(pa.schema(fields)))
+    destination = make(tmp_path)
+    found = refusals(destination, {"i": 1}, {"i": None}, {}, {"i": 1, "n": [{}]}, {"i": 1, "n": [None]})
+    assert {place: code for place, (code, _) in found.items()} == dict.fromkeys((1, 2, 3, 4), "delta.required")
+    assert "n[0].x" in found[3][1]
+    destination.publish(stage(destination, 1, [[{"i": 1, "n": [{"x": 2}]}, {"i": 2}]]))
+    assert rows(tmp_path) == [{"i": 1, "n": [{"x": 2, "y": None}]}, {"i": 2, "n": None}]
+
+
+def test_columns_that_json_cannot_fill_stay_null(tmp_path: Path) -> None:
+    kinds = pa.schema([("i", pa.int64()), ("raw", pa.binary()), ("m", pa.map_(pa.string(), pa.int64()))])
+    DeltaTable.create(tmp_path / "table", DeltaSchema.from_arrow(kinds))
+    destination = make(tmp_path)
+    assert set(refusals(destination, {"i": 1, "raw": "x"}, {"i": 1})) == {0}
+    destination.publish(stage(destination, 1, [numbers(1)]))
+    assert queried(tmp_path / "table") == [{"i": 1, "raw": None, "m": None}]
+
+
+def test_a_new_table_of_documents_without_fields_is_not_made(tmp_path: Path) -> None:
+    found = refusals(make(tmp_path), {}, {"empty": {}})
+    assert {code for code, _ in found.values()} == {"delta.no_columns"}
+    assert not DeltaTable.is_deltatable(str(tmp_path / "table"))

@@ -1,0 +1,56 @@
+"""Kinds of destinations: what a plugin derives from says who publishes."""
+
+from __future__ import annotations
+
+import pytest
+
+from conduit_dagster.connectors.base import Destination, DirectDestination, DriverDestination, StagedDestination
+from conduit_dagster.connectors.registry import destination_names, find_destination
+from conduit_dagster.engine.plugins import load_plugins
+
+TEXT = """
+from conduit_dagster.connectors.base import Destination
+from conduit_dagster.connectors.staged import RecordWriter
+
+
+class Shelf(Destination):
+    name = "shelf"
+
+    def writer(self, task):
+        return RecordWriter(task)
+
+    def publish(self, delivery):
+        return delivery.target
+"""
+
+
+def test_a_plugin_without_a_kind_is_refused_with_the_kinds_named() -> None:
+    """Else nothing would ever call its ``publish``."""
+    found = load_plugins({"shelf": TEXT})
+    assert found.destinations == {}
+    [error] = found.errors
+    for kind in (StagedDestination, DriverDestination, DirectDestination):
+        assert kind.__name__ in str(error)
+
+
+def test_with_a_kind_it_is_found() -> None:
+    """The same plugin, one word longer."""
+    found = load_plugins({"shelf": TEXT.replace("Destination", "StagedDestination")})
+    assert found.errors == []
+    assert found.destinations["shelf"].placement == "staged"
+
+
+def test_only_what_the_driver_publishes_to_has_publish() -> None:
+    """A destination that a sender feeds has nothing that is never called."""
+    assert not hasattr(Destination, "publish")
+    assert not hasattr(DirectDestination, "publish")
+    assert issubclass(DriverDestination, StagedDestination)
+
+
+@pytest.mark.parametrize("name", destination_names())
+def test_every_built_in_one_has_a_kind(name: str) -> None:
+    """Its placement is that of the class that the engine asks for."""
+    kind = find_destination(name, {})
+    assert kind is not None
+    assert issubclass(kind, StagedDestination) == (kind.placement != "direct")
+    assert issubclass(kind, DirectDestination) == (kind.placement == "direct")

@@ -1,0 +1,127 @@
+"""What the postgres destination stages: every value comes back, and the same records make the same bytes."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from postgres_lab import PostgresLab, change, child, create
+
+from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.postgres.copy_text import copy_lines
+from conduit_dagster.connectors.postgres.values import RecordError
+from conduit_dagster.record import Record
+from conduit_dagster.state import storage
+
+MARKS = [
+    "", " ", "null", "\\N", "\\.", "\\",
+    "\\\\", '"', '""', '\\"', '"\\', '\\\\"', ",", '","', "],[", "a\tb", "\n", "\r\n",
+    "\n\\", "\\n", "\\u0001", "\\\\u0001", "\\x01", '"\n"', "\t\"\t", "\x7f", "\u2028", "é😀",
+]  # fmt: skip
+"""Texts that mean something on the way through JSON to COPY's text."""
+FLOATS = [0.0, -0.0, 0.1, 1e16, 1e-7, 1.5e300, 5e-324, 123456789012345680.0, math.inf, -math.inf]
+
+
+def texts() -> list[str]:
+    """Marks, every character that COPY or JSON could escape, and both mixed."""
+    pick = random.Random(7)
+    alphabet = [*map(chr, range(1, 128)), *MARKS]
+    mixed = ["".join(pick.choices(alphabet, k=pick.randrange(12))) for _ in range(3_000)]
+    return [*MARKS, *map(chr, range(1, 256)), *mixed]
+
+
+def contents(delivery: Delivery) -> list[tuple[int, int, str]]:
+    """What the engine compares when a part is staged again."""
+    return [(part.records, part.bytes, part.sha256) for part in delivery.parts]
+
+
+def staged(delivery: Delivery) -> list[bytes]:
+    """The parts' bytes."""
+    return [b"".join(storage.chunks(storage.join(delivery.staging, part.name))) for part in delivery.parts]
+
+
+def test_every_text_comes_back(lab: PostgresLab) -> None:
+    """As a text, within a document, in an array and beside nulls; row by row or in one block."""
+    lab.execute("CREATE TABLE t (id int, s text, n text, j jsonb, a text[])")
+    wanted = texts()
+    records = [create(i, s=s, n=s if i % 3 else None, j={"s": s}, a=[s]) for i, s in enumerate(wanted)]
+    lab.deliver(lab.destination(), records)
+    assert lab.rows() == [(i, s, s if i % 3 else None, {"s": s}, [s]) for i, s in enumerate(wanted)]
+
+
+def test_every_number_comes_back(lab: PostgresLab) -> None:
+    lab.execute("CREATE TABLE t (id int, f float8, n numeric, i bigint)")
+    integers = [0, 1, -1, 2**63 - 1, -(2**63)] * 2
+    big = [2**64, 10**40, -(10**40), 2**63, 7] * 2
+    rows = list(zip(range(10), FLOATS, big, integers, strict=True))
+    lab.deliver(lab.destination(), [create(i, f=f, n=n, i=number) for i, f, n, number in rows])
+    found = lab.rows()
+    assert found == rows
+    assert math.copysign(1, found[1][1]) == -1
+    lab.deliver(lab.destination(), [create(10, f=math.nan, n=1), create(11, f=1.0, n=math.nan)])
+    assert [row[1:3] for row in lab.execute("SELECT id, f::text, n::text FROM t WHERE id > 9 ORDER BY id")] == [
+        ("NaN", "1"),
+        ("1", "NaN"),
+    ]
+
+
+def test_a_bad_character_refuses_its_record_alone(lab: PostgresLab) -> None:
+    """NUL and half a character, among texts that look like their escapes."""
+    lab.execute("CREATE TABLE t (id int, s text)")
+    wanted = ["\\u0000", "a\0", "\\\\u0000", "\0", '"\0"', "\ud800", "\\\0", "sound"]
+    lab.deliver(lab.destination(), [create(i, s=s) for i, s in enumerate(wanted)])
+    assert [refusal.place for refusal in lab.refused] == [1, 3, 4, 5, 6]
+    assert {refusal.nack.code for refusal in lab.refused if refusal.place != 5} == {"postgres.nul"}
+    assert lab.rows() == [(0, "\\u0000"), (2, "\\\\u0000"), (7, "sound")]
+
+
+def test_a_nul_is_told_from_its_escape() -> None:
+    assert copy_lines([["\\u0000"], [1]]) == b"\\\\u0000\t1\n"
+    with pytest.raises(RecordError):
+        copy_lines([["\\\0"]])
+
+
+def test_a_row_does_not_depend_on_those_beside_it(lab: PostgresLab) -> None:
+    """Else other blocks of the same records would make another digest."""
+    lab.execute("CREATE TABLE t (id int, s text, f float8, v text)")
+    values: list[Any] = [*FLOATS, 1, True, "x", None, {"a": [1e16, None]}, [1], 10**30]
+    records = [create(i, s=s, f=FLOATS[i % 10], v=values[i % len(values)]) for i, s in enumerate(texts()[:600])]
+    destination = lab.destination()
+    parts = [lab.stage(destination, records, block=block) for block in (1, 7, 1_000)]
+    assert lab.refused == []
+    assert contents(parts[0]) == contents(parts[1]) == contents(parts[2])
+
+
+NEW = [create(2, a=1e16, b=True), create(1, a=1, b=None, z={"k": [1e-7]}), create(3, a=-0.5, d=[1], s="x")]
+KEYED = [change("update", 2, z=1e16, a="x", m=None), change("delete", 3), change("create", 4, m=7)]
+
+
+@pytest.mark.parametrize(
+    ("records", "ids"),
+    [(NEW, [1, 2, 3]), (KEYED, [2, 4]), ([*NEW, *KEYED], [1, 2, 4])],
+    ids=["inserts", "by key", "both"],
+)
+def test_a_part_staged_again_is_the_same_though_a_child_made_its_table(
+    lab: PostgresLab, records: Sequence[Record], ids: list[int]
+) -> None:
+    """What was prepared must be found again, else the step could never be finished (DELIVERY.md, Start)."""
+    destination = lab.destination(create_table="auto", key="id")
+    first = lab.stage(destination, records[:2], records[2:])
+    destination.publish(child(first, 0))
+    assert lab.execute("SELECT id FROM t") == [(2,)]
+    again = lab.stage(destination, records[:2], records[2:])
+    assert contents(again) == contents(first) and staged(again) == staged(first)
+    for place in range(1, len(records)):
+        destination.publish(child(again, place))
+    assert lab.refused == []
+    assert [number for (number,) in lab.execute("SELECT id FROM t ORDER BY id")] == ids
+
+
+def test_a_missing_table_is_known_to_whoever_publishes(lab: PostgresLab) -> None:
+    """Another process, which has the staged files and nothing else; for two parts of which one saw less."""
+    delivery = lab.stage(lab.destination(create_table="auto"), [create(1)], [create(2, v=0.5)])
+    lab.destination(create_table="auto").publish(delivery)
+    assert lab.rows() == [(1, None), (2, 0.5)]

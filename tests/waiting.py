@@ -1,0 +1,45 @@
+"""Waiting for what another thread or process does, and starting several at the same moment."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+_POLL = 0.02
+
+
+def wait_until(
+    condition: Callable[[], object],
+    what: str,
+    seconds: float = 60,
+    *,
+    over: Callable[[], object] = lambda: False,
+    said: Callable[[], str] = lambda: "",
+) -> None:
+    """Asks until ``condition`` holds; else fails with ``what`` did not come true, and what ``said`` gives then.
+
+    ``over``: it can't come true any more, so that nobody waits for the end of a process that has ended already.
+    """
+    deadline = time.monotonic() + seconds
+    while not condition():
+        # asked once more when it is over: it may have come true right before
+        ended = over() and not condition()
+        assert not ended, f"it is over, and this never came true: {what}\n{said()}"
+        assert time.monotonic() < deadline, f"this did not come true within {seconds:g} seconds: {what}\n{said()}"
+        time.sleep(_POLL)
+
+
+def at_once(work: Callable[[int], T], count: int) -> list[T]:
+    """What ``work`` gives for each number, on threads that begin at the same moment; the first error is raised."""
+    barrier = threading.Barrier(count)
+
+    def one(number: int) -> T:
+        barrier.wait(30)
+        return work(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(one, range(count)))
