@@ -13,12 +13,15 @@ from assets.names import ACKS, asset_key
 from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.reporting import NO_FAILURE
 from conduit_dagster.recovery.errors import ConduitError
 
 NO_DEAD_LETTERS = "no_dead_letters"
 NACK_RATE = "nack_rate"
 ACK_LAG = "ack_lag"
 NO_OFFSET_GAP = "no_offset_gap"
+STATUS = "status"
 TOTAL = "dead_letters_all_runs"
 
 _CHECKS = {
@@ -28,6 +31,7 @@ _CHECKS = {
         "The nacks of this run are within the dead-letter queue's window-nack-threshold.",
     ),
     ACK_LAG: (ACKS, "Nothing waits at the sources, or something was acked lately."),
+    STATUS: (ACKS, "The pipeline has not failed: it neither waits for a restart nor is degraded."),
     NO_OFFSET_GAP: (ACKS, "Every step begins where the one before it ended: nothing was left out."),
 }
 
@@ -57,9 +61,11 @@ def check_key(pipeline: str, name: str) -> dg.AssetCheckKey:
 
 
 def verdicts(
-    bound: BoundPipeline, look: Look, seen: int, max_wait: float, error: ConduitError | None = None
+    bound: BoundPipeline, look: Look, seen: int, max_wait: float, result: RunResult | None = None
 ) -> Iterator[Verdict]:
-    """All checks for a look. ``seen``: the dead letters at the last one; ``error``: what ended the run."""
+    """All checks for a look. ``seen``: the dead letters at the last one; ``result``: how the run ended."""
+    error = None if result is None else result.error
+    yield _status(result)
     yield _no_dead_letters(look, seen)
     yield _nack_rate(look, bound.config.dead_letter_queue, error)
     yield _ack_lag(look, max_wait, error)
@@ -81,6 +87,20 @@ def as_result(pipeline: str, verdict: Verdict) -> dg.AssetCheckResult:
         passed=verdict.passed, asset_key=check_key(pipeline, verdict.name).asset_key, check_name=verdict.name,
         metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
     )  # fmt: skip
+
+
+def _status(result: RunResult | None) -> Verdict:
+    if result is None or result.error is None or result.error.code in NO_FAILURE:
+        status = "running" if result is None else result.status
+        return Verdict(STATUS, True, status, {"status": status})
+    error, restart = result.error, result.restart
+    facts: dict[str, Any] = {"status": result.status, "error_code": error.code, "error": error.message}
+    text = f"{result.status}: {error.message}"
+    if restart is not None:
+        facts |= {"attempt": restart.attempt, "next_restart_at": dg.MetadataValue.timestamp(restart.at_ns / 1e9)}
+        text = f"{text}; restart {restart.attempt} after {restart.delay:g} s"
+    severity = dg.AssetCheckSeverity.WARN if restart is not None else dg.AssetCheckSeverity.ERROR
+    return Verdict(STATUS, False, text, facts, severity)
 
 
 def _no_dead_letters(look: Look, seen: int) -> Verdict:

@@ -13,6 +13,8 @@ from assets.look import Look
 from assets.names import ACKS, asset_key
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.state.event_lines import said
+from conduit_dagster.state.history import Event
 
 _ROW_COUNT = "dagster/row_count"
 _LONGEST_TEXT = 200
@@ -76,7 +78,15 @@ def _acks(look: Look) -> Metadata:
         **_lags(look),
         "positions": _position({source: row["position"] for source, row in look.sources.items()}),
         "nacks_by_reason": _reasons(progress.nacked_by),
+        "history": _history(look.history),
     }
+
+
+def _history(events: list[Event]) -> dg.TableMetadataValue:
+    rows: list[dict[str, str | int | float]] = [
+        {"time": _time(event.at_ns), "event": said(event.event, event.detail)} for event in reversed(events)
+    ]
+    return _table({"time": "string", "event": "string"}, rows)
 
 
 def _lags(look: Look) -> Metadata:

@@ -13,7 +13,7 @@ from assets.checks import NO_DEAD_LETTERS, TOTAL, Verdict, as_evaluation, as_res
 from assets.events import materializations
 from assets.look import Look, Observer
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.engine.report import RunResult
 
 _LOOKED_BACK = 20
 log = structlog.get_logger("conduit.dagster")
@@ -58,15 +58,15 @@ class Journal:
             self._materialize(look)
         self._check(look)
 
-    def end(self, error: ConduitError | None) -> Iterator[dg.AssetCheckResult]:
+    def end(self, result: RunResult) -> Iterator[dg.AssetCheckResult]:
         """The last numbers, and the check results that Dagster asks every run for.
 
         A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         """
         look = self._observer.look()
-        if error is None or look.progress.steps != self._logged:
+        if result.error is None or look.progress.steps != self._logged:
             self._materialize(look)
-        for verdict in self._verdicts(look, error):
+        for verdict in self._verdicts(look, result):
             yield as_result(self._bound.id, verdict)
 
     def _materialize(self, look: Look) -> None:
@@ -82,8 +82,8 @@ class Journal:
                 self._context.log_event(event)
                 self._outcomes[verdict.name] = verdict.passed
 
-    def _verdicts(self, look: Look, error: ConduitError | None) -> Iterator[Verdict]:
-        return verdicts(self._bound, look, self._seen, self._max_wait, error)
+    def _verdicts(self, look: Look, result: RunResult | None) -> Iterator[Verdict]:
+        return verdicts(self._bound, look, self._seen, self._max_wait, result)
 
 
 def _dead_letters_seen(context: dg.AssetExecutionContext, pipeline: str) -> int:

@@ -14,6 +14,7 @@ from assets.offsets import offset_gaps
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Progress, StepReport
+from conduit_dagster.state.history import Event, events
 from conduit_dagster.state.overview import consumer_rows, newest_dead_letters, real_source_rows
 
 _NEWEST = 10
@@ -35,6 +36,8 @@ class Look:
     lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """How much waits at each source that can tell, and its unit."""
     gaps: list[str] = field(default_factory=list[str])
+    history: list[Event] = field(default_factory=list[Event])
+    """The newest events of the pipeline's life, the newest last."""
 
     @property
     def waiting(self) -> bool:
@@ -76,6 +79,7 @@ class Observer:
             newest_dead_letters(self._database, self._bound.id, _NEWEST),
             self._lag(sources),
             offset_gaps(self._database, self._bound.id),
+            events(self._database, self._bound.id, _NEWEST),
         )
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:

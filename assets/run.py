@@ -14,13 +14,17 @@ from assets.journal import Journal
 from assets.look import Observer
 from assets.names import job_name
 from assets.options import RunConfig
+from assets.restart import circumstances, restart_at
 from assets.stopping import Signals, Warden
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.keeper import Keeper
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.report import Restart, RunResult
+from conduit_dagster.engine.reporting import NO_FAILURE
+from conduit_dagster.engine.run_life import Circumstances
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
@@ -65,7 +69,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     return bound
 
 
-def failure(error: ConduitError, status: str) -> dg.Failure:
+def failure(error: ConduitError, status: str, restart: Restart | None = None) -> dg.Failure:
     """The error as Dagster keeps it, without Dagster's own retries: they know no classes of errors."""
     facts: dict[str, Any] = {
         "conduit/fatal": error.fatal,
@@ -75,6 +79,8 @@ def failure(error: ConduitError, status: str) -> dg.Failure:
         "conduit/place": error.place,
         "conduit/fix": error.fix,
         "conduit/status": status or None,
+        "conduit/attempt": None if restart is None else restart.attempt,
+        "conduit/next_restart_at": None if restart is None else dg.MetadataValue.timestamp(restart.at_ns / 1e9),
     }
     description = f"{error.message}\n{error.fix}" if error.fix else error.message
     metadata = {name: value for name, value in facts.items() if value is not None}
@@ -91,7 +97,7 @@ class _Run:
         database: sa.Engine,
     ) -> None:
         self._context, self._bound, self._database = context, bound, database
-        self._options = _options(project, _drains(context, config, bound))
+        self._options = _options(project, _drains(context, config, bound), circumstances(context, bound, project))
         self._end_after = config.seconds("end_after")
         self._observer = Observer(bound, database)
         self._journal = Journal(
@@ -104,15 +110,14 @@ class _Run:
             warden = Warden(self._context.instance, self._context.run.run_id, stop, signals, self._end_after)
             self._journal.begin()
             result = self._move(spark, stop, warden)
-            yield from self._journal.end(result.error)
+            yield from self._journal.end(result)
         self._conclude(result, warden.terminated)
 
     def _move(self, spark: SparkSession, stop: StopFlag, warden: Warden) -> RunResult:
         """The engine in a thread of its own, so that this one is free for signals and for Dagster."""
         with ThreadPoolExecutor(1, "pipeline") as pool:
-            running = pool.submit(
-                run_pipeline, self._bound, spark, self._database, self._options, stop, self._observer.observe
-            )
+            keeper = Keeper(self._bound, self._database, self._options, stop, self._observer.observe)
+            running = pool.submit(keeper.once, lambda: spark, restart_at(self._context.run))
             try:
                 self._attend(running, warden)
             finally:
@@ -131,8 +136,8 @@ class _Run:
             if result.error is not None:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
-        if result.error is not None:
-            raise failure(result.error, result.status) from None
+        if result.error is not None and result.error.code not in NO_FAILURE:
+            raise failure(result.error, result.status, result.restart) from None
 
 
 def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:
@@ -143,6 +148,13 @@ def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPi
     return not is_own or bound.config.trigger.kind != "continuous"
 
 
-def _options(project: Project, drain: bool) -> RunOptions:
+def _options(project: Project, drain: bool, about: Circumstances) -> RunOptions:
     settings = project.settings
-    return RunOptions(project.staging_url, drain, settings.state.lease, settings.spark.parallelism, log=project.log_url)
+    return RunOptions(
+        project.staging_url,
+        drain,
+        settings.state.lease,
+        settings.spark.parallelism,
+        log=project.log_url,
+        about=about,
+    )

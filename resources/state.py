@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.events import Retention, retain
 
 
 class StateResource(dg.ConfigurableResource[None]):
@@ -27,7 +28,10 @@ class StateResource(dg.ConfigurableResource[None]):
     def database(self) -> sa.Engine:
         """The store, opened when it is first asked for."""
         if self._database is None:
-            self._database = open_store(self.project.state_url, self.project.home)
+            project = self.project
+            self._database = open_store(project.state_url, project.home)
+            kept = project.settings.state.history
+            retain(self._database, Retention(kept.keep, kept.most))
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

@@ -1,1 +1,1 @@
-"""Recovery and lifecycle of pipelines. Nothing in ``assets`` depends on it: a run works without sensors."""
+"""Recovery and lifecycle: what Dagster's daemon does for the pipelines of a code location."""

@@ -7,17 +7,17 @@ import secrets
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from kills import crashing
 from postgres_server import PostgresServer, installations
-from support import Crash, Crashes, Lab
+from support import Crashes, Lab
+from waiting import wait_until
 
-from conduit_dagster.recovery import kill_points
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -45,24 +45,13 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def crashes(monkeypatch: pytest.MonkeyPatch) -> Crashes:
+def crashes() -> Crashes:
     """Runs a lab's pipeline until it crashes at the named point, or its n-th passage: ``after-plan:2``."""
 
     def run(lab: Lab, at: str) -> None:
-        wanted, _, times = at.partition(":")
-        left = int(times or 1)
-
-        def reached(name: str, pipeline: str) -> None:
-            nonlocal left
-            if name == wanted:
-                left -= 1
-                if not left:
-                    raise Crash
-
-        with monkeypatch.context() as patch:
-            patch.setattr(kill_points, "hook", reached)
-            with pytest.raises(Crash):
-                lab.run()
+        point, _, passage = at.partition(":")
+        with crashing(point, int(passage or 1)):
+            lab.run()
 
     return run
 
@@ -74,6 +63,12 @@ class ConnectServer:
     url: str
     env: dict[str, str]
 
+    def start(self, script: Path, *words: object, **more: Any) -> subprocess.Popen[Any]:
+        """A script of the tests as a process of its own, with these words behind it; ``more`` is for Popen."""
+        env = {**self.env, "PYTHONPATH": str(Path(__file__).parent)}
+        command = [sys.executable, "-X", "faulthandler", str(script), *map(str, words)]
+        return subprocess.Popen(command, env=env, **more)
+
 
 @pytest.fixture(scope="session")
 def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
@@ -84,7 +79,13 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
     with log.open("wb") as output:
         server = subprocess.Popen(_command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output)
     try:
-        _wait_until_listening(server, port, log)
+        wait_until(
+            lambda: _listens(port),
+            "the Spark Connect server takes connections",
+            120,
+            over=lambda: server.poll() is not None,
+            said=lambda: log.read_text()[-3000:],
+        )
         env = {**os.environ, "SPARK_CONNECT_AUTHENTICATE_TOKEN": token}
         # with 127.0.0.1 in it a token makes the client insist on TLS
         yield ConnectServer(f"sc://localhost:{port}", env)
@@ -123,12 +124,9 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _wait_until_listening(server: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.1)
-    pytest.fail(f"the Spark Connect server did not come up:\n{log.read_text()[-3000:]}")
+def _listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True

@@ -1,13 +1,23 @@
-"""Reading a Delta table, without ``to_pyarrow_table``: a process that called it may be aborted at its end."""
+"""Reading a Delta table as Delta's own reader gives it.
+
+Not by ``to_pyarrow_table``: a process that called it may be aborted at its end (deltalake 1.6, pyarrow 26).
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+
+
+def queried(table: Path) -> list[dict[str, Any]]:
+    """The rows, in any order."""
+    found = QueryBuilder().register("t", DeltaTable(str(table))).execute("select * from t").read_all()
+    return pa.table(found).to_pylist()
 
 
 def column(table: Path, name: str) -> list[int]:
     """The values of a column, sorted."""
-    rows = QueryBuilder().register("t", DeltaTable(str(table))).execute(f"select {name} as v from t").read_all()
-    return sorted(int(value) for value in rows.column("v").to_pylist())
+    return sorted(int(row[name]) for row in queried(table))

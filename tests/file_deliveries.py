@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import Crash, hooked
 
 from conduit_dagster.connectors.base import ConnectorContext, Delivery, Strategy, WriterTask
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
-from conduit_dagster.recovery import kill_points
 
 
 def make(root: Path, path: str = "out.jsonl", strategy: Strategy = "at-least-once", **settings: str) -> FileDestination:
@@ -53,20 +53,15 @@ def rows(path: Path) -> list[int]:
     return [json.loads(line)["i"] for line in path.read_text().splitlines() if line]
 
 
-class Killed(BaseException):
-    """What a test's hook raises in the place of a crash."""
-
-
 @contextmanager
 def killed_mid_publish() -> Iterator[None]:
     """The first publish inside dies in its middle."""
 
     def die(point: str, pipeline: str) -> None:
         assert (point, pipeline) == ("mid-publish", "p")
-        raise Killed
+        raise Crash
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(kill_points, "hook", die)
+    with pytest.raises(Crash), hooked(die):
         yield
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from kills import at
 from psycopg import sql
 
 from conduit_dagster.connectors.base import ConnectorContext, Delivery, Refusal, WriterTask
@@ -17,7 +18,6 @@ from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
-from conduit_dagster.recovery import kill_points
 
 
 class PostgresLab:
@@ -94,17 +94,6 @@ def change(operation: str, number: int, **fields: Any) -> Record:
     return Record(number, {}, after, {"id": number}, operation=operation)
 
 
-@contextmanager
-def at_half(action: Any) -> Iterator[None]:
+def at_half(action: Callable[[], object]) -> AbstractContextManager[None]:
     """``action()`` runs once, when half of a delivery's rows are sent."""
-    before, waiting = kill_points.hook, [action]
-
-    def hook(point: str, pipeline: str) -> None:
-        if point == "mid-publish" and waiting:
-            waiting.pop()()
-
-    kill_points.hook = hook
-    try:
-        yield
-    finally:
-        kill_points.hook = before
+    return at("mid-publish", action)

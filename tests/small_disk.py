@@ -1,8 +1,10 @@
-"""A file system with little room, for tests of what happens when it is full."""
+"""A file system with little room, and files that may not grow, for tests of what happens then."""
 
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +28,19 @@ def mounted(folder: Path, size: str, inodes: int = 1_000) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """No file of this process grows beyond so many bytes: a write that would is an error, EFBIG."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def fill(disk: Path, leave: int) -> Path:

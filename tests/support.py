@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from ruamel.yaml import YAML
 
@@ -17,6 +19,7 @@ from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.database import open_database
 
 Crashes = Callable[["Lab", str], None]
 """Runs the pipeline of a lab until it crashes at the named point; the fixture ``crashes``."""
@@ -52,6 +55,15 @@ class Lab:
         folder.mkdir(exist_ok=True)
         with (folder / f"{config['id'].replace(':', '_')}.yaml").open("w") as file:
             YAML().dump({"version": "2.2", "pipelines": [config]}, file)
+
+    @contextmanager
+    def store(self) -> Iterator[sa.Engine]:
+        """The state store, for a look from outside of a run; it is made where there is none."""
+        database = open_database(Project.find(self.root, self.env).state_url)
+        try:
+            yield database
+        finally:
+            database.dispose()
 
     def catalogue(self) -> Catalogue:
         """The project as a run sees it."""
@@ -91,10 +103,6 @@ class Lab:
     def letters(self, name: str = "dead.jsonl") -> list[tuple[str, str, Any]]:
         """Node id, reason and the failed payload of each dead letter; raw payloads as text."""
         return [_letter(row) for row in self.documents(name)]
-
-
-class Crash(BaseException):
-    """Ends a run as a kill would: nothing of the engine catches it. The process goes on."""
 
 
 def _letter(row: dict[str, Any]) -> tuple[str, str, Any]:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"conduit_dagster.definitions", "conduit_dagster.cli"},
     {"assets", "sensors", "resources"},
-    {"conduit_dagster.testing"},
+    {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},

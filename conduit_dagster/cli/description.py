@@ -12,6 +12,7 @@ from conduit_dagster.config.secrets import masked
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.state import overview
 from conduit_dagster.state.lease import is_dead
+from conduit_dagster.state.recoveries import NEVER, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ Facts = dict[str, Any]
 
 def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
     """A row per pipeline of the files, then those that only the store knows."""
-    known = {} if store is None else overview.pipeline_rows(store)
+    known = {} if store is None else _rows(store)
     rows = [_from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines]
     return rows + [_row(name, None, None, 0, row, store) for name, row in known.items()]
 
@@ -54,21 +55,39 @@ def _row(
     }
 
 
+def _rows(store: sa.Engine) -> dict[str, Facts]:
+    recoveries = recovery_rows(store)
+    return {
+        name: {**row, "recovery": recoveries.get(name, NEVER)} for name, row in overview.pipeline_rows(store).items()
+    }
+
+
+def _restart(row: Facts) -> Facts | None:
+    """The restart that a pipeline waits for, or is."""
+    state = row["recovery"]
+    if row["status"] != "recovering":
+        return None
+    due = state.restart_at_ns
+    at = datetime.fromtimestamp(due / 1e9, UTC).isoformat(timespec="milliseconds") if due else None
+    return {"attempt": state.past.attempt, "at": at, "cause": state.cause}
+
+
 def _status(row: Facts | None) -> Facts:
     if row is None:
-        return {"status": None, "reason": "", "owner_alive": None}
+        return {"status": None, "reason": "", "owner_alive": None, "restart": None}
     owner = row["owner"]
     return {
         "status": row["status"],
         "reason": row["reason"],
         "owner_alive": None if owner is None else not is_dead(owner),
+        "restart": _restart(row),
     }
 
 
 def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | None) -> Facts:
     """Everything about one pipeline. Settings are shown as written: what the environment put in stays out."""
     config, bound = parsed.config, catalogue.get(parsed.config.id)
-    row = None if store is None else overview.pipeline_rows(store).get(config.id)
+    row = None if store is None else _rows(store).get(config.id)
     line, _ = parsed.locate()
     return {
         "id": config.id,
@@ -94,6 +113,7 @@ def _status_facts(starts: str, row: Facts | None) -> Facts:
         "now": status["status"],
         "reason": status["reason"],
         "owner_alive": status["owner_alive"],
+        "restart": status["restart"],
         "since": None if row is None else when(row["updated_ns"]),
         "starts": starts,
     }

@@ -51,6 +51,9 @@ def _status_note(status: Facts) -> str:
         notes.append(f"last change {status['since']}")
     if status["owner_alive"] is False:
         notes.append("its process is gone; the next run goes on where it was")
+    if restart := status["restart"]:
+        due = f" is due at {restart['at']}" if restart["at"] else " is under way"
+        notes.append(f"restart {restart['attempt']}{due}")
     notes.append(f"its file says {status['starts']}")
     return f" ({'; '.join(notes)})"
 

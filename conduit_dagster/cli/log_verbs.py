@@ -10,11 +10,12 @@ import typer
 
 from conduit_dagster.cli.operate import (
     DryRun,
+    Facts,
     Files,
     Pipeline,
     Source,
     Subject,
-    desk_of,
+    operated,
     parsed_position,
     subject,
     words_of,
@@ -23,7 +24,10 @@ from conduit_dagster.cli.outcome import Outcome
 from conduit_dagster.cli.verb import AsJson, perform
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from rich.console import Console
+
+    from conduit_dagster.engine.operate.desk import Desk
 
 app = typer.Typer(no_args_is_help=True, help="The commit log.")
 First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="The first offset.")]
@@ -199,12 +203,16 @@ def _record(console: Console, entry: dict[str, Any]) -> str:
 def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.log_compaction import compact as apply
 
-    with desk_of(one) as (desk, database):
-        rows = apply(desk, database, source, dry_run)
-    gone = sum(row["entries"] for row in rows)
-    verb = "would go" if dry_run else "are gone"
-    summary = f"{one.id}: {_counted(gone)} of {sum(row['segments'] for row in rows)} segments {verb}"
-    return Outcome(summary, {"pipeline": one.id, "logs": rows, "dry_run": dry_run})
+    def work(desk: Desk, database: sa.Engine) -> Facts:
+        return {"pipeline": one.id, "logs": apply(desk, database, source, dry_run)}
+
+    return operated(one, work, _compacted, dry_run)
+
+
+def _compacted(facts: Facts) -> str:
+    gone, segments = (sum(row[name] for row in facts["logs"]) for name in ("entries", "segments"))
+    verb = "would go" if facts["dry_run"] else "are gone"
+    return f"{facts['pipeline']}: {_counted(gone)} of {segments} segments {verb}"
 
 
 def _export(
@@ -224,12 +232,17 @@ def _import(one: Subject, file: Path, source: str | None, position: str | None, 
 
     at = None if position is None else parsed_position(position, "--position")
     if dry_run and one.store is None:
-        facts = preview(one.sound(), file, source)
-    else:
-        with desk_of(one, fresh=True) as (desk, _):
-            facts = import_log(desk, file, source, at, dry_run)
-    verb = "would be" if dry_run else "are"
-    end = "" if dry_run else "; conduit-dagster run delivers them"
+        facts = {"pipeline": one.id, **preview(one.sound(), file, source), "dry_run": dry_run}
+        return Outcome(_imported(facts), facts)
+
+    def work(desk: Desk, _: object) -> Facts:
+        return {"pipeline": one.id, **import_log(desk, file, source, at, dry_run)}
+
+    return operated(one, work, _imported, dry_run, fresh=True)
+
+
+def _imported(facts: Facts) -> str:
+    verb = "would be" if facts["dry_run"] else "are"
+    end = "" if facts["dry_run"] else "; conduit-dagster run delivers them"
     many = f"{_counted(facts['entries'])} ({facts['first']} to {facts['last']})"
-    summary = f"{one.id}: {many} {verb} in the log of {facts['source']}{end}"
-    return Outcome(summary, {"pipeline": one.id, **facts, "dry_run": dry_run})
+    return f"{facts['pipeline']}: {many} {verb} in the log of {facts['source']}{end}"

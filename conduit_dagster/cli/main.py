@@ -13,7 +13,19 @@ from typing import Annotated
 
 import typer
 
-from conduit_dagster.cli import doctor, init, log_verbs, offsets, pipelines, plugins, positions, run, validate
+from conduit_dagster.cli import (
+    doctor,
+    init,
+    log_verbs,
+    metrics,
+    offsets,
+    pipelines,
+    plugins,
+    positions,
+    run,
+    spark,
+    validate,
+)
 from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
 from conduit_dagster.cli.verb import INTERRUPTED, broken_pipe
 
@@ -32,10 +44,12 @@ app.command("validate")(validate.validate)
 app.command("lint")(validate.lint)
 app.command("doctor")(doctor.doctor)
 app.command("init")(init.init)
+app.command("metrics")(metrics.metrics)
 app.add_typer(pipelines.app, name="pipelines")
 app.add_typer(log_verbs.app, name="log")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(positions.app, name="positions")
+app.add_typer(spark.app, name="spark")
 app.add_typer(plugins.connectors, name="connectors")
 app.add_typer(plugins.processors, name="processors")
 

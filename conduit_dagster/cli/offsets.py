@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Files, Pipeline, Source, desk_of, subject
+from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject
 from conduit_dagster.cli.outcome import Outcome
 from conduit_dagster.cli.verb import AsJson, perform
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from conduit_dagster.engine.operate.desk import Desk
 
 app = typer.Typer(no_args_is_help=True, help="Consumers' offsets.")
 Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The destination's id.")]
@@ -126,15 +128,16 @@ def _mark(
 ) -> Outcome:
     from conduit_dagster.engine.operate.mark import mark as apply
 
-    with desk_of(subject(pipeline, files)) as (desk, _):
-        facts = apply(desk, consumer, offset, source, force, dry_run)
-    return Outcome(_marked(facts, dry_run), {**facts, "dry_run": dry_run})
+    def work(desk: Desk, _: object) -> Facts:
+        return apply(desk, consumer, offset, source, force, dry_run)
+
+    return operated(subject(pipeline, files), work, _marked, dry_run)
 
 
-def _marked(facts: dict[str, Any], dry_run: bool) -> str:
+def _marked(facts: Facts) -> str:
     from conduit_dagster.cli.terminal import count
 
-    who, offsets = f"{facts['pipeline']}: {facts['consumer']}", facts["offsets"]
+    who, offsets, dry_run = f"{facts['pipeline']}: {facts['consumer']}", facts["offsets"], facts["dry_run"]
     if facts["did"] == "held":
         return f"{who} has all of the open step already; it is delivered"
     if not offsets:
@@ -155,12 +158,10 @@ def _after(facts: dict[str, Any]) -> str:
 def _step(pipeline: str, consumer: str | None, dry_run: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.operate.one_record import step as apply
 
-    with desk_of(subject(pipeline, files)) as (desk, _):
-        facts = apply(desk, consumer, dry_run)
-    return Outcome(_stepped(facts), {**facts, "dry_run": dry_run})
+    return operated(subject(pipeline, files), lambda desk, _: apply(desk, consumer, dry_run), _stepped, dry_run)
 
 
-def _stepped(facts: dict[str, Any]) -> str:
+def _stepped(facts: Facts) -> str:
     who = f"{facts['pipeline']}: {facts['consumer'] or 'the consumer'}"
     if facts["did"] == "held":
         return f"{who} has all of the open step already; it is delivered"

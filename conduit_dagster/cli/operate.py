@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.outcome import usage_error
+from conduit_dagster.cli.outcome import Outcome, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -131,11 +131,25 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engin
 
             return opened.enter_context(spark_session(project))
 
-        with owned(bound, database, one.options, spark, _who(), fresh) as desk:
+        with owned(bound, database, one.options, spark, who(), fresh) as desk:
             yield desk, database
 
 
-def _who() -> str:
+def operated(
+    one: Subject,
+    work: Callable[[Desk, sa.Engine], Facts],
+    told: Callable[[Facts], str],
+    dry_run: bool,
+    fresh: bool = False,
+) -> Outcome:
+    """What a verb that changes a stopped pipeline did at its desk (:func:`desk_of`), and its one line for people."""
+    with desk_of(one, fresh) as (desk, database):
+        facts = {**work(desk, database), "dry_run": dry_run}
+    return Outcome(told(facts), facts)
+
+
+def who() -> str:
+    """The user who types, for the history."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):

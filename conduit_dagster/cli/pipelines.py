@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from conduit_dagster.cli.history import history
+from conduit_dagster.cli.life import start, stop
 from conduit_dagster.cli.outcome import Outcome, usage_error
 from conduit_dagster.cli.verb import AsJson, Paths, perform
 
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.catalogue import Catalogue
 
 app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")
+app.command("start")(start)
+app.command("stop")(stop)
+app.command("history")(history)
 Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline's id.")]
 
 
@@ -62,7 +67,7 @@ def _show_list(console: Console, rows: list[dict[str, Any]]) -> None:
     cells = [
         (
             row["id"],
-            styled(row["status"] or "", row["status"] or "never ran"),
+            styled(row["status"] or "", _status(row)),
             row["starts"] or "",
             f"{row['records']:,}",
             row["findings"],
@@ -73,6 +78,13 @@ def _show_list(console: Console, rows: list[dict[str, Any]]) -> None:
     ]
     if cells:
         print_table(console, columns, cells)
+
+
+def _status(row: dict[str, Any]) -> str:
+    restart = row["restart"]
+    if restart is None:
+        return row["status"] or "never ran"
+    return f"recovering, restart {restart['attempt']}" + (f" at {restart['at']}" if restart["at"] else "")
 
 
 def _describe(pipeline: str, paths: list[str]) -> Outcome:

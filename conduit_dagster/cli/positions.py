@@ -6,13 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Files, Pipeline, desk_of, parsed_position, subject, subjects, words_of
+from conduit_dagster.cli.operate import (
+    DryRun,
+    Facts,
+    Files,
+    Pipeline,
+    operated,
+    parsed_position,
+    subject,
+    subjects,
+    words_of,
+)
 from conduit_dagster.cli.outcome import Outcome, usage_error
 from conduit_dagster.cli.verb import AsJson, perform
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
     from rich.console import Console
 
+    from conduit_dagster.engine.operate.desk import Desk
     from conduit_dagster.engine.operate.rewind import Wish
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
@@ -115,9 +127,11 @@ def _rewind(
     from conduit_dagster.engine.operate.rewind import rewind as apply
 
     wish = _wish(*where)
-    with desk_of(subject(pipeline, files)) as (desk, database):
-        facts = apply(desk, database, source, wish, force, dry_run)
-    return Outcome(_told(facts, dry_run), {**facts, "dry_run": dry_run})
+
+    def work(desk: Desk, database: sa.Engine) -> Facts:
+        return apply(desk, database, source, wish, force, dry_run)
+
+    return operated(subject(pipeline, files), work, _told, dry_run)
 
 
 def _wish(to_start: bool, to: str | None, to_offset: int | None) -> Wish:
@@ -134,10 +148,10 @@ def _wish(to_start: bool, to: str | None, to_offset: int | None) -> Wish:
     return wishes[0]
 
 
-def _told(facts: dict[str, Any], dry_run: bool) -> str:
+def _told(facts: Facts) -> str:
     name = f"{facts['pipeline']}: {facts['source']}"
     if not facts["changed"]:
         return f"{name} stands there already; nothing changed"
-    verb = "would go on" if dry_run else "goes on"
+    verb = "would go on" if facts["dry_run"] else "goes on"
     lost = f"; {facts['skipped']:,} {facts['skipped_unit']} are skipped" if facts["skipped"] else ""
     return f"{name} {verb} from {words_of(facts['now'])}, generation {facts['generation']}{lost}"

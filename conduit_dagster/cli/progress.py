@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -16,8 +17,10 @@ from conduit_dagster.cli.terminal import styled, table
 from conduit_dagster.connectors.base import Source
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from conduit_dagster.engine.planner import BoundPipeline
-    from conduit_dagster.engine.report import Progress, StepReport
+    from conduit_dagster.engine.report import Progress, RunResult, StepReport
 
 _WINDOW = 5.0
 _COLUMNS = ("pipeline", "status", "records", "records/s", "acked", "dead letters", "lag")
@@ -30,6 +33,7 @@ class Row:
     def __init__(self, bound: BoundPipeline) -> None:
         self.id = bound.id
         self.status = "running"
+        self._note = ""
         self._sources = {inlet.id: inlet.source for inlet in bound.compiled.sources}
         self._progress: Progress | None = None
         self._lag = ""
@@ -37,16 +41,28 @@ class Row:
 
     def observe(self, step: StepReport, progress: Progress) -> None:
         """Takes a finished step in. Runs in the pipeline's thread, the only one that may ask its sources."""
+        self.status = "running"
         self._progress = progress
         self._lag = total_lag(self._sources, progress)
+
+    def tell(self, result: RunResult) -> None:
+        """Takes the end of an attempt in, or the beginning of the next one."""
+        restart = result.restart if result.status == "recovering" else None
+        at = None if restart is None else datetime.fromtimestamp(restart.at_ns / 1e9).astimezone()
+        note = "" if restart is None or at is None else f", restart {restart.attempt} at {at:%H:%M:%S}"
+        self.status = result.status
+        self._note = note
 
     def cells(self) -> list[object]:
         """The row as shown now."""
         progress = self._progress
         if progress is None:
-            return [self.id, styled(self.status), "0", "0", "0", "0", ""]
+            return [self.id, self._shown(), "0", "0", "0", "0", ""]
         numbers = (progress.read, self._rate(progress.read), progress.acked, progress.dead_lettered)
-        return [self.id, styled(self.status), *(f"{number:,}" for number in numbers), self._lag]
+        return [self.id, self._shown(), *(f"{number:,}" for number in numbers), self._lag]
+
+    def _shown(self) -> Text:
+        return styled(self.status, self.status + self._note)
 
     def _rate(self, read: int) -> int:
         now = time.monotonic()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from conduit_dagster.cli.metrics import RunAddress, run_metrics
 from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
 from conduit_dagster.cli.verb import AsJson, Paths, perform
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -16,17 +17,24 @@ if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.metrics.live import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then end.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Spark's log and where errors came from.")]
 
 
-def run(paths: Paths = None, once: Once = False, verbose: Verbose = False, as_json: AsJson = False) -> None:
+def run(
+    paths: Paths = None,
+    once: Once = False,
+    verbose: Verbose = False,
+    metrics: RunAddress = None,
+    as_json: AsJson = False,
+) -> None:
     """Run pipelines until stopped or drained. Without PATH: the project's, those with status: running."""
-    perform("run", as_json, lambda: _run(paths or [], once, verbose, as_json))
+    perform("run", as_json, lambda: _run(paths or [], once, verbose, metrics, as_json))
 
 
-def _run(paths: list[str], once: bool, verbose: bool, as_json: bool) -> Outcome:
+def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, as_json: bool) -> Outcome:
     from conduit_dagster.cli.logs import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
@@ -43,7 +51,9 @@ def _run(paths: list[str], once: bool, verbose: bool, as_json: bool) -> Outcome:
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
         return Outcome(obstacle.message, result, INVALID, error_fields(obstacle))
-    return _moved(catalogue, chosen, findings, once, verbose, as_json)
+    # a short run may go on beside a long one, which has the project's address
+    address = metrics or (None if once else project.settings.metrics.listen)
+    return _moved(catalogue, chosen, findings, once, verbose, as_json, run_metrics(address))
 
 
 def _moved(
@@ -53,11 +63,12 @@ def _moved(
     once: bool,
     verbose: bool,
     as_json: bool,
+    metrics: LiveMetrics | None,
 ) -> Outcome:
     from conduit_dagster.cli.results import finished, print_traces
     from conduit_dagster.cli.running import run_together
 
-    ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json)
+    ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json, metrics=metrics)
     if verbose:
         print_traces(ended.results)
     return finished(ended.results, findings, ended.forced_exit, ended.stopped)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from conduit_dagster.cli.outcome import unforeseen
-from conduit_dagster.cli.progress import Row, live
-from conduit_dagster.cli.session import spark_session
+from conduit_dagster.cli.progress import Row, lag_of, live
+from conduit_dagster.cli.session import session_opener, spark_session
 from conduit_dagster.cli.signals import Signals, handled
 from conduit_dagster.cli.terminal import console
+from conduit_dagster.engine.keeper import Keeper
 from conduit_dagster.engine.report import Progress, RunResult
+from conduit_dagster.engine.run_life import Circumstances
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.triggers import TIMED
+from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.events import Retention, retain
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -25,8 +31,11 @@ if TYPE_CHECKING:
 
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.report import StepReport
+    from conduit_dagster.metrics.live import LiveMetrics
 
 _TICK = 0.05
+OpenSession = Callable[[], "SparkSession"]
 
 
 @dataclass(frozen=True)
@@ -45,8 +54,9 @@ def run_together(
     once: bool,
     verbose: bool = False,
     quiet: bool = False,
+    metrics: LiveMetrics | None = None,
 ) -> Ended:
-    """Runs until all have ended. ``quiet``: no progress, whatever stdout is.
+    """Runs until all have ended. ``quiet``: no progress, whatever stdout is. ``metrics``: where they are counted.
 
     Raises what keeps all of them from starting: no Java, no Spark, no state store.
     """
@@ -55,31 +65,41 @@ def run_together(
     shown = not quiet and console().is_interactive
     with handled(signals):
         database = open_store(project.state_url, project.home)
-        with spark_session(project, verbose, signals, shown) as spark:
+        kept = project.settings.state.history
+        retain(database, Retention(kept.keep, kept.most))
+        # one that ends by itself is not worth a server that stays
+        several = len(pipelines) > 1 and not once
+        with spark_session(project, verbose, signals, shown, several):
             # the session has brought its own handler, and from here a second signal can be obeyed
             signals.install()
             signals.patience = 2
-            crew = [_Member(project, bound, stop, once) for bound in pipelines]
-            _run(project, crew, signals, spark, database, shown)
+            crew = [_Member(project, bound, once, metrics) for bound in pipelines]
+            # asked for each attempt: Spark may have ended since
+            session = session_opener(project, verbose, several)
+            _run(project, crew, stop, signals, session, database, shown)
     return Ended([member.result for member in crew], stop.requested, signals.forced_exit)
 
 
 def _run(
     project: Project,
     crew: list[_Member],
+    stop: StopFlag,
     signals: Signals,
-    spark: SparkSession,
+    session: OpenSession,
     database: sa.Engine,
     shown: bool,
 ) -> None:
     signals.deliver()
     for member in crew:
-        member.start(spark, database)
+        member.obey(stop)
+        member.start(session, database)
     with _display(crew, shown):
         while any(member.is_running() for member in crew):
             signals.deliver()
-            if project.settings.pipelines.exit_on_degraded:
-                _end_all(crew)
+            if project.settings.pipelines.exit_on_degraded and any(m.result.status == "degraded" for m in crew):
+                stop.request("system")
+            for member in crew:
+                member.obey(stop)
 
 
 def _display(crew: list[_Member], shown: bool) -> AbstractContextManager[None]:
@@ -88,36 +108,41 @@ def _display(crew: list[_Member], shown: bool) -> AbstractContextManager[None]:
     return live([member.row for member in crew], console(), sys.stderr.isatty())
 
 
-def _end_all(crew: list[_Member]) -> None:
-    if any(member.result.status == "degraded" for member in crew):
-        crew[0].stop.request("system")
-
-
 class _Member:
     """One pipeline and its thread."""
 
-    def __init__(self, project: Project, bound: BoundPipeline, stop: StopFlag, once: bool) -> None:
+    def __init__(self, project: Project, bound: BoundPipeline, once: bool, metrics: LiveMetrics | None) -> None:
         self.row = Row(bound)
-        self.stop = stop
+        self._tally = None if metrics is None else metrics.add(bound, lambda: self.row.status, lag_of)
         self.result = RunResult(bound.id, "running", "", None, Progress())
-        self._bound = bound
+        self._stop = StopFlag()
+        self._bound, self._once = bound, once
         settings = project.settings
         self._options = RunOptions(
             project.staging_url,
-            drain=once or bound.config.trigger.kind == "available-now",
+            drain=once or bound.config.trigger.kind != "continuous",
             lease_seconds=settings.state.lease,
             parallelism=settings.spark.parallelism,
             log=project.log_url,
+            # whoever drains once waits for an end: a failure is one
+            about=Circumstances(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}"),
         )
 
-    def start(self, spark: SparkSession, database: sa.Engine) -> None:
+    def obey(self, stop: StopFlag) -> None:
+        """Hands a stop of all of them on; one alone may be stopped through the state store."""
+        if stop.requested:
+            self._stop.request(stop.reason)
+        if stop.forced:
+            self._stop.force()
+
+    def start(self, session: OpenSession, database: sa.Engine) -> None:
         """Starts it, unless the end was asked for while Spark started."""
-        if self.stop.requested:
-            self.result = RunResult(self._bound.id, "stopped", self.stop.reason, None, Progress())
+        if self._stop.requested:
+            self.result = RunResult(self._bound.id, "stopped", self._stop.reason, None, Progress())
             return
         # a daemon: a third signal must not wait for it
         self._thread = threading.Thread(
-            target=self._run, args=(spark, database), name=f"pipeline-{self._bound.id}", daemon=True
+            target=self._run, args=(session, database), name=f"pipeline-{self._bound.id}", daemon=True
         )
         self._thread.start()
 
@@ -128,9 +153,28 @@ class _Member:
         self._thread.join(_TICK)
         return self._thread.is_alive()
 
-    def _run(self, spark: SparkSession, database: sa.Engine) -> None:
+    def _observe(self, step: StepReport, progress: Progress) -> None:
+        self.row.observe(step, progress)
+        if self._tally is not None:
+            self._tally.observe(step, progress)
+
+    def _tell(self, result: RunResult) -> None:
+        self.row.tell(result)
+        if self._tally is not None:
+            self._tally.tell(result)
+
+    def _run(self, session: OpenSession, database: sa.Engine) -> None:
         try:
-            self.result = run_pipeline(self._bound, spark, database, self._options, self.stop, self.row.observe)
+            keeper = Keeper(self._bound, database, self._options, self._stop, self._observe, self._tell)
+            trigger = None if self._once else self._bound.config.trigger
+            if trigger is not None and trigger.kind in TIMED:
+                self.result = keeper.timed(session, trigger)
+            else:
+                self.result = keeper.run(session)
         except Exception as error:  # noqa: BLE001  # the others go on, and the summary must say it
             self.result = RunResult(self._bound.id, "degraded", "", unforeseen(error), Progress())
         self.row.status = self.result.status
+
+
+def _policy(project: Project, bound: BoundPipeline) -> Policy:
+    return Policy.of(bound.config.recovery.over(project.settings.recovery))

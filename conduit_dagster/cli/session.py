@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -12,21 +12,42 @@ from conduit_dagster.cli.signals import Signals
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.spark.java import require_java
-from conduit_dagster.spark.session import SparkSettings, close_session, open_session
+from conduit_dagster.spark.session import SparkSettings, close_current, close_session, default_url, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from conduit_dagster.config.project import Project
 
+_NAME = "conduit-dagster"
+
+
+def spark_settings(project: Project, verbose: bool = False, several: bool = False) -> SparkSettings:
+    """What the project says. ``several``: more than one pipeline runs, which then share one server by default."""
+    settings = project.settings.spark
+    url = settings.named_url or default_url(several)
+    return SparkSettings(url, settings.conf, settings.parallelism, verbose, project.home, settings.idle_timeout)
+
+
+def session_opener(project: Project, verbose: bool = False, several: bool = False) -> Callable[[], SparkSession]:
+    """Gives the process's session whenever it is called, a new one where Spark has ended since. Thread-safe."""
+    wanted = spark_settings(project, verbose, several)
+    return lambda: open_session(wanted, _NAME)
+
 
 @contextmanager
 def spark_session(
-    project: Project, verbose: bool = False, signals: Signals | None = None, shown: bool = False
+    project: Project,
+    verbose: bool = False,
+    signals: Signals | None = None,
+    shown: bool = False,
+    several: bool = False,
 ) -> Generator[SparkSession]:
-    """A session as the project's settings say. Raises ``environment.*`` where there can't be one."""
-    settings = project.settings.spark
-    wanted = SparkSettings(settings.url, settings.conf, settings.parallelism, verbose)
+    """A session as the project's settings say. Raises ``environment.*`` where there can't be one.
+
+    At its end the process's session is closed: this one, or what :func:`session_opener` put in its place.
+    """
+    wanted = spark_settings(project, verbose, several)
     # inside spark-submit there is a JVM already, and Connect needs none here
     if not wanted.connect and "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
@@ -36,12 +57,13 @@ def spark_session(
         yield spark
     finally:
         _close(spark)
+        close_current()
 
 
 def _open(settings: SparkSettings, signals: Signals | None) -> SparkSession:
     while True:
         try:
-            return open_session(settings, "conduit-dagster")
+            return open_session(settings, _NAME)
         except ConduitError:
             raise
         except KeyboardInterrupt:

@@ -22,6 +22,7 @@ FILE = "conduit.yaml"
 _HOME = ".conduit"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://")
 _SQLITE = "sqlite:///"
+_RECOVERY = ("pipelines", "error-recovery")
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
             _put(tree, keys, value, document, written)
     settings, problems = checker.check(ProjectSettings, tree)
     from_env, env_findings = _overridden(settings, env)
-    return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document), *env_findings]
+    return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document, env), *env_findings]
 
 
 def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:
@@ -124,7 +125,7 @@ def _flattened(tree: Mapped, above: tuple[str, ...] = ()) -> Iterator[tuple[tupl
     for key, value in tree.items():
         names, written = (*above, *key.split(".")), pointers.child(tree.where, key)
         if names[0] == "recovery":
-            names = ("pipelines", "error-recovery", *names[1:])
+            names = (*_RECOVERY, *names[1:])
         if names[:2] == ("spark", "conf") and len(names) > 2:
             names = ("spark", "conf", ".".join(names[2:]))
         if isinstance(value, Mapped):
@@ -190,14 +191,23 @@ def _leaves(above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 def _env_names(keys: tuple[str, ...]) -> list[str]:
     """The variables of a setting, the stronger one last."""
-    name = "CONDUIT_" + "_".join(keys).replace("-", "_").upper()
+    name = _env_name(keys)
+    if keys[:2] == _RECOVERY:
+        return [name, _env_name(("recovery", *keys[2:]))]
     return ["CONDUIT_PIPELINES", name] if keys == ("pipelines", "path") else [name]
 
 
-def _delays(settings: ProjectSettings, document: Document) -> list[Finding]:
+def _env_name(keys: tuple[str, ...]) -> str:
+    return "CONDUIT_" + "_".join(keys).replace("-", "_").upper()
+
+
+def _delays(settings: ProjectSettings, document: Document, env: Mapping[str, str]) -> list[Finding]:
     recovery = settings.recovery
     if recovery.min_delay <= recovery.max_delay:
         return []
     message = f"min-delay ({recovery.min_delay:g}s) is longer than max-delay ({recovery.max_delay:g}s)"
-    where = "/pipelines/error-recovery/min-delay"
+    places = [(*_RECOVERY, name) for name in ("min-delay", "max-delay")]
+    chosen = next((name for keys in places for name in reversed(_env_names(keys)) if env.get(name)), None)
+    where = pointers.join("", places[0])
+    document = document if chosen is None else _empty(f"${chosen}")
     return [document.finding(where, "config.field_invalid", message, expected="min-delay at most max-delay")]

@@ -20,6 +20,7 @@ DESCRIPTION_BYTES = 8192
 RESERVED_IDS = frozenset({"acks", "dead_letters"})
 
 _GO_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|us|µs|μs|ms|s|m|h))+)")
+_DAYS = re.compile(r"([0-9]{1,6})d(.*)")
 _ID = re.compile(r"[A-Za-z0-9\-_:.]*")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 _UNITS = {"": 1, "b": 1} | {
@@ -42,6 +43,12 @@ def parse_duration(value: Any) -> float:
         return durationpy.from_str(value.strip()).total_seconds()
     except ValueError as error:
         raise refuse("this duration is out of range", expected=expected) from error
+
+
+def parse_age(value: Any) -> float:
+    """A duration that may begin with days (``90d``, ``1d12h``), in seconds. Not for Conduit's keys: Go has no days."""
+    days = _DAYS.fullmatch(value.strip()) if isinstance(value, str) else None
+    return parse_duration(value) if days is None else int(days[1]) * 86_400 + parse_duration(days[2] or "0")
 
 
 def parse_size(value: Any) -> int:
@@ -128,6 +135,12 @@ Duration = Annotated[
     Field(json_schema_extra={"format": "go-duration"}),
 ]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+PositiveAge = Annotated[
+    float,
+    BeforeValidator(parse_age, json_schema_input_type=str | float),
+    AfterValidator(_not_negative),
+    AfterValidator(_positive),
+]
 ByteSize = Annotated[
     int,
     BeforeValidator(parse_size, json_schema_input_type=str | int),

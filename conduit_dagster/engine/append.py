@@ -10,6 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.engine.blame import blamed_each
+from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.commit_log.entries import encode_block
 from conduit_dagster.engine.commit_log.part_file import PartFile, Written
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
@@ -60,7 +62,8 @@ def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[A
     decoded = msgspec.msgpack.decode(job, type=AppendJob)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            report = append(program, decoded, int(number))
+            with quiet_collector():
+                report = append(program, decoded, int(number))
             data = msgspec.msgpack.encode(report)
             yield pa.RecordBatch.from_pydict({"appended": pa.array([data], pa.binary())})
 
@@ -103,9 +106,10 @@ class _Appending:
         self._nacks: dict[int, tuple[str, Nack, Record]] = {}
 
     def run(self) -> Appended:
+        node = f"{self._pipeline.program.pipeline}:{self._inlet.id}"
         try:
             for split in self._task.splits:
-                for read in self._inlet.source.read(split, _OPTIONS):
+                for read in blamed_each(node, self._inlet.source.read(split, _OPTIONS)):
                     self._block(read if isinstance(read, Block) else Block.of(read))
             self._report.written = self._file.finish()
         except BaseException:

@@ -27,8 +27,6 @@ def not_yet(config: Pipeline) -> Iterable[str]:
     delivery = config.delivery
     if delivery.drift:
         yield "delivery.drift: true"
-    if config.trigger.kind in ("every", "cron"):
-        yield f"trigger: {config.trigger.kind}"
 
 
 class Binder:

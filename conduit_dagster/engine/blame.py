@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import ParamSpec, TypeVar
 
-from conduit_dagster.recovery.errors import ConduitError, TransientError, from_os_error
+from conduit_dagster.recovery.classify import classify
+from conduit_dagster.recovery.errors import ConduitError
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -19,13 +20,21 @@ def blamed(node: str, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         raise blame(error, node) from error
 
 
+def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
+    """The items; an error of making one names the node, one of using it does not."""
+    iterator = iter(items)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise blame(error, node) from error
+        yield item
+
+
 def blame(error: Exception, node: str) -> ConduitError:
     """Any error of a connector as one of ours that names its node; what nobody classified is transient."""
-    if isinstance(error, ConduitError):
-        known = error
-    elif isinstance(error, OSError):
-        known = from_os_error(error, f"{node} failed")
-    else:
-        known = TransientError(f"{type(error).__name__}: {error}", code="connector.failed")
+    known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code="connector.failed")
     known.node = known.node or node
     return known

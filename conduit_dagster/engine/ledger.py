@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
+from conduit_dagster.recovery.classify import classify
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import Namespaces, Part, SourceCount
 
 
@@ -73,10 +74,8 @@ class Ledger(msgspec.Struct):
 
 def task_error(error: BaseException, doing: str) -> TaskError:
     """Any exception of a task, classified. What nobody foresaw is transient and keeps its trace for ``--verbose``."""
-    if isinstance(error, OSError):
-        error = from_os_error(error, doing)
-    if isinstance(error, ConduitError):
-        trace = "".join(traceback.format_exception(error.__cause__)) if error.__cause__ else ""
-        return TaskError(error.fatal, error.code, error.message, error.place, error.fix, error.node, trace)
-    message = f"{doing}: {type(error).__name__}: {error}"
-    return TaskError(False, "task.failed", message, trace="".join(traceback.format_exception(error)))
+    known = classify(error, doing=doing, code="task.failed")
+    # an error of ours and one of the operating system say enough themselves
+    origin = error.__cause__ if isinstance(error, ConduitError | OSError) else error
+    trace = "".join(traceback.format_exception(origin)) if origin else ""
+    return TaskError(known.fatal, known.code, known.message, known.place, known.fix, known.node, trace)

@@ -27,6 +27,8 @@ class LogManifest:
 
     def parts(self, start: int, stop: int | None = None) -> Sequence[LogPart]:
         """The files with entries of the range."""
+        if stop is not None and start >= stop:
+            return []
 
         def work(connection: sa.Connection) -> list[LogPart]:
             return self._store.parts(connection, self.source, start, stop)

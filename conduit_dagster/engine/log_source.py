@@ -63,7 +63,7 @@ class LogSource(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """The entries as they were logged; those that a node nacked before come as nacked."""
-        yield from read_log(split)
+        yield from read_log(split, options.keys)
 
     def relocate(self, split: Split) -> Split:
         """The split with the files that hold it now: compaction may have put others in their place."""
@@ -106,16 +106,16 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
     return Split(start, ordinal, stop - start, weight, detail)
 
 
-def read_log(split: Split) -> Iterator[Block]:
-    """The blocks of a split that :func:`log_split` made."""
+def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
+    """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
     # here, because validating a pipeline must not import pyarrow
-    from conduit_dagster.engine.commit_log.entries import decode_batch
+    from conduit_dagster.engine.commit_log.entries import DECODED, decode_batch
     from conduit_dagster.engine.commit_log.reader import read
 
     detail = split.detail
     folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
     parts = msgspec.convert(detail["parts"], list[LogPart])
-    for batch in read(folder, parts, split.start, detail["to"]):
-        decoded = decode_batch(batch)
-        offsets = decoded.offsets
-        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, None, decoded.nacks)
+    for batch in read(folder, parts, split.start, detail["to"], DECODED):
+        decoded = decode_batch(batch, keys)
+        offsets, complete = decoded.offsets, None if keys else decoded.complete
+        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks)

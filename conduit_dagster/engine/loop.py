@@ -9,25 +9,24 @@ from typing import Any
 
 from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import joined_members
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.moves import after_step
 from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.namespaces import merged
 from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.prepare import Preparer
 from conduit_dagster.engine.publish import Publisher, identity
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.resolve import Resolution, cut, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
-from conduit_dagster.engine.shipment import Shipment, as_delivery
-from conduit_dagster.engine.staging import Staged, Stager, as_rows
+from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.engine.staging import Staged, Stager
 from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import DeadLetter, Decision, Plan, Range, StagedDelivery
+from conduit_dagster.state.steps import Decision, Plan, Range
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -53,9 +52,11 @@ class StepLoop:
         self.stager, self.restaged, self.publisher = stager, restaged, publisher
         self._window, self._limit, self._report = window, limit, report
         self._names = Names(pipeline)
+        self._preparer = Preparer(pipeline, store, state, stager)
         self._name = pipeline.program.pipeline
         self._planning = threading.Lock()
         self._closed = False
+        self._began: dict[int, float] = {}
         self.tail = Tail(state)
 
     # -- line 1 -------------------------------------------------------------------------------------------------
@@ -116,6 +117,7 @@ class StepLoop:
 
     def stage(self, plan: Plan) -> Staged:
         """Reads, processes and stages a planned step."""
+        self._began[plan.step] = time.monotonic()
         staged = self.stager.stage(plan)
         self.tail.staged(plan, staged.ledgers)
         return staged
@@ -131,9 +133,9 @@ class StepLoop:
 
         Raises, once everything before it is done and acked, the error of a nack that the window does not accept.
         """
-        started = time.monotonic()
+        started = self._began.pop(plan.step)
         plan, staged, resolution, refused = self._resolved(plan, staged)
-        decision = self._prepare(plan, staged, resolution)
+        decision = self._preparer.prepare(plan, staged, resolution)
         self.publisher.publish([Shipment(plan, decision, delivery) for delivery in decision.deliveries])
         self.complete(plan, decision, resolution.nacks, started)
         self.stager.discard(staged.staging)
@@ -168,67 +170,11 @@ class StepLoop:
     def _within(self, span: Range, boundary: Any) -> Any:
         return self.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
 
-    def _prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
-        deliveries = [self._delivery(plan, staged, name) for name in self.pipeline.consumers()]
-        once = self.pipeline.program.strategy == "at-most-once"
-        decision = Decision(
-            as_rows(staged.tasks),
-            resolution.counts,
-            deliveries,
-            resolution.window,
-            _added(ledger.filtered for ledger in staged.ledgers),
-            _added(ledger.nacked for ledger in staged.ledgers),
-            merged(ledger.namespaces for ledger in staged.ledgers),
-            once,
-        )
-        self.stager.sync(staged.staging, [delivery.consumer for delivery in deliveries if delivery.parts])
-        moves = after_step(self.pipeline, plan, decision) if once else None
-        reached("before-prepare", self._name)
-        self.store.prepare(plan, decision, self._letters(plan, resolution.nacks), moves)
-        reached("after-prepare", self._name)
-        self.state.window = resolution.window
-        return decision
-
-    def _delivery(self, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:
-        parts = staged.parts(consumer)
-        kind = "dlq" if consumer == DEAD_LETTERS else "data"
-        target = self._target(consumer) if parts else {}
-        # a consumer that was added after the step was planned has its name computed here
-        name = plan.hashes.get(consumer) or self._names.of_step(plan.ranges)[consumer]
-        made = StagedDelivery(consumer, kind, name, staged.staging[consumer], parts, target)
-        if not parts or self.pipeline.program.strategy != "at-most-once":
-            return made
-        expected = self.pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))
-        return StagedDelivery(consumer, kind, made.hash, made.staging, parts, target, 0, expected)
-
-    def _target(self, consumer: str) -> dict[str, Any]:
-        destination = self.pipeline.consumers()[consumer]
-        return blamed(self.node(consumer), destination.target, self.state.targets.get(consumer))
-
-    def _letters(self, plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:
-        spans = {span.source: span for span in plan.ranges}
-        return [
-            DeadLetter(
-                row.source, spans[row.source].generation, row.position, spans[row.source].offset + row.ordinal,
-                row.node, row.code, row.message,
-            )
-            for row in nacks
-        ]  # fmt: skip
-
     def complete(self, plan: Plan, decision: Decision, nacks: list[NackRow], started: float) -> None:
         """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""
         self.publisher.finish(plan, decision)
+        self.state.finished(plan, decision)
         refused = self.publisher.refusals.take_rows()
         seconds = time.monotonic() - started
         self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(self.pipeline.inlets)))
         self.restaged.discard()
-        fresh = self.store.load()
-        self.state.sources, self.state.targets = fresh.sources, fresh.targets
-
-
-def _added(counts: Any) -> dict[str, int]:
-    total: dict[str, int] = {}
-    for count in counts:
-        for name, number in count.items():
-            total[name] = total.get(name, 0) + number
-    return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ class BoundPipeline:
     def id(self) -> str:
         """The pipeline's id."""
         return self.config.id
+
+    @property
+    def digest(self) -> str:
+        """Of what its file says: another one asks for a new run."""
+        return hashlib.sha256(self.config.model_dump_json().encode()).hexdigest()
 
     def refusal(self) -> FatalError | None:
         """Why a run of this pipeline is refused although its file is sound; None where it is not."""

@@ -10,11 +10,10 @@ from conduit_dagster.connectors.base import Destination
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
-from conduit_dagster.engine.redelivery import progress_of
-from conduit_dagster.engine.shipment import Records, Shipment, as_delivery
+from conduit_dagster.engine.shipment import Records, Shipment, as_delivery, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -28,7 +27,7 @@ def recover(loop: StepLoop) -> None:
     for source, state in loop.state.sources.items():
         if any(inlet.id == source for inlet in loop.pipeline.inlets):
             # an ack may have been lost in the crash
-            loop.pipeline.inlet(source).source.ack(state.position, state.generation)
+            blamed(loop.node(source), loop.pipeline.inlet(source).source.ack, state.position, state.generation)
     reached("after-reack", loop.pipeline.program.pipeline)
     open_steps = loop.state.open_steps
     loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
@@ -90,16 +89,16 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
         loop.publisher.settle(Shipment(plan, decision, staged))
     if any(not _is_staged(delivery) for delivery in missing):
         missing = loop.restaged.again(plan, decision, missing)
-    return [Shipment(plan, decision, staged, _progress(loop, step, staged)) for staged in missing]
+    return [shipped(loop.pipeline, step, decision, staged) for staged in missing]
 
 
-def _progress(loop: StepLoop, step: OpenStep, staged: StagedDelivery) -> Progress:
-    """What the store knows, and what a direct job made durable before it could say so."""
+def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
+    """As far as the store knows, and as a direct job made durable before it could say so."""
     known = step.progress.get(staged.consumer, Progress())
-    if loop.pipeline.consumers()[staged.consumer].placement == "direct":
+    if pipeline.consumers()[staged.consumer].placement == "direct":
         for acked in newest(staged.staging):
             known = progress_of(acked, known)
-    return known
+    return Shipment(step.plan, decision, staged, known)
 
 
 def _finish_letters(loop: StepLoop, step: OpenStep, decision: Decision) -> None:

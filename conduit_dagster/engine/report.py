@@ -11,6 +11,7 @@ from typing import Any
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.policy import Past, Wait
 from conduit_dagster.state.steps import Decision, Plan, SourceCount
 
 _SAMPLE = 20
@@ -120,6 +121,24 @@ def _add(total: dict[str, int], more: dict[str, int]) -> None:
 
 
 @dataclass(frozen=True)
+class Restart:
+    """What follows a failure that recovery takes on."""
+
+    failure: int | None
+    """Its number in the store; None where the store did not answer."""
+    attempt: int
+    delay: float
+    """Seconds, as decided."""
+    at_ns: int
+    past: Past
+
+    @staticmethod
+    def of(wait: Wait, failure: int | None) -> Restart:
+        """The restart that was decided upon."""
+        return Restart(failure, wait.attempt, wait.delay, wait.at_ns, wait.past)
+
+
+@dataclass(frozen=True)
 class RunResult:
     """How a run ended."""
 
@@ -128,6 +147,8 @@ class RunResult:
     reason: str
     error: ConduitError | None
     progress: Progress
+    restart: Restart | None = None
+    """Where it is ``recovering``."""
 
     def as_json(self) -> dict[str, Any]:
         """The shape that ``run --json`` promises (DESIGN.md, Command line)."""
@@ -137,6 +158,7 @@ class RunResult:
             "status": self.status,
             "reason": self.reason,
             "error": None if self.error is None else error_json(self.error),
+            "restart": None if self.restart is None else _restart_json(self.restart),
             "records": {
                 "read": progress.read,
                 "acked": progress.acked,
@@ -154,6 +176,10 @@ class RunResult:
             "steps": progress.steps,
             "seconds": round(progress.seconds, 3),
         }
+
+
+def _restart_json(restart: Restart) -> dict[str, Any]:
+    return {"attempt": restart.attempt, "delay": restart.delay, "at_ns": restart.at_ns}
 
 
 def error_json(error: ConduitError) -> dict[str, Any]:

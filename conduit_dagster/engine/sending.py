@@ -16,7 +16,8 @@ from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
-from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.recovery.classify import classified
+from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"
@@ -172,7 +173,7 @@ class _Sending:
                 self._acks.ack(place)
 
     def _failed(self, error: Exception) -> None:
-        known = isinstance(error, OSError | ConduitError)
+        known = isinstance(error, OSError) or classified(error) is not None
         if self._outcome[0] is None:
             self._outcome = (task_error(error, f"{self._job.consumer} failed"), not known)
 

@@ -10,6 +10,7 @@ import msgspec
 
 from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.engine.acks import Acked
 from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
 
 
@@ -71,6 +72,16 @@ def after(progress: Progress, places: int, refused: int = 0) -> Progress:
     return msgspec.structs.replace(
         progress, handled=progress.handled + places, pending=pending, refused=progress.refused + refused
     )
+
+
+def progress_of(acked: Acked, known: Progress) -> Progress:
+    """The progress with what a job acked: never backwards, for what a run before knew to be ahead is not sent again."""
+    further = after(known, max(0, acked.handled - known.handled))
+    ahead = dict(known.namespaces)
+    for name, (place, _, _) in acked.namespaces.items():
+        ahead[name] = max(place, ahead.get(name, -1))
+    kept = {name: place for name, place in ahead.items() if place >= further.handled}
+    return msgspec.structs.replace(further, namespaces=kept)
 
 
 class Records:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +12,8 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.connectors.staged import RecordWriter
+from conduit_dagster.engine.blame import blamed, blamed_each
+from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.inlets import Inlet
@@ -65,21 +65,9 @@ def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[An
     decoded = StageJob.decode(job)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            with _quiet_collector():
+            with quiet_collector():
                 ledger = run_task(program, decoded, int(number))
             yield pa.RecordBatch.from_pydict({"ledger": pa.array([ledger.encode()], pa.binary())})
-
-
-@contextmanager
-def _quiet_collector() -> Generator[None]:
-    # records form no cycles: without the collector a block costs about a third less (SPARK_FACTS, 2)
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-        gc.unfreeze()
 
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
@@ -112,7 +100,7 @@ class _Task:
             for split in self._job.tasks[self._number]:
                 self._run_split(split)
             for consumer, writer in self._writers.items():
-                if part := writer.finish():
+                if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
         except BaseException:
             for writer in self._writers.values():
@@ -120,11 +108,14 @@ class _Task:
             raise
         return self._ledger
 
+    def _node(self, name: str) -> str:
+        return f"{self._pipeline.program.pipeline}:{name}"
+
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
         run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger)
         options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
-        for read in inlet.source.read(split.split, options):
+        for read in blamed_each(self._node(inlet.id), inlet.source.read(split.split, options)):
             block = read if isinstance(read, Block) else Block.of(read)
             if not inlet.source.sets_metadata:
                 label(self._pipeline.program.pipeline, inlet.id, self._pipeline.clock.now_ns, block.records)
@@ -209,7 +200,7 @@ class _SplitRun:
                 record.metadata = dict(record.metadata)
         writer = self._writers[outlet.id]
         writer.place(self._inlet.id, self._ordinal, origins)
-        for place, nack in writer.write(records):
+        for place, nack in blamed(outlet.node, writer.write, records):
             self.nacked(outlet.node, origins[place], nack, records[place])
 
     def filtered(self, node: str, origin: int) -> None:
@@ -236,11 +227,12 @@ class _SplitRun:
                 self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
             program, clock = self._pipeline.program, self._pipeline.clock
             letters.append(dead_letter(program.pipeline, self._inlet.id, node, nack, record, clock.now_ns))
-        if refused := self._writers[DEAD_LETTERS].write(letters):
+        node = f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
+        if refused := blamed(node, self._writers[DEAD_LETTERS].write, letters):
             raise FatalError(
                 f"the dead-letter queue refuses a record: {refused[0].nack.message}",
                 code="dead_letters.refused",
-                node=f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}",
+                node=node,
                 fix="give the dead-letter queue a format that takes any record, such as opencdc/json",
             )
 

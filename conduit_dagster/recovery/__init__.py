@@ -1,1 +1,1 @@
-"""Error classes, and later the backoff policy: pure, without a clock of their own."""
+"""Error classes, what codes say, the backoff policy: pure, without a clock of their own."""

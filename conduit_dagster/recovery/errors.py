@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import errno
+import json
+from typing import Final
+
+from conduit_dagster.recovery.codes import class_of, is_code
+
+MARK: Final = "conduit-error: "
+"""Begins the note that carries an error through wrappers which keep nothing but its text."""
 
 
 class ConduitError(Exception):
     """What stops a pipeline, said once and clearly.
 
-    ``code`` is stable and dotted, ``place`` says where (a file, a connector, a position), ``fix`` what to do next.
+    ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is left out, and the
+    message says so. ``place`` says where (a file, a connector, a position), ``fix`` what to do next.
     """
 
     fatal = False
@@ -17,17 +25,28 @@ class ConduitError(Exception):
         self,
         message: str,
         *,
-        code: str = "pipeline.error",
+        code: str | int = "pipeline.error",
         place: str | None = None,
         fix: str | None = None,
         node: str | None = None,
     ) -> None:
+        # an author's mistake in the code must not cost the error its class
+        if not is_code(code):
+            message = f"{message} ({_misspelled(code)})"
+            code = "error.code_invalid"
         super().__init__(message)
         self.message = message
-        self.code = code
+        self.code = str(code)
         self.place = place
         self.fix = fix
         self.node = node
+        # a worker of Spark, py4j and Dagster keep an exception's text only, but all of it: with its notes
+        self.add_note(MARK + self._as_json())
+
+    def _as_json(self) -> str:
+        own = {"fatal": self.fatal, "code": self.code, "message": self.message}
+        more = {"node": self.node, "place": self.place, "fix": self.fix}
+        return json.dumps(own | {name: value for name, value in more.items() if value is not None}, default=str)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.code, self.place, self.fix, self.node)
@@ -41,6 +60,25 @@ class FatalError(ConduitError):
     """No restart can help; the pipeline goes to ``degraded`` at once."""
 
     fatal = True
+
+
+def coded(
+    message: str,
+    *,
+    code: str | int,
+    place: str | None = None,
+    fix: str | None = None,
+    node: str | None = None,
+) -> ConduitError:
+    """The error of the class that its code says, by its range; an unknown code is transient, and the message says so.
+
+    For codes that come from elsewhere, such as the status of an HTTP answer: ``raise coded(text, code=status)``.
+    """
+    verdict = class_of(code) if is_code(code) else None
+    if verdict is None and is_code(code):
+        message = f"{message} (the error code {code} is not known, so this counts as transient)"
+    kind = FatalError if verdict == "fatal" else TransientError
+    return kind(message, code=code, place=place, fix=fix, node=node)
 
 
 _OS_ERRORS = {
@@ -78,6 +116,10 @@ def from_os_error(error: OSError, doing: str) -> TransientError:
     code, why, fix = _OS_ERRORS.get(error.errno or 0, ("file.error", error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
     return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)
+
+
+def _misspelled(code: object) -> str:
+    return f"its code {str(code)[:60]!r} is left out: a code is an integer or a dotted name such as mine.gone"
 
 
 def _rebuild(

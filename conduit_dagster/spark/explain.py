@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.error_text import said_by
 
 
 def explain(error: BaseException) -> str:
@@ -14,11 +13,9 @@ def explain(error: BaseException) -> str:
     refused = _GRPC.search(text)
     if refused:
         return refused.group(1)
-    raised = _raised_in_worker(text)
-    if raised is None:
-        return _java_cause(text) or type(error).__name__
-    kind, _, message = raised.partition(": ")
-    return message if message and _class_named(kind) else raised
+    if (said := said_by(text)) is not None:
+        return " ".join(said.error.message.split("\n"))
+    return _raised_in_worker(text) or _java_cause(text) or type(error).__name__
 
 
 _GRPC = re.compile(r'<_\w*RpcError of RPC[^"]*details = "([^"]*)"')
@@ -53,14 +50,7 @@ def _without_class(line: str) -> str:
     return name + re.sub(r"\s*SQLSTATE: \w+.*", "", rest)
 
 
-def _class_named(name: str) -> type[ConduitError] | None:
-    """Return our error class of that name, if this process knows it: only text arrives from a worker."""
-    module, _, attribute = name.rpartition(".")
-    found = getattr(sys.modules.get(module), attribute, None)
-    return found if isinstance(found, type) and issubclass(found, ConduitError) else None
-
-
 def raised_fatal(text: str) -> bool:
-    """Return whether a worker raised a ``FatalError`` or a class derived from it."""
-    kind = _class_named((_raised_in_worker(text) or "").partition(":")[0])
-    return kind is not None and kind.fatal
+    """Return whether a worker raised a ``FatalError``, a class derived from it, or JSON with a fatal code."""
+    said = said_by(text)
+    return said is not None and said.error.fatal

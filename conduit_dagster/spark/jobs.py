@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AGAIN = 0.2
-# how a Connect client says that its server, or the server's memory of the session, is gone
-_LOST = re.compile(r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]")
+# how it is said that a server, its memory of the session, or a context that is being stopped is gone
+_LOST = re.compile(
+    r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]"
+    r"|SparkContext (?:was shut down|has been shutdown)|methods on a stopped SparkContext"
+)
 
 
 class JobCancelled(TransientError):  # noqa: N818 - the word that the design uses

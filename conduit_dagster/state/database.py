@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +146,10 @@ def _use_wal(cursor: Any) -> None:
 def _begin_immediate(connection: sa.Connection) -> None:
     # two writers must meet at the beginning, not after one of them has read what the other changes
     options = connection.get_execution_options()
-    connection.exec_driver_sql(f"PRAGMA busy_timeout={int(options.get(BUSY, _BUSY_MS))}").close()
+    busy = int(options.get(BUSY, _BUSY_MS))
+    if connection.info.get(BUSY) != busy:  # kept with SQLite's own connection, as the setting is
+        connection.exec_driver_sql(f"PRAGMA busy_timeout={busy}").close()
+        connection.info[BUSY] = busy
     connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
 
 
@@ -158,6 +162,24 @@ def reading(engine: sa.Engine) -> sa.Connection:
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
     """Inserts a row unless its key is there; says whether it did. Of two at the same moment one does."""
-    insert = sqlite.insert if connection.dialect.name == "sqlite" else postgresql.insert
-    row = insert(table).values(**values).on_conflict_do_nothing().returning(sa.literal_column("1"))
+    row = _insert(connection, table).values(**values).on_conflict_do_nothing().returning(sa.literal_column("1"))
     return connection.execute(row).first() is not None
+
+
+def put(
+    connection: sa.Connection,
+    table: sa.Table,
+    rows: Sequence[Mapping[str, Any]],
+    only: Callable[[Any], sa.ColumnElement[bool]] | None = None,
+) -> None:
+    """Inserts rows, in one statement; one whose key is there gets the new values, where ``only`` says so of these."""
+    if not rows:
+        return
+    insert, keys = _insert(connection, table), [column.name for column in table.primary_key]
+    changed = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+    where = None if only is None else only(insert.excluded)
+    connection.execute(insert.on_conflict_do_update(index_elements=keys, set_=changed, where=where), list(rows))
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)

@@ -25,23 +25,14 @@ class DeliveryStore:
         self._run = transactions.run
         self._id = pipeline
 
-    def _mine(self, step: int, consumer: str, skip: int) -> tuple[sa.ColumnElement[bool], ...]:
-        own = (deliveries.c.pipeline == self._id, deliveries.c.step == step)
-        return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == skip)
-
     def delivered(
         self, step: int, consumer: str, records: int, target: Mapping[str, Any], moves: Moves, skip: int = 0
     ) -> None:
         """Line 6: one delivery is published and durable; the consumer's offsets move past it."""
 
         def work(connection: sa.Connection) -> None:
-            still = (*self._mine(step, consumer, skip), deliveries.c.state.in_(("open", "split")))
-            first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending=""))
-            if first.rowcount:
-                who = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
-                values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
-                connection.execute(sa.update(consumers).where(*who).values(**values))
-            move_offsets(connection, self._id, consumer, moves)
+            end_delivery(connection, self._id, step, consumer, records, target, skip)
+            move_offsets(connection, self._id, [consumer], moves)
 
         self._run(work)
 
@@ -49,23 +40,16 @@ class DeliveryStore:
         """A part of a delivery is acked."""
 
         def work(connection: sa.Connection) -> None:
-            self._set_progress(connection, step, consumer, progress)
-            move_offsets(connection, self._id, consumer, moves)
+            put_progress(connection, self._id, step, consumer, progress)
+            move_offsets(connection, self._id, [consumer], moves)
 
         self._run(work)
-
-    def _set_progress(self, connection: sa.Connection, step: int, consumer: str, progress: Progress) -> None:
-        text = msgspec.json.encode(progress).decode()
-        values: dict[str, Any] = {"handled": progress.handled, "pending": text}
-        connection.execute(sa.update(deliveries).where(*self._mine(step, consumer, 0)).values(**values))
 
     def split(self, step: int, consumer: str, progress: Progress, cause: str) -> None:
         """A bulk error that names no record: what is left of the delivery is sent as children from here on."""
 
         def work(connection: sa.Connection) -> None:
-            self._set_progress(connection, step, consumer, progress)
-            mine = self._mine(step, consumer, 0)
-            connection.execute(sa.update(deliveries).where(*mine).values(state="split"))
+            put_progress(connection, self._id, step, consumer, progress)
             record_event(connection, self._id, "delivery_split", step=step, consumer=consumer, cause=cause[:500])
 
         self._run(work)
@@ -76,8 +60,8 @@ class DeliveryStore:
         """A record that a destination refused at publishing: the window, the index and its own dead-letter delivery."""
 
         def work(connection: sa.Connection) -> None:
-            self._set_progress(connection, plan.step, consumer, progress)
-            move_offsets(connection, self._id, consumer, moves)
+            put_progress(connection, self._id, plan.step, consumer, progress)
+            move_offsets(connection, self._id, [consumer], moves)
             self._add_letter(connection, plan, row, letter)
             mine = (sources.c.pipeline == self._id, sources.c.source == row.source)
             # the step's own counts come when it is done, with this record among the acked ones
@@ -107,7 +91,7 @@ class DeliveryStore:
 
     def _set_letter(self, step: int, letter: Letter, event: str = "", **values: Any) -> None:
         def work(connection: sa.Connection) -> None:
-            mine = self._mine(step, letter.delivery.consumer, letter.delivery.skip)
+            mine = _delivery(self._id, step, letter.delivery.consumer, letter.delivery.skip)
             connection.execute(sa.update(deliveries).where(*mine).values(**values))
             if event:
                 record_event(connection, self._id, event, step=step, consumer=letter.consumer, place=letter.place)
@@ -134,3 +118,34 @@ class DeliveryStore:
             record_event(connection, self._id, "dropped", **detail)
 
         self._run(work)
+
+
+def put_progress(connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: Progress) -> None:
+    """How far a delivery is, also back."""
+    values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
+    if progress.split:
+        values["state"] = "split"
+    connection.execute(sa.update(deliveries).where(*_delivery(pipeline, step, consumer)).values(**values))
+
+
+def end_delivery(
+    connection: sa.Connection,
+    pipeline: str,
+    step: int,
+    consumer: str,
+    records: int,
+    target: Mapping[str, Any],
+    skip: int = 0,
+) -> None:
+    """A delivery is done, ``records`` of it by sending; one that is done already changes nothing."""
+    still = (*_delivery(pipeline, step, consumer, skip), deliveries.c.state.in_(("open", "split")))
+    first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending=""))
+    if first.rowcount:
+        who = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
+        values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
+        connection.execute(sa.update(consumers).where(*who).values(**values))
+
+
+def _delivery(pipeline: str, step: int, consumer: str, skip: int = 0) -> tuple[sa.ColumnElement[bool], ...]:
+    own = (deliveries.c.pipeline == pipeline, deliveries.c.step == step)
+    return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == skip)

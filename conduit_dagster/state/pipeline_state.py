@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.schema import consumers, deliveries, pipelines, sources, steps
-from conduit_dagster.state.steps import Decision, Letter, Plan, Progress
+from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, SourceCount
 
 OPEN = ("planned", "prepared")
 _decode = msgspec.json.Decoder(Progress).decode
@@ -52,6 +53,25 @@ class PipelineState:
     open_steps: list[OpenStep] = field(default_factory=list[OpenStep])
     last_plan: Plan | None = None
     """The newest step that is not void."""
+
+    def prepared(self, decision: Decision) -> None:
+        """What the transaction of line 5 made of it."""
+        self.window = decision.window
+        for delivery in decision.deliveries:
+            if decision.once and delivery.parts:
+                self.delivered(delivery.consumer, delivery.expected)
+
+    def delivered(self, consumer: str, target: Mapping[str, Any]) -> None:
+        """What a delivery's transaction made of it."""
+        self.targets[consumer] = json.loads(json.dumps(target))  # the same value as a later run is given
+
+    def finished(self, plan: Plan, decision: Decision) -> None:
+        """What a step's last transaction made of it: of a source that was rewound meanwhile, nothing."""
+        for span in plan.ranges:
+            known = self.sources.get(span.source)
+            if known is not None and known.generation == span.generation:
+                known.position = span.end
+                known.records += decision.sources.get(span.source, SourceCount()).read
 
 
 def load(connection: sa.Connection, pipeline: str) -> PipelineState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
 
-VERSION = 2
+VERSION = 3
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
 
 metadata = MetaData()
@@ -154,6 +154,22 @@ owners = Table(
     Column("thing", String(768), primary_key=True),  # an absolute path, for example
     Column("pipeline", String(128), nullable=False),
     Column("consumer", String(256), nullable=False),
+)
+
+recoveries = Table(
+    "conduit_recoveries",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("run", String(64), nullable=False),  # the run that began last, by its id
+    Column("reported", String(64), nullable=False),  # the last run whose failure somebody else reported
+    Column("failure", BigInteger, nullable=False),  # how many failures there were: it names a restart
+    Column("attempt", Integer, nullable=False),  # consecutive restarts
+    Column("restarts", Text, nullable=False),  # JSON: when those that still count fell due, in ns
+    Column("restart_at_ns", BigInteger, nullable=False),  # when the pending restart is due; 0: none is pending
+    Column("cause", Text, nullable=False),  # JSON: the newest error; the first one is in conduit_pipelines
+    Column("asked", String(16), nullable=False),  # start | stop | force | renew, until it is done
+    Column("asked_ns", BigInteger, nullable=False),
+    Column("digest", String(64), nullable=False),  # of the pipeline's file, as the run that began last read it
 )
 
 history = Table(

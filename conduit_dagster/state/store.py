@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.life import Life
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.pipeline_state import PipelineState, load
@@ -22,6 +23,7 @@ from conduit_dagster.state.steps import DeadLetter, Decision, Plan, SourceCount,
 from conduit_dagster.state.transactions import Transactions
 
 _KEPT_STEPS = 50
+"""At least; what is older goes every so many steps."""
 _KEPT_DEAD_LETTERS = 100_000
 
 
@@ -40,6 +42,7 @@ class PipelineStore:
         self.log_registry = LogRegistry(transactions, lease.pipeline)
         self.registry = Registry(transactions, lease.pipeline)
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
+        self.life = Life(transactions, lease.pipeline)
 
     @property
     def epoch(self) -> int:
@@ -92,32 +95,34 @@ class PipelineStore:
 
         def work(connection: sa.Connection) -> None:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
-            for delivery in decision.deliveries:
-                values = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
-                # an empty delivery is done here
-                state = "open" if delivery.parts and moves is None else "done"
-                more = {"hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
-                connection.execute(deliveries.insert().values(**values, **more))
-                if moves is not None:
-                    move_offsets(connection, self._id, delivery.consumer, moves)
-                    if delivery.parts:
-                        self._hand_over(connection, plan.step, delivery)
+            rows = [self._delivery(plan, delivery, moves is not None) for delivery in decision.deliveries]
+            connection.execute(deliveries.insert(), rows)
             if letters:
                 connection.execute(dead_letters.insert(), [self._letter(plan, i, row) for i, row in enumerate(letters)])
             if moves is not None:
+                self._hand_over(connection, plan.step, decision, moves)
                 self._finish(connection, plan, decision)
 
         self._run(work, window=decision.window)
+
+    def _delivery(self, plan: Plan, delivery: StagedDelivery, once: bool) -> dict[str, Any]:
+        # an empty delivery is done here
+        state = "open" if delivery.parts and not once else "done"
+        own = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
+        return {**own, "hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
 
     def _letter(self, plan: Plan, number: int, row: DeadLetter) -> dict[str, Any]:
         values = msgspec.structs.asdict(row)
         return {"pipeline": self._id, "step": plan.step, "number": number, "at_ns": plan.clock_ns, **values}
 
-    def _hand_over(self, connection: sa.Connection, step: int, delivery: StagedDelivery) -> None:
-        mine = (consumers.c.pipeline == self._id, consumers.c.consumer == delivery.consumer)
-        values: dict[str, Any] = {"delivered": consumers.c.delivered + delivery.records, "step": step}
-        target = json.dumps(delivery.expected)
-        connection.execute(sa.update(consumers).where(*mine).values(**values, target=target))
+    def _hand_over(self, connection: sa.Connection, step: int, decision: Decision, moves: Moves) -> None:
+        move_offsets(connection, self._id, [delivery.consumer for delivery in decision.deliveries], moves)
+        for delivery in decision.deliveries:
+            if delivery.parts:
+                mine = (consumers.c.pipeline == self._id, consumers.c.consumer == delivery.consumer)
+                values: dict[str, Any] = {"delivered": consumers.c.delivered + delivery.records, "step": step}
+                target = json.dumps(delivery.expected)
+                connection.execute(sa.update(consumers).where(*mine).values(**values, target=target))
 
     def retarget(self, plan: Plan, decision: Decision) -> None:
         """Where the settings say so, a delivery that is not published yet gets another target. Nothing else changes."""
@@ -136,8 +141,7 @@ class PipelineStore:
 
         def work(connection: sa.Connection) -> None:
             self._finish(connection, plan, decision)
-            for consumer in names:
-                move_offsets(connection, self._id, consumer, moves)
+            move_offsets(connection, self._id, names, moves)
 
         self._run(work)
 
@@ -155,43 +159,28 @@ class PipelineStore:
             }
             current = (*mine, sources.c.generation == span.generation)
             connection.execute(sa.update(sources).where(*current).values(**values))
-            move_collections(connection, self._id, span.source, span.offset, decision.namespaces.get(span.source, {}))
-        self._forget(connection, plan.step)
+        seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
+        move_collections(connection, self._id, seen)
+        if plan.step % _KEPT_STEPS == 0:
+            self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
         """Done and void steps do not pile up; the dead-letter index keeps its newest rows."""
-        old = step - _KEPT_STEPS
         for table in (steps, deliveries):
-            connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < old))
-        if step % _KEPT_STEPS == 0:
-            mine = sa.select(dead_letters.c.step).where(dead_letters.c.pipeline == self._id)
-            cut = mine.order_by(dead_letters.c.step.desc()).offset(_KEPT_DEAD_LETTERS).limit(1).scalar_subquery()
-            connection.execute(
-                sa.delete(dead_letters).where(dead_letters.c.pipeline == self._id, dead_letters.c.step < cut)
-            )
+            connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < step - _KEPT_STEPS))
+        mine = sa.select(dead_letters.c.step).where(dead_letters.c.pipeline == self._id)
+        cut = mine.order_by(dead_letters.c.step.desc()).offset(_KEPT_DEAD_LETTERS).limit(1).scalar_subquery()
+        connection.execute(
+            sa.delete(dead_letters).where(dead_letters.c.pipeline == self._id, dead_letters.c.step < cut)
+        )
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    def set_status(
-        self,
-        status: str,
-        reason: str = "",
-        error: Mapping[str, Any] | None = None,
-        file: str = "",
-        void_from: int | None = None,
-    ) -> None:
-        """Status and what led to it; a start clears the error, a later failure keeps its own first one.
-
-        ``void_from``: planned steps that end with the run, in the same transaction.
-        """
-        values: dict[str, Any] = {"status": status, "reason": reason, "error": json.dumps(error) if error else ""}
-        if file:
-            values["file"] = file
+    def voiding(self, step: int | None) -> Callable[[sa.Connection], None]:
+        """Drops what was planned from this step on, as a part of another transaction; None: nothing."""
 
         def work(connection: sa.Connection) -> None:
-            if void_from is not None:
-                self._void_from(connection, void_from)
-            detail: dict[str, Any] = {"reason": reason} if reason else {}
-            record_event(connection, self._id, status, **detail, **({"error": error} if error else {}))
+            if step is not None:
+                self._void_from(connection, step)
 
-        self._run(work, **values)
+        return work

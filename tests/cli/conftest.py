@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
+from scripted import Script
+from support import Lab
+from waiting import wait_until
 
 from conduit_dagster.cli.main import main
 
@@ -81,6 +85,29 @@ def project(folder: Path) -> Path:
 
 
 @pytest.fixture
+def lab(folder: Path, spark: SparkSession) -> Lab:
+    """A project whose pipelines run in this process."""
+    return Lab(folder, spark)
+
+
+@pytest.fixture
+def script(lab: Lab) -> Script:
+    """What the lab's scripted destinations say."""
+    return Script(lab)
+
+
+@pytest.fixture
+def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verbs that need Spark get the tests' session, and leave it open."""
+
+    @contextmanager
+    def shared(*_: object, **__: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("conduit_dagster.cli.session.spark_session", shared)
+
+
+@pytest.fixture
 def run(folder: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command in this process."""
 
@@ -118,12 +145,14 @@ class Shell:
         """Runs a command to its end."""
         return self.ended(self.spawn(*words, **more))
 
-    def wait_until(self, holds: Callable[[], bool], seconds: float = 150) -> None:
-        """Polls until a condition holds."""
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, "it took too long"
-            time.sleep(0.05)
+    def wait_until(self, process: subprocess.Popen[str], holds: Callable[[], bool], what: str) -> None:
+        """Waits for what a process does; else fails with all that it said, and ends it."""
+        wait_until(holds, what, 150, over=lambda: process.poll() is not None, said=lambda: self._said(process))
+
+    def _said(self, process: subprocess.Popen[str]) -> str:
+        process.kill()
+        ran = self.ended(process, 30)
+        return f"{ran.out[-1500:]}\n{ran.err[-1500:]}"
 
 
 @pytest.fixture

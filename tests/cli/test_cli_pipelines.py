@@ -9,6 +9,7 @@ import pytest
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.life import Start
 from conduit_dagster.state.store import PipelineStore
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
@@ -20,10 +21,10 @@ def failed(project: Path) -> Path:
     database = open_database(Project.find(project).state_url)
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
-    store.set_status("running", file="pipelines/orders.yaml")
+    store.life.begin(Start("first", "pipelines/orders.yaml"))
     store.registry.register_source("in", {}, {"files": [], "seen": 0})
     store.registry.register_consumer("out", "data")
-    store.set_status("degraded", "", ERROR)
+    store.life.failed(ERROR, None, "first")
     lease.release()
     database.dispose()
     return project

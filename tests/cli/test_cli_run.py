@@ -152,10 +152,10 @@ def test_a_log_destination_prints_on_stderr_in_the_projects_format(shell, projec
 @pytest.mark.parametrize(("number", "reason"), [(signal.SIGINT, "user"), (signal.SIGTERM, "system")])
 def test_a_signal_stops_a_continuous_run_gracefully(shell, project: Path, number: int, reason: str) -> None:
     process = shell.spawn("run", "--json")
-    shell.wait_until(lambda: len(lines(project / "orders.jsonl")) == 2 or process.poll() is not None)
+    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 2, "two records are delivered")
     with (project / "in.jsonl").open("a") as file:
         file.write('{"id":3}\n')
-    shell.wait_until(lambda: len(lines(project / "orders.jsonl")) == 3 or process.poll() is not None)
+    shell.wait_until(process, lambda: len(lines(project / "orders.jsonl")) == 3, "the third record is delivered")
     process.send_signal(number)
     ran = shell.ended(process)
     assert ran.code == 0, ran.err
@@ -189,7 +189,7 @@ def test_a_second_signal_stops_by_force(shell, project: Path, pipeline) -> None:
     )
     (project / "pipelines" / "orders.yaml").write_text(text)
     process = shell.spawn("run", "--json")
-    shell.wait_until(lambda: (project / "reached").exists() or process.poll() is not None)
+    shell.wait_until(process, (project / "reached").exists, "the processor has a record")
     process.send_signal(signal.SIGINT)
     next(line for line in process.stderr if "stopping: the step at hand" in line)
     process.send_signal(signal.SIGTERM)
@@ -204,7 +204,7 @@ def test_a_second_signal_stops_by_force(shell, project: Path, pipeline) -> None:
 def test_a_signal_while_spark_starts_ends_the_run_before_it_began(shell, project: Path) -> None:
     process = shell.spawn("run", "--json")
     # the state store is made right before Spark is started, under our handlers
-    shell.wait_until(lambda: (project / ".conduit" / "state.db").exists())
+    shell.wait_until(process, (project / ".conduit" / "state.db").exists, "there is a state store")
     process.send_signal(signal.SIGINT)
     ran = shell.ended(process)
     assert ran.code == 0, ran.err

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from dagster_layer.project_folder import Folder
+from dagster_layer.project_folder import SETTINGS, Folder
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
-    for name in ("CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL", "CONDUIT_MATERIALIZE_EVERY"):
+    for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
     with dg.DagsterInstance.ephemeral() as instance:
         yield Folder(tmp_path, instance)

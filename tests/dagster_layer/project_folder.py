@@ -30,6 +30,8 @@ pipelines:
       - {{id: even, plugin: filter, condition: "after.n % 2 == 0"}}
     dead-letter-queue: {queue}
 """
+SETTINGS = ("CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL", "CONDUIT_MATERIALIZE_EVERY")
+"""Of the caller's environment: no test may see them."""
 TAKES_ALL = "{plugin: builtin:file, window-size: 0, settings: {path: ./dead.jsonl}}"
 
 

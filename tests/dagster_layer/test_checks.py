@@ -12,8 +12,9 @@ from assets.look import Look
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.report import Progress
-from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.engine.report import Progress, Restart, RunResult
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.policy import FRESH
 
 WINDOW = "{plugin: builtin:file, window-size: 10, window-nack-threshold: 1, settings: {path: ./dead.jsonl}}"
 
@@ -31,6 +32,10 @@ def _look(waited: float = 0, read: int = 100, nacked: int = 0, letters: int = 0,
     return Look(Progress(read=read, nacked=nacked), 0.0, waited, consumers=consumers, **more)
 
 
+def _ended(error: ConduitError, restart: Restart | None = None) -> RunResult:
+    return RunResult("numbers", "degraded" if restart is None else "recovering", "", error, Progress(), restart)
+
+
 def _passed(verdicts: Any) -> dict[str, bool]:
     found: list[Verdict] = list(verdicts)
     return {verdict.name: verdict.passed for verdict in found}
@@ -45,7 +50,7 @@ def test_the_nack_rate_is_held_against_the_threshold(bound: BoundPipeline, nacke
 def test_an_exceeded_threshold_fails_the_rate_whatever_it_is(bound: BoundPipeline) -> None:
     """The nack that exceeded it was not counted: it is read again."""
     error = FatalError("too many", code="nacks.threshold_exceeded")
-    assert not _passed(verdicts(bound, _look(), 0, 60, error))["nack_rate"]
+    assert not _passed(verdicts(bound, _look(), 0, 60, _ended(error)))["nack_rate"]
 
 
 ONE = {"in": (1, "bytes")}
@@ -62,10 +67,29 @@ def test_the_acks_lag_when_something_waits_for_long(
 
 def test_what_waits_after_a_failed_run_is_lag(bound: BoundPipeline) -> None:
     look = _look(lag={"in": (1, "bytes")})
-    assert not _passed(verdicts(bound, look, 0, 60, TransientError("gone")))["ack_lag"]
+    assert not _passed(verdicts(bound, look, 0, 60, _ended(TransientError("gone"))))["ack_lag"]
 
 
 @pytest.mark.parametrize(("total", "seen", "passed"), [(5, 5, True), (6, 5, False), (0, 5, True), (2, 5, False)])
 def test_dead_letters_count_since_the_last_look(bound: BoundPipeline, total: int, seen: int, passed: bool) -> None:
     """A queue that was removed and added again counts from zero."""
     assert _passed(verdicts(bound, _look(letters=total), seen, 60))["no_dead_letters"] is passed
+
+
+def _status(bound: BoundPipeline, result: RunResult | None) -> Verdict:
+    (found,) = [one for one in verdicts(bound, _look(), 0, 60, result) if one.name == "status"]
+    return found
+
+
+def test_the_status_shows_a_pending_restart(bound: BoundPipeline) -> None:
+    restart = Restart(7, 3, 4.0, 1_700_000_000_000_000_000, FRESH)
+    verdict = _status(bound, _ended(TransientError("gone", code="x.gone"), restart))
+    assert not verdict.passed
+    assert verdict.description == "recovering: gone; restart 3 after 4 s"
+    assert (verdict.metadata["attempt"], verdict.metadata["error_code"]) == (3, "x.gone")
+
+
+def test_the_status_fails_of_what_is_degraded_and_not_of_a_run_that_was_not_needed(bound: BoundPipeline) -> None:
+    assert not _status(bound, _ended(FatalError("no", code="x.no"))).passed
+    assert _status(bound, _ended(TransientError("another has it", code="lease.held"))).passed
+    assert _status(bound, None).passed

@@ -11,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 
 EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
-
-
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession) -> Lab:
-    return Lab(tmp_path, spark)
 
 
 def failed(result: RunResult, code: str) -> str:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
+from waiting import wait_until
 
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import pipeline_rows, source_rows
-
-
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession) -> Lab:
-    return Lab(tmp_path, spark)
 
 
 def numbers(count: int) -> list[dict[str, int]]:
@@ -33,18 +25,10 @@ def fails_at(*wanted: int) -> dict[str, Any]:
 
 
 def stored(lab: Lab) -> dict[str, Any]:
-    database = open_database(lab.catalogue().project.state_url)
-    row = pipeline_rows(database)["p"]
-    row["sources"] = {source["id"]: source for source in source_rows(database, "p")}
-    database.dispose()
+    with lab.store() as database:
+        row = pipeline_rows(database)["p"]
+        row["sources"] = {source["id"]: source for source in source_rows(database, "p")}
     return row
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 def append(name: str, letter: str) -> dict[str, Any]:
@@ -139,7 +123,7 @@ def test_c06_a9_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
     stop, results = StopFlag(), list[Any]()
     run = threading.Thread(target=lambda: results.append(lab.run(drain=False, stop=stop)))
     run.start()
-    wait_until((lab.root / "started").exists)
+    wait_until((lab.root / "started").exists, "the processor has a record", over=lambda: not run.is_alive())
     stop.request()
     lab.write("in.jsonl", [{"i": 4}], mode="a")
     (lab.root / "go").touch()
@@ -159,7 +143,7 @@ def test_c06_a9_forced_stop_prepares_nothing(lab: Lab) -> None:
     stop, results = StopFlag(), list[Any]()
     run = threading.Thread(target=lambda: results.append(lab.run(stop=stop)))
     run.start()
-    wait_until((lab.root / "started").exists)
+    wait_until((lab.root / "started").exists, "the processor has a record", over=lambda: not run.is_alive())
     stop.force()
     run.join(60)
     assert [(r.status, r.error.code) for r in results] == [("degraded", "pipeline.forced_stop")]

@@ -2,55 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import pytest
-from pyspark.sql import SparkSession
+from operating import NAMESPACE, after_bulk_error, build, code_of, offsets
 from scripted import Script, scripted
 from support import DECODE, Lab, processor, queue, source
-
-from conduit_dagster.config.project import Project
-from conduit_dagster.engine.report import RunResult
-from conduit_dagster.state.database import open_database
-from conduit_dagster.state.overview import offset_rows
-
-NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")
-
-
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession) -> Lab:
-    return Lab(tmp_path, spark)
-
-
-@pytest.fixture
-def script(lab: Lab) -> Script:
-    return Script(lab)
-
-
-def build(lab: Lab, count: int, *outputs: Any, **more: Any) -> None:
-    lab.write("in.jsonl", [{"i": i, "c": "AABBAABBCACBAACB"[i % 16]} for i in range(count)])
-    more.setdefault("processors", [DECODE])
-    lab.pipeline(connectors=[source(), *(outputs or [scripted()])], **{"dead-letter-queue": queue(), **more})
-
-
-def offsets(lab: Lab, namespace: str = "*") -> dict[str, int]:
-    database = open_database(Project.find(lab.root, {}).state_url)
-    try:
-        rows = offset_rows(database, "p")
-    finally:
-        database.dispose()
-    return {row["consumer"]: row["offset"] for row in rows if row["namespace"] == namespace}
-
-
-def code_of(result: RunResult) -> str:
-    assert result.error is not None
-    assert not result.error.fatal
-    return result.error.code
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return [value for batch in batches for value in batch]
 
 
 def partly_acked(lab: Lab, script: Script) -> None:
@@ -85,18 +39,6 @@ def test_c06_c2_a_restart_sends_exactly_what_is_missing(lab: Lab, script: Script
     assert offsets(lab) == {"c0": 16, "c1": 16, "dead_letters": 16}
 
 
-def after_bulk_error(lab: Lab, script: Script, **delivery: Any) -> None:
-    """C5: 0 to 8 are acked, the bulk write of 9 to 15 fails without saying which record."""
-    build(lab, 9, delivery=delivery)
-    assert lab.run().error is None
-    lab.write("in.jsonl", [{"i": i} for i in range(9, 16)], mode="a")
-    script.says(bulk=[14])
-    script.sent()
-    assert code_of(lab.run()) == "delivery.bulk_failed"
-    assert script.sent() == [list(range(9, 16))]
-    assert offsets(lab)["out"] == 8
-
-
 def test_c06_c5_a_bulk_error_stops_the_run_and_moves_nothing(lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script)
 
@@ -124,7 +66,7 @@ def test_c06_c7_a_record_that_goes_on_failing_stops_the_run_before_it(lab: Lab, 
 
 
 def test_bisect_finds_the_record_with_fewer_writes(lab: Lab, script: Script) -> None:
-    after_bulk_error(lab, script, redelivery="bisect")
+    after_bulk_error(lab, script, delivery={"redelivery": "bisect"})
     assert code_of(lab.run()) == "delivery.record_failed"
     assert script.sent() == [[9, 10, 11], [12, 13, 14, 15], [12, 13], [14, 15], [14]]
     assert offsets(lab)["out"] == 13
@@ -144,8 +86,8 @@ def test_c06_c11_destinations_with_namespaces_reach_the_end_independently(lab: L
         **{"dead-letter-queue": queue()},
     )
     assert lab.run().error is None
-    assert flat(script.sent("one")) == [1, 3, 4]
-    assert flat(script.sent("two")) == [2, 4, 5, 7]
+    assert script.values("one") == [1, 3, 4]
+    assert script.values("two") == [2, 4, 5, 7]
     assert offsets(lab) == {"one": 7, "two": 7, "dead_letters": 7}
 
 
@@ -177,9 +119,17 @@ def test_c06_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, s
 def test_c06_a4_acks_out_of_order_reach_the_source_in_order(lab: Lab, script: Script) -> None:
     """The destination acknowledges backwards; record 4 is filtered before 3 is done."""
     build(lab, 11, processors=[DECODE, processor("skip", "filter", "after.i == 4")])
+    script.says(acks=[[v, "only"] for v in range(10, 0, -1)])
+    result = lab.run()
+    assert code_of(result) == "delivery.unacked"
+    assert result.progress.acked == 0
+    assert "out" not in offsets(lab)
+    script.sent()
     script.says(acks=[[v, "only"] for v in range(10, -1, -1)])
     result = lab.run()
     assert result.error is None
+    # nothing behind the first one was durable, however much was acked
+    assert script.sent() == [[0, 1, 2, 3, 5, 6, 7, 8, 9, 10]]
     assert result.progress.read == 11
     assert offsets(lab)["out"] == 10
     assert lab.run().progress.read == 0
@@ -191,7 +141,7 @@ def test_refused_records_are_dead_letters_in_order_and_the_others_arrive(lab: La
     script.says("b", refuse=[5, 6])
     result = lab.run()
     assert result.error is None
-    assert flat(script.sent("a")) == list(range(10))
+    assert script.values("a") == list(range(10))
     letters = lab.letters()
     # 5 is refused by both and makes one dead letter
     assert sorted(after["i"] for _, _, after in letters) == [3, 5, 6]
@@ -211,7 +161,7 @@ def test_a_refusal_that_the_window_does_not_accept_stops_the_run(lab: Lab, scrip
     script.sent()
     script.says()
     assert lab.run().error is None
-    assert flat(script.sent()) == list(range(5, 10))
+    assert script.values() == list(range(5, 10))
     assert [after["i"] for _, _, after in lab.letters()] == [3]
 
 
@@ -223,7 +173,7 @@ def test_a_refusal_without_a_queue_is_transient_and_the_record_is_tried_again(la
     script.sent()
     script.says()
     assert lab.run().error is None
-    assert flat(script.sent()) == [2, 3]
+    assert script.values() == [2, 3]
     assert lab.lines("dead.jsonl") == []
 
 

@@ -8,17 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from operating import NAMESPACE, events
 from pyspark.sql import SparkSession
 from scripted import Script, scripted
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.file.ordered import OrderedFile
-from conduit_dagster.state.database import open_database
-from conduit_dagster.state.overview import consumer_rows, newest_events
-
-NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")
+from conduit_dagster.state.overview import consumer_rows
 
 
 @pytest.fixture
@@ -30,10 +27,6 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
 
 def values(lab: Lab, name: str = "out.jsonl") -> list[int]:
     return [row["i"] for row in lab.documents(name)]
-
-
-def flat(batches: list[list[int]]) -> list[int]:
-    return [value for batch in batches for value in batch]
 
 
 def code_of(lab: Lab) -> str:
@@ -52,7 +45,7 @@ def test_a_nack_behind_an_unacked_record_is_not_lost(lab: Lab) -> None:
     script.sent()
     script.says(refuse=[1])
     assert lab.run().error is None
-    assert flat(script.sent()) == [0, 1, 2]
+    assert script.values() == [0, 1, 2]
     assert [after["i"] for _, _, after in lab.letters()] == [1]
 
 
@@ -71,12 +64,9 @@ def test_at_most_once_publishes_the_others_when_the_queue_fails(lab: Lab) -> Non
     script.says("dead")
     assert lab.run().error is None
     assert values(lab) == [0, 2, 3]
-    database = open_database(Project.find(lab.root, {}).state_url)
-    try:
+    with lab.store() as database:
         delivered = {row["id"]: row["delivered"] for row in consumer_rows(database, "p")}
-        dropped = [e["detail"] for e in newest_events(database, "p", 50) if e["event"] == "dropped"]
-    finally:
-        database.dispose()
+    dropped = events(lab, "dropped")
     assert delivered == {"out": 3, "dead_letters": 0}
     assert [(row["consumer"], row["records"]) for row in dropped] == [("dead_letters", 1)]
 

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
-
-
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession) -> Lab:
-    return Lab(tmp_path, spark)
 
 
 def number(name: str, *processors: Any) -> dict[str, Any]:

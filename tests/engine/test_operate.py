@@ -89,8 +89,10 @@ def test_marked_records_are_claimed_and_the_rest_is_delivered(
 
 
 def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
-    lab: Lab, spark: SparkSession, url: str, crashes: Any
+    lab: Lab, spark: SparkSession, url: str, crashes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # a connection that was idle for longer is looked at first, and made anew at once
+    monkeypatch.setattr("conduit_dagster.connectors.postgres.session._IDLE", 3_600.0)
     crashes(lab, "before-publish")
     with desk(lab, spark) as frozen:
         late = open_delivery(frozen, "out")
@@ -105,6 +107,7 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.child(name, 0, 1))
     assert lab.run().progress.read == 0
+    assert rows(url) == []
     assert offsets(lab)["out"] == 3
 
 

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 from support import DECODE, SHARED, Lab, destination, processor, queue, source
 
 DATA = SHARED / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the checkout")
-
-
-@pytest.fixture
-def lab(tmp_path: Path, spark: SparkSession) -> Lab:
-    return Lab(tmp_path, spark)
 
 
 def rows_of(name: str) -> list[Any]:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from kills import hooked
 from pyspark.sql import SparkSession
 from scripted import Script, scripted
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
+from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.recovery import kill_points
+from conduit_dagster.state.schema import steps
 
 ROWS = [{"i": i} for i in range(40)]
 
@@ -43,15 +47,12 @@ def _json(line: str) -> Any:
     return json.loads(line) if line.strip("\0 ") else None
 
 
-BEFORE = ("after-plan", "after-stage", "before-prepare")
-
-
 @pytest.mark.parametrize("layout", ["file", "folder"])
 @pytest.mark.parametrize(
     "point", ["after-plan", "after-stage", "after-prepare", "mid-publish", "after-publish", "after-ack"]
 )
 def test_c06_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, point: str, layout: str) -> None:
-    """Killed after the offset moved and before the write, that step is not delivered again."""
+    """Killed after the offset moved and before the write, that step is not delivered again; half of it may be there."""
     output = destination("out", "./out.jsonl" if layout == "file" else "./out/")
     build(lab, "at-most-once", output)
     crashes(lab, f"{point}:2")
@@ -60,11 +61,9 @@ def test_c06_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes,
         found = values(lab)
     else:
         found = [_json(line)["i"] for part in sorted((lab.root / "out").rglob("part-*")) for line in part.open()]
-    assert len(found) == len(set(found))
-    if point in ("after-prepare",):
-        assert found == [i for i in range(40) if not 10 <= i < 20]
-    if point in BEFORE or point in ("after-publish", "after-ack"):
-        assert found == list(range(40))
+    lost = {("after-prepare", "file"): 10, ("after-prepare", "folder"): 10, ("mid-publish", "file"): 5,
+            ("mid-publish", "folder"): 10}.get((point, layout), 0)  # fmt: skip
+    assert found == [*range(20 - lost), *range(20, 40)]
     assert lab.run().progress.read == 0
 
 
@@ -93,28 +92,31 @@ def test_steps_in_flight_arrive_in_order(lab: Lab, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_c06_a3_unacked_steps_never_exceed_the_bound(lab: Lab, monkeypatch: pytest.MonkeyPatch, depth: int) -> None:
-    """The publishing of the first step is held back: so many are staged, and no more are planned."""
-    planned: list[int] = []
-    full, go = threading.Event(), threading.Event()
+def test_c06_a3_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
+    """The publishing of the first step is held back: so many are staged, and no more are planned, then or later."""
+    passed: Counter[str] = Counter()
+    unacked: list[int] = []
+    full, more = threading.Event(), threading.Event()
 
     def hook(point: str, pipeline: str) -> None:
+        passed[point] += 1
         if point == "after-plan":
-            planned.append(1)
-        if point == "after-stage" and len(planned) == depth:
+            unacked.append(passed["after-plan"] - passed["after-ack"])
+            if unacked[-1] > depth:
+                more.set()
+        if point == "after-stage" and passed["after-stage"] == depth:
             full.set()
-        if point == "before-publish" and not go.is_set():
+        if point == "before-publish" and passed["before-publish"] == 1:
             assert full.wait(60)
-            go.wait(0.5)  # time in which another one would be planned, were it allowed
-            assert len(planned) == depth
-            go.set()
+            # time in which another one would be planned, were it allowed
+            assert not more.wait(0.5)
 
     build(lab, "at-least-once", **{"max-in-flight": depth})
-    with monkeypatch.context() as patch:
-        patch.setattr(kill_points, "hook", hook)
+    with hooked(hook):
         result = lab.run()
     assert result.error is None
     assert values(lab) == list(range(40))
+    assert max(unacked) == depth
 
 
 def test_a_cut_voids_the_steps_behind_it(lab: Lab) -> None:
@@ -140,7 +142,7 @@ def test_a_failed_publish_voids_the_steps_behind_it(lab: Lab) -> None:
     assert lab.run().error is not None
     script.says()
     assert lab.run().error is None
-    sent = [value for batch in script.sent() for value in batch]
+    sent = script.values()
     assert sent == [*range(20), *range(10, 40)]
 
 
@@ -154,23 +156,39 @@ def test_a_crash_with_steps_in_flight(lab: Lab, crashes: Crashes, point: str) ->
     assert values(lab) == list(range(40))
 
 
+def stopped_after_the_first(lab: Lab) -> RunResult:
+    """A run that is asked to stop when its first step is done, and its second one staged."""
+    stop, staged = StopFlag(), threading.Event()
+    passed: Counter[str] = Counter()
+
+    def hook(point: str, pipeline: str) -> None:
+        passed[point] += 1
+        if point == "after-stage" and passed[point] == 2:
+            staged.set()
+        if point == "before-publish" and passed[point] == 1:
+            assert staged.wait(60)
+
+    with hooked(hook):
+        return lab.run(stop=stop, observe=lambda step, progress: stop.request())
+
+
 def test_c06_a9_a_graceful_stop_finishes_what_is_in_flight(lab: Lab) -> None:
     """A staged step is finished as well while the shutdown timeout lasts; nothing is delivered again."""
-    stop = StopFlag()
     build(lab, "exactly-once", **{"max-in-flight": 2})
-    result = lab.run(stop=stop, observe=lambda step, progress: stop.request())
+    result = stopped_after_the_first(lab)
     assert (result.status, result.reason, result.error) == ("stopped", "user", None)
-    found = values(lab)
-    assert found == list(range(len(found)))
-    assert 10 <= len(found) <= 30
+    assert values(lab) == list(range(20))
     assert lab.run().error is None
     assert values(lab) == list(range(40))
 
 
 def test_a_stop_without_time_voids_what_is_only_staged(lab: Lab) -> None:
-    stop = StopFlag()
     build(lab, "exactly-once", **{"max-in-flight": 2, "shutdown-timeout": "0s"})
-    result = lab.run(stop=stop, observe=lambda step, progress: stop.request())
-    assert result.status == "stopped"
+    result = stopped_after_the_first(lab)
+    assert (result.status, result.reason, result.error) == ("stopped", "user", None)
+    assert values(lab) == list(range(10))
+    with lab.store() as database, database.connect() as connection:
+        found = connection.execute(sa.select(steps.c.state).order_by(steps.c.step)).scalars().all()
+    assert found == ["done", "void"]
     assert lab.run().error is None
     assert values(lab) == list(range(40))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from waiting import wait_until
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain
@@ -115,17 +116,10 @@ def _sleeping(mark: str) -> Task:
     return task
 
 
-def _wait_for(mark: Path) -> None:
-    deadline = time.monotonic() + 60
-    while not mark.exists():
-        assert time.monotonic() < deadline, "the task never started"
-        time.sleep(0.02)
-
-
 def test_a_long_job_is_cancelled_from_another_thread(spark: SparkSession, tmp_path: Path) -> None:
     thread = _Thread(spark, "long", tmp_path / "started")
     thread.start()
-    _wait_for(tmp_path / "started")
+    wait_until((tmp_path / "started").exists, "the task has started", over=lambda: not thread.is_alive())
     start = time.monotonic()
     assert cancel_job(spark, "long")
     thread.join(10)
@@ -137,7 +131,7 @@ def test_a_long_job_is_cancelled_from_another_thread(spark: SparkSession, tmp_pa
 def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: Path) -> None:
     thread = _Thread(spark, "one", tmp_path / "started")
     thread.start()
-    _wait_for(tmp_path / "started")
+    wait_until((tmp_path / "started").exists, "the task has started", over=lambda: not thread.is_alive())
     cancel_job(spark, "other")
     assert thread.is_alive()
     assert cancel_job(spark, "one")
@@ -147,22 +141,24 @@ def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: P
 
 def test_a_run_between_two_of_its_jobs_is_cancelled_too(spark: SparkSession, tmp_path: Path) -> None:
     """Spark itself forgets a cancel that comes while no job of the tag runs."""
-    asked = threading.Event()
+    between = threading.Event()
+    cancelled: list[bool] = []
 
     def action() -> int:
-        assert asked.wait(10)
+        between.set()
         assert _runs[id(spark), "gap"].cancelled.wait(10)
         return spark.range(2).mapInArrow(_sleeping(str(tmp_path / "x")), "id long").count()
 
     def cancel() -> None:
-        asked.set()
-        cancel_job(spark, "gap")
+        assert between.wait(10)
+        cancelled.append(cancel_job(spark, "gap"))
 
-    canceller = threading.Timer(0.2, cancel)
+    canceller = threading.Thread(target=cancel)
     canceller.start()
     with pytest.raises(JobCancelled):
         run_job(spark, "gap", action)
-    canceller.join()
+    canceller.join(10)
+    assert cancelled == [True]
 
 
 def test_two_runs_of_one_tag_are_refused(spark: SparkSession) -> None:

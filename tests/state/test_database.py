@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import schema
@@ -40,14 +39,6 @@ def open_at_once(url: str, count: int) -> list[str]:
         process.stdin.close()
         process.stdin = None
     return [process.communicate()[0].strip() for process in processes]
-
-
-def at_once(work: Callable[[int], None], count: int) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_a_new_store_may_be_opened_by_many_processes_at_once(database_url: str) -> None:

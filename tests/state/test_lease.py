@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
+from waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import schema
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, acquire, is_dead, myself
+from conduit_dagster.state.life import Start
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -50,17 +51,13 @@ def test_a_second_owner_is_refused_while_the_first_lives(database: sa.Engine) ->
 def test_of_two_contenders_one_wins(database: sa.Engine) -> None:
     won, refused = list[Lease](), list[ConduitError]()
 
-    def contend() -> None:
+    def contend(_: int) -> None:
         try:
             won.append(acquire(database, "p", 0.5))
         except ConduitError as error:
             refused.append(error)
 
-    threads = [threading.Thread(target=contend) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(contend, 5)
     assert (len(won), len(refused)) == (1, 4)
     won[0].release()
 
@@ -70,7 +67,7 @@ def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
     lease = acquire(database, "p", 30.0)
     with pytest.raises(ConduitError, match="already running"):
         acquire(database, "p", 30.0, cancelled=lambda: True)
-    PipelineStore(database, lease).set_status("running")
+    PipelineStore(database, lease).life.begin(Start("r"))
     lease.release()
 
 
@@ -112,8 +109,8 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
     assert time.monotonic() - began >= 0.4
     assert second.epoch == first.epoch + 1
     with pytest.raises(LeaseLost):
-        PipelineStore(database, first).set_status("running")
-    PipelineStore(database, second).set_status("running")
+        PipelineStore(database, first).life.begin(Start("r"))
+    PipelineStore(database, second).life.begin(Start("r"))
     second.release()
 
 
@@ -129,17 +126,13 @@ def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: 
     change_owner(database, host="elsewhere", boot="other")
     won, refused = list[Lease](), list[str]()
 
-    def contend() -> None:
+    def contend(_: int) -> None:
         try:
             won.append(acquire(database, "p", 0.4))
         except ConduitError as error:
             refused.append(error.code)
 
-    threads = [threading.Thread(target=contend) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(contend, 2)
     assert (len(won), refused) == (1, ["lease.held"])
     assert won[0].epoch == first.epoch + 1
     won[0].release()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from postgres_proxy import Proxy
 from postgres_server import PostgresServer
 from sqlalchemy.exc import IntegrityError, ProgrammingError
+from waiting import at_once, wait_until
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database
@@ -40,13 +41,6 @@ def note(connection: sa.Connection) -> int:
 def notes(database: sa.Engine) -> list[int]:
     with database.connect() as connection:
         return list(connection.execute(sa.select(history.c.id).order_by(history.c.id)).scalars())
-
-
-def wait_until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def test_work_and_values_are_committed_together(database: sa.Engine, lease: Lease) -> None:
@@ -98,12 +92,9 @@ def test_a_lost_lease_is_told_at_once(database: sa.Engine, lease: Lease) -> None
 
 def test_transactions_of_several_threads_are_all_applied(database: sa.Engine, lease: Lease) -> None:
     transactions = Transactions(database, lease)
-    threads = [threading.Thread(target=lambda: transactions.run(note)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(notes(database)) == 8
+    found = at_once(lambda _: transactions.run(note), 8)
+    assert notes(database) == sorted(found)
+    assert len(found) == 8
 
 
 # -- a store that is away -------------------------------------------------------------------------------------------
@@ -292,18 +283,17 @@ def test_between_a_lost_answer_and_its_repetition_nothing_else_of_ours_runs(
     with through(proxy, postgres_url) as (database, lease):
         transactions = Transactions(database, lease)
 
-        def several() -> None:
+        def several(_: int) -> list[int]:
+            found = list[int]()
             for number in range(5):
                 proxy.lose = "answer" if number % 2 else "question"
-                transactions.run(note)
+                found.append(transactions.run(note))
+            return found
 
-        threads = [threading.Thread(target=several) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        found = [number for some in at_once(several, 4) for number in some]
         assert proxy.cut >= 5
-        assert len(notes(database)) == 20
+        assert notes(database) == sorted(found)
+        assert len(found) == 20
 
 
 def test_a_commit_that_is_still_under_way_is_waited_for(postgres_url: str, postgres_server: PostgresServer) -> None:
@@ -311,7 +301,7 @@ def test_a_commit_that_is_still_under_way_is_waited_for(postgres_url: str, postg
     proxy = Proxy(postgres_server.port)
     with through(proxy, postgres_url) as (database, lease), psycopg.connect(postgres_url, autocommit=True) as watcher:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        proxy.until = lambda: wait_until(lambda: watcher.execute(waiting).fetchone())
+        proxy.until = lambda: wait_until(lambda: watcher.execute(waiting).fetchone(), "the repetition waits", 30)
         proxy.lose = "late"
         number = Transactions(database, lease).run(note)
         assert proxy.cut == 1

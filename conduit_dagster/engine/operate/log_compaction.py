@@ -13,7 +13,8 @@ from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.state.events import record_event
-from conduit_dagster.state.log_store import LogPart, LogStore, Offsets, offsets_of
+from conduit_dagster.state.log_store import LogPart, LogStore
+from conduit_dagster.state.offsets import ByConsumer, offsets_of
 
 
 def compact(desk: Desk, database: sa.Engine, source: str | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
@@ -61,7 +62,7 @@ def _closed(view: LogView) -> list[list[LogPart]]:
     return list(segments.values())[:-1]  # the last one is active
 
 
-def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: Offsets) -> int:
+def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: ByConsumer) -> int:
     retention = Retention(consumers, offsets)
     for batch in view.blocks(parts[0].first, parts[-1].next, ["namespace"]):
         retention.see(batch)

@@ -12,7 +12,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.engine.commit_log.entries import Entry, encode_entries
-from conduit_dagster.engine.commit_log.layout import LogFolder, remove
+from conduit_dagster.engine.commit_log.layout import LogFolder
 from conduit_dagster.engine.commit_log.part_file import PartFile, Written
 from conduit_dagster.engine.commit_log.transfer import import_entries
 from conduit_dagster.engine.operate.desk import Desk
@@ -175,6 +175,6 @@ class _Import:
             part.abort()
             raise
         if written is None:
-            remove(url)
+            storage.remove(url)
             raise refused("log.import_damaged", f"{self._file} changed while it was read", "import it again")
         return written

@@ -14,8 +14,8 @@ from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery, finish_step, open_delivery, require_divisible
 from conduit_dagster.engine.operate.refused import chosen
 from conduit_dagster.engine.operate.set_back import RESENDS, require_resending, set_back
-from conduit_dagster.engine.operate.writes import end_delivery, put_progress
 from conduit_dagster.engine.shipment import after
+from conduit_dagster.state.delivery_store import end_delivery, put_progress
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.offsets import move_offsets
 
@@ -84,7 +84,7 @@ def _keep(opened: OpenDelivery, cut: Cut) -> None:
 
     def work(connection: sa.Connection) -> None:
         put_progress(connection, desk.id, step, staged.consumer, shipment.progress)
-        move_offsets(connection, desk.id, staged.consumer, moves)
+        move_offsets(connection, desk.id, [staged.consumer], moves)
         if _is_done(opened):
             sent = staged.records - shipment.progress.refused
             end_delivery(connection, desk.id, step, staged.consumer, sent, staged.target)

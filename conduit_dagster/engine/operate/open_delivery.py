@@ -8,19 +8,17 @@ from dataclasses import dataclass, replace
 
 from conduit_dagster.connectors.base import Destination
 from conduit_dagster.connectors.staged import StagedRecord, staged_records
-from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.moves import Offsets, after_step, before_record
+from conduit_dagster.engine.moves import Offsets, before_next
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.refused import chosen, refused
-from conduit_dagster.engine.recover import prepared
-from conduit_dagster.engine.redelivery import progress_of
+from conduit_dagster.engine.recover import prepared, shipped
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
-from conduit_dagster.state.steps import Decision, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, StagedDelivery
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ class OpenDelivery:
     def moves(self, following: StagedRecord | None) -> Offsets:
         """The consumer's offsets when this is its next record; None: when all of it is handled."""
         shipment = self.shipment
-        if following is None:
-            return after_step(self.desk.pipeline, shipment.plan, shipment.decision)
-        return before_record(self.desk.pipeline, shipment.plan, shipment.decision, following.source, following.ordinal)
+        place = None if following is None else (following.source, following.ordinal)
+        return before_next(self.desk.pipeline, shipment.plan, shipment.decision, place)
 
 
 def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
@@ -74,7 +71,7 @@ def open_delivery(desk: Desk, consumer: str | None, change: bool = True) -> Open
     step, decision = _step(desk, loop.state)
     staged = _staged(desk, step, decision, name)
     if not change:
-        return OpenDelivery(desk, loop, step, _as_stored(desk, step, decision, staged))
+        return OpenDelivery(desk, loop, step, shipped(desk.pipeline, step, decision, staged))
     blamed(loop.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
     # as a run would begin: what it holds already is marked, and staging that is lost is made again
@@ -110,14 +107,6 @@ def _staged(desk: Desk, step: OpenStep, decision: Decision, consumer: str) -> St
         fix = f"conduit-dagster offsets list {desk.id} shows which consumer is behind"
         raise refused("offsets.nothing_open", message, fix, node=f"{desk.id}:{consumer}")
     return found
-
-
-def _as_stored(desk: Desk, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
-    progress = step.progress.get(staged.consumer, Progress())
-    if desk.pipeline.consumers()[staged.consumer].placement == "direct":
-        for acked in newest(staged.staging):
-            progress = progress_of(acked, progress)
-    return Shipment(step.plan, decision, staged, progress)
 
 
 def require_divisible(opened: OpenDelivery) -> None:

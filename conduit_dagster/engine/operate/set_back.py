@@ -10,8 +10,9 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.operate.cut import Cut
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.operate.refused import refused
-from conduit_dagster.engine.operate.writes import put_offset, put_progress
+from conduit_dagster.engine.operate.writes import put_offset
 from conduit_dagster.state import storage
+from conduit_dagster.state.delivery_store import put_progress
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.steps import Child, Progress
 

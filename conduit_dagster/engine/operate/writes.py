@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.state.log_store import set_offsets
-from conduit_dagster.state.offsets import EVERYTHING
-from conduit_dagster.state.schema import collections, consumers, deliveries, logs, offsets, sources, steps
-from conduit_dagster.state.steps import Progress
+from conduit_dagster.state.offsets import EVERYTHING, set_offsets
+from conduit_dagster.state.schema import collections, consumers, logs, offsets, sources, steps
 
 
 def put_offset(connection: sa.Connection, pipeline: str, consumer: str, source: str, upto: int) -> None:
@@ -55,30 +51,6 @@ def forget_collections(connection: sa.Connection, pipeline: str, source: str, fi
     """How far a collection's copy was is not known once its last record is to come again."""
     mine = (collections.c.pipeline == pipeline, collections.c.source == source)
     connection.execute(sa.delete(collections).where(*mine, collections.c.offset >= first))
-
-
-def put_progress(connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: Progress) -> None:
-    """How far a delivery is, also back."""
-    values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
-    if progress.split:
-        values["state"] = "split"
-    connection.execute(sa.update(deliveries).where(*_delivery(pipeline, step, consumer)).values(**values))
-
-
-def end_delivery(
-    connection: sa.Connection, pipeline: str, step: int, consumer: str, records: int, target: Mapping[str, Any]
-) -> None:
-    """A delivery is done, ``records`` of it by sending."""
-    mine = _delivery(pipeline, step, consumer)
-    connection.execute(sa.update(deliveries).where(*mine).values(state="done", pending=""))
-    who = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
-    values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}
-    connection.execute(sa.update(consumers).where(*who).values(**values))
-
-
-def _delivery(pipeline: str, step: int, consumer: str) -> tuple[sa.ColumnElement[bool], ...]:
-    own = (deliveries.c.pipeline == pipeline, deliveries.c.step == step)
-    return (*own, deliveries.c.consumer == consumer, deliveries.c.skip == 0)
 
 
 def begin_log_at(connection: sa.Connection, pipeline: str, source: str, offset: int) -> None:

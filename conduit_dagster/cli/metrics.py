@@ -1,0 +1,123 @@
+"""``metrics``: what the state store knows of all pipelines, as Prometheus reads it. Starts no Spark."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.verb import AsJson, Paths, perform
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from prometheus_client.registry import Collector
+
+    from conduit_dagster.metrics.live import LiveMetrics
+    from conduit_dagster.metrics.server import Served
+    from conduit_dagster.metrics.stored import Lags, StoredMetrics
+
+Address = Annotated[
+    str | None, typer.Option("--serve", metavar="HOST:PORT", help="Serve them at /metrics until interrupted.")
+]
+RunAddress = Annotated[
+    str | None, typer.Option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics at /metrics.")
+]
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM)
+
+
+def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = False) -> None:
+    """Print or serve the metrics of all pipelines of the project. PATH: files that lie elsewhere, for the lag."""
+    perform("metrics", as_json, lambda: _metrics(address, paths or []))
+
+
+def _metrics(address: str | None, paths: list[str]) -> Outcome:
+    from conduit_dagster.cli.logs import configure_logs
+    from conduit_dagster.cli.store import existing_store
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.state.claim import open_store
+
+    project = Project.find(Path.cwd())
+    configure_logs(project.settings.log)
+    if address is not None:
+        return _serve(address, _stored(open_store(project.state_url, project.home), paths))
+    store = existing_store(project)
+    if store is None:
+        return Outcome("", {"metrics": []})
+    return _page(_stored(store, paths))
+
+
+def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
+    from conduit_dagster.metrics.stored import StoredMetrics
+
+    return StoredMetrics(store, _lags(paths))
+
+
+def _lags(paths: list[str]) -> Lags:
+    """Asks the sources, as the pipelines' files name them now."""
+    from conduit_dagster.cli.progress import lag_of
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import open_catalogue
+
+    catalogue = open_catalogue(Project.find(Path.cwd()), paths)
+    known = {(bound.id, inlet.id): inlet.source for bound in catalogue.bound for inlet in bound.compiled.sources}
+
+    def lags(pipeline: str, source: str, position: Any) -> tuple[int, str] | None:
+        reader = known.get((pipeline, source))
+        lag = None if reader is None else lag_of(reader, position)
+        return None if reader is None or lag is None else (lag, reader.lag_unit)
+
+    return lags
+
+
+def _page(collector: Collector) -> Outcome:
+    from conduit_dagster.metrics.families import page
+
+    found = list(collector.collect())
+    text = page(found)
+    samples = [
+        {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
+        for metric in found
+        for sample in metric.samples
+    ]
+    return Outcome("", {"metrics": samples}, show=lambda _: print(text, end=""))
+
+
+def _serve(address: str, collector: Collector) -> Outcome:
+    # blocked before the server's threads are made, which inherit it: the signal waits for us
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
+    try:
+        served = served_at(address, collector, "--serve")
+        signal.sigwait(_ENDS)
+        served.close()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return Outcome("metrics are served no more", {"url": served.url})
+
+
+def run_metrics(address: str | None) -> LiveMetrics | None:
+    """Begins to serve the metrics of a ``run``, before anything of it starts; None where nobody asked for it.
+
+    Raises ``FatalError`` (``usage.address``, ``environment.metrics_address``).
+    """
+    if address is None:
+        return None
+    from conduit_dagster.metrics.live import LiveMetrics
+
+    live = LiveMetrics()
+    served_at(address, live, "--metrics")
+    return live
+
+
+def served_at(address: str, collector: Collector, option: str) -> Served:
+    """Serves a page at ``HOST:PORT``."""
+    from conduit_dagster.config.settings import address_of
+    from conduit_dagster.metrics.server import serve
+
+    parts = address_of(address)
+    if parts is None:
+        fix = f"{option} 127.0.0.1:9400, or 0.0.0.0:9400 for other machines too"
+        raise usage_error(f"{option} {address} is no address", "address", fix)
+    return serve(*parts, collector)

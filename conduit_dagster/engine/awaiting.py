@@ -1,0 +1,99 @@
+"""Waiting for a restart to fall due: a stop wins at once (CASES B10), nothing is touched before its time."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.engine.stop import Reason, StopFlag
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.recoveries import RecoveryState, read
+from conduit_dagster.state.store import PipelineStore
+
+Awaited = Literal["due", "now", "stopped", "superseded"]
+"""``now``: somebody started the pipeline without waiting; ``superseded``: the restart is not pending any more."""
+_LOOK = 0.25
+
+
+def await_restart(
+    database: sa.Engine, pipeline: str, failure: int | None, at_ns: int, longest: float, stop: StopFlag
+) -> Awaited:
+    """Returns when the restart is due, or when it is not to happen.
+
+    ``failure``: its number in the store; None where the store knows nothing of it. ``longest``: seconds after which
+    it is due whatever the clock says: one that is set back must not stretch the wait.
+    """
+    end = time.monotonic() + longest
+    while True:
+        left = min(end - time.monotonic(), (at_ns - time.time_ns()) / 1e9)
+        if failure is not None and (other := _otherwise(_look(database, pipeline), failure)):
+            return other
+        if stop.wait(max(0.0, min(left, _LOOK))):
+            return "stopped"
+        if left <= _LOOK:
+            return "due"
+
+
+def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
+    """Waits between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch."""
+    while True:
+        state = _look(database, pipeline)
+        if state is not None and state.asked == "start":
+            return "now"
+        if _stopped_by_user(database, pipeline):
+            return "superseded"
+        left = at - time.time()
+        if stop.wait(max(0.0, min(left, _LOOK))):
+            return "stopped"
+        if left <= _LOOK:
+            return "due"
+
+
+def _stopped_by_user(database: sa.Engine, pipeline: str) -> bool:
+    try:
+        row = pipeline_rows(database).get(pipeline)
+    except SQLAlchemyError:
+        return False
+    return row is not None and (row["status"], row["reason"]) == ("stopped", "user")
+
+
+def _look(database: sa.Engine, pipeline: str) -> RecoveryState | None:
+    try:
+        with reading(database) as connection:
+            return read(connection, pipeline)
+    except SQLAlchemyError:
+        return None  # the start itself will say that the store is away
+
+
+def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:
+    if state is None:
+        return None
+    if state.failure != failure or not state.restart_at_ns:
+        return "superseded"
+    if state.asked == "start":
+        return "now"
+    return "stopped" if state.stop_asked else None
+
+
+def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = 10.0) -> bool:
+    """The pending restart never happens: the pipeline is stopped. False where somebody runs it meanwhile.
+
+    Raises ``TransientError`` where the state store does not answer.
+    """
+    try:
+        lease = acquire(database, pipeline, lease_seconds)
+    except ConduitError as error:
+        if error.code == "lease.held":
+            return False
+        raise
+    try:
+        PipelineStore(database, lease).life.ended("stopped", reason)
+    finally:
+        lease.release()
+    return True

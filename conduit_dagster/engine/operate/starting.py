@@ -1,0 +1,64 @@
+"""Starting and stopping a pipeline from elsewhere: word is left in the state store, and its end is awaited."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.awaiting import end_waiting
+from conduit_dagster.engine.operate.refused import never_ran
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.lease import is_dead
+from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.recoveries import ask, recovery_rows
+
+_LOOK = 0.1
+
+
+def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
+    """Asks for a start; False where it runs already.
+
+    The lifecycle sensor obeys, or a ``run`` in which the pipeline waits for its restart.
+    """
+    row = pipeline_rows(database).get(pipeline)
+    if row is not None and _is_owned(row):
+        return False
+    ask(database, pipeline, "start", by)
+    return True
+
+
+def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
+    """Stops it, and waits until it has; False where it was stopped. A pending restart never happens (CASES B10).
+
+    ``longest``: seconds to wait for its end. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
+    (``pipeline.stopping``: asked for, and not at its end yet).
+    """
+    row = pipeline_rows(database).get(pipeline)
+    if row is None:
+        raise never_ran(pipeline)
+    if (row["status"], row["reason"]) == ("stopped", "user") and not _is_owned(row):
+        return False
+    ask(database, pipeline, "force" if force else "stop", by)
+    end = time.monotonic() + longest
+    while not _is_ended(database, pipeline, lease_seconds):
+        if time.monotonic() > end:
+            raise TransientError(
+                f"pipeline {pipeline} was asked to stop and has not ended within {longest:g} s",
+                code="pipeline.stopping",
+                fix="wait for the step at hand, or stop it by force: conduit-dagster pipelines stop --force",
+            )
+        time.sleep(_LOOK)
+    return True
+
+
+def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
+    if _is_owned(pipeline_rows(database)[pipeline]):
+        return False  # its owner looks at the store twice a second
+    # whoever ran it has taken the word away; where nobody runs it, what is pending ends here
+    return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
+
+
+def _is_owned(row: dict[str, Any]) -> bool:
+    return row["owner"] is not None and not is_dead(row["owner"])

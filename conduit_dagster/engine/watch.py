@@ -1,0 +1,73 @@
+"""What goes on beside a run: looking for what an operator asked, and cancelling jobs when a stop takes too long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.recoveries import read
+
+_POLL = 0.05
+_ASK = 0.5
+"""Seconds between two looks at what an operator asked for."""
+
+
+@contextmanager
+def watching(
+    stop: StopFlag, jobs: Jobs, shutdown_timeout: float, database: sa.Engine, pipeline: str
+) -> Generator[None]:
+    """Cancels the Spark jobs on a forced stop, or when a graceful one takes longer than it may.
+
+    ``pipelines stop`` is obeyed within a second where the state store answers.
+    """
+    watch = _Watch(stop, jobs, shutdown_timeout, database, pipeline)
+    threads = [
+        threading.Thread(target=watch.cancel, daemon=True, name=f"stop-watcher-{pipeline}"),
+        # apart: a store that does not answer must not keep a forced stop waiting
+        threading.Thread(target=watch.ask, daemon=True, name=f"stop-asker-{pipeline}"),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        watch.ended.set()
+        threads[0].join()
+
+
+class _Watch:
+    def __init__(self, stop: StopFlag, jobs: Jobs, timeout: float, database: sa.Engine, pipeline: str) -> None:
+        self._stop, self._jobs, self._timeout = stop, jobs, timeout
+        self._database, self._pipeline = database, pipeline
+        self.ended = threading.Event()
+
+    def cancel(self) -> None:
+        while not self._stop.wait(_POLL):
+            if self.ended.is_set():
+                return
+        left = self._timeout
+        while not self._stop.wait_forced(_POLL) and left > 0:
+            if self.ended.is_set():
+                return
+            left -= _POLL
+        while not self.ended.wait(_POLL):
+            self._jobs.cancel()
+
+    def ask(self) -> None:
+        while not self.ended.wait(_ASK):
+            try:
+                with reading(self._database) as connection:
+                    asked = read(connection, self._pipeline).asked
+            except SQLAlchemyError:
+                continue  # a store that is away is the next transaction's business
+            if asked == "force":
+                self._stop.force()
+            elif asked in ("stop", "renew"):
+                self._stop.request("user" if asked == "stop" else "system")

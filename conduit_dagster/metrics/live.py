@@ -1,0 +1,129 @@
+"""Metrics of the pipelines that run in this process, counted since it began."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+
+from conduit_dagster.connectors.base import Source
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.metrics.facts import BUCKETS, DestinationFacts, LastStep, PipelineFacts, SourceFacts, StepTimes
+from conduit_dagster.metrics.families import families
+
+if TYPE_CHECKING:
+    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.report import Progress, RunResult, StepReport
+
+Lag = Callable[[Source, object], int | None]
+
+
+class Tally:
+    """One pipeline's counts. Its own thread writes them, a scrape reads them: always those of whole steps."""
+
+    def __init__(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> None:
+        self._readers = _readers(bound)
+        self._status, self._lag = status, lag
+        self._lock = threading.Lock()
+        self._classes, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
+        self._facts = PipelineFacts(
+            bound.id,
+            "running",
+            {inlet.id: SourceFacts(unit=inlet.source.lag_unit) for inlet in bound.compiled.sources},
+            {outlet.id: DestinationFacts(0, 0) for outlet in bound.compiled.outlets},
+            dead_letters=0,
+            restarts=0,
+        )
+
+    def observe(self, step: StepReport, progress: Progress) -> None:
+        """Takes a finished step in. Runs in the pipeline's thread, the only one that may ask its sources."""
+        lags = {name: self._lag_of(name, progress) for name in self._readers}
+        with self._lock:
+            self._classes[bisect_left(BUCKETS, step.seconds)] += 1
+            self._seconds += step.seconds
+            facts = self._facts
+            self._facts = replace(
+                facts,
+                sources=self._counted(step, lags),
+                destinations=_delivered(facts.destinations, step),
+                dead_letters=(facts.dead_letters or 0) + step.delivered.get(DEAD_LETTERS, 0),
+                restart_at=None,
+                last=LastStep(step.seconds, time.time()),
+            )
+
+    def _counted(self, step: StepReport, lags: Mapping[str, int | None]) -> dict[str, SourceFacts]:
+        sums = {name: replace(facts, lag=lags.get(name)) for name, facts in self._facts.sources.items()}
+        for name, count in step.sources.items():
+            known = sums.get(name, SourceFacts())
+            sums[name] = replace(
+                known,
+                read=known.read + count.read,
+                acked=known.acked + count.read - count.nacked,
+                filtered=known.filtered + count.filtered,
+                nacked=known.nacked + count.nacked,
+            )
+        return sums
+
+    def _lag_of(self, name: str, progress: Progress) -> int | None:
+        return self._lag(self._readers[name], progress.positions[name]) if name in progress.positions else None
+
+    def tell(self, result: RunResult) -> None:
+        """Takes a failure that is waited after, or the restart that follows it."""
+        if result.status != "recovering":
+            return
+        restart = result.restart
+        with self._lock:
+            if restart is None:
+                self._facts = replace(self._facts, restarts=(self._facts.restarts or 0) + 1, restart_at=None)
+            else:
+                self._facts = replace(self._facts, restart_at=restart.at_ns / 1e9)
+
+    def facts(self) -> PipelineFacts:
+        """The pipeline as it is now. No histogram before the first step."""
+        with self._lock:
+            times = StepTimes(tuple(self._classes), self._seconds) if any(self._classes) else None
+            status = self._status()
+            # a stop while it waits takes the restart with it
+            restart_at = self._facts.restart_at if status == "recovering" else None
+            return replace(self._facts, status=status, times=times, restart_at=restart_at)
+
+
+def _readers(bound: BoundPipeline) -> dict[str, Source]:
+    """What the steps read of each source: itself, or its log, which knows the source's own position."""
+    found = dict[str, Source]()
+    for inlet in bound.compiled.inlets:
+        found.update(inlet.source.members if isinstance(inlet.source, JoinSource) else {inlet.id: inlet.source})
+    return found
+
+
+def _delivered(known: Mapping[str, DestinationFacts], step: StepReport) -> dict[str, DestinationFacts]:
+    sums = dict(known)
+    for name, records in step.delivered.items():
+        if name != DEAD_LETTERS:
+            had = sums.get(name, DestinationFacts(0, 0))
+            sums[name] = DestinationFacts(had.records + records, (had.bytes or 0) + step.bytes.get(name, 0))
+    return sums
+
+
+class LiveMetrics(Collector):
+    """All pipelines of a run."""
+
+    def __init__(self) -> None:
+        self._tallies: list[Tally] = []
+
+    def add(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> Tally:
+        """Begins to count a pipeline. ``status`` is asked at every scrape, ``lag`` after every step."""
+        tally = Tally(bound, status, lag)
+        self._tallies.append(tally)
+        return tally
+
+    def collect(self) -> Iterator[Metric]:
+        """What is scraped."""
+        return families([tally.facts() for tally in list(self._tallies)])

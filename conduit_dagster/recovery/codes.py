@@ -1,0 +1,89 @@
+"""What the code of an error says: fatal or transient (reference 3, phase 2). ``docs/error-codes.md`` is the table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, Literal
+
+Verdict = Literal["fatal", "transient"]
+
+_RANGES: Final[tuple[tuple[range, Verdict], ...]] = (
+    (range(400, 500), "fatal"),
+    (range(500, 600), "transient"),
+    (range(1000, 2000), "transient"),
+    (range(2000, 3000), "fatal"),
+)
+# time-out, conflict, locked, too early, too many requests: the same request may get through later
+_PASSING: Final = frozenset({408, 409, 423, 425, 429})
+_NAME = re.compile(r"[A-Za-z_][\w\-]*(?:\.[\w\-]+)*", re.ASCII)
+_DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
+
+# all codes of a bad configuration
+_FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
+_FATAL: Final = {
+    "delivery": "reading_changed rebuild_differs source_changed staging_damaged target_changed",
+    "delta": "altered columns_differ path protocol table_gone transaction_taken unsupported",
+    "destination": "owned",
+    "file": "changed line_too_long name_invalid not_local not_regular range_gone",
+    "log": "corrupt gap missing not_read_up",
+    "nacks": "threshold_exceeded",
+    "pipeline": "forced_stop invalid",
+    "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
+    "processor": "error",
+    "run": "config",
+    "source": "removed",
+    "spark": "tag_in_use",
+    "state": "foreign unusable url version",
+}
+_TRANSIENT: Final = {
+    "connector": "failed",
+    "delivery": "bulk_failed record_failed unacked",
+    "delta": "contended failed",
+    "file": "disk_full error is_folder missing moved no_permission not_folder read_only too_big",
+    "lease": "held lost",
+    "log": "second_attempt",
+    "postgres": "busy disk_full read_only server timeout unreachable",
+    "spark": "job_cancelled job_failed ledger_lost session_lost unreachable",
+    "state": "unreachable",
+    "task": "failed",
+}
+
+
+def _names(catalogue: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(f"{family}.{name}" for family, names in catalogue.items() for name in names.split())
+
+
+FATAL_NAMES: Final = _names(_FATAL)
+"""The names of ours that are fatal, beside the families of a bad configuration."""
+TRANSIENT_NAMES: Final = _names(_TRANSIENT)
+"""The names of ours that are transient."""
+
+
+def class_of(code: int | str) -> Verdict | None:
+    """What a code says: an integer by its range, a name of ours by itself; None where nobody knows the code.
+
+    An integer may be spelled as text. Of an error that was raised by class the class decides, not its code.
+    """
+    if isinstance(code, str) and not _DIGITS.fullmatch(code):
+        return _of_name(code)
+    number = int(code)
+    if isinstance(code, bool):
+        return None
+    if number in _PASSING:
+        return "transient"
+    return next((verdict for numbers, verdict in _RANGES if number in numbers), None)
+
+
+def _of_name(name: str) -> Verdict | None:
+    family, _, own = name.partition(".")
+    if name in FATAL_NAMES or (own and family in _FATAL_FAMILIES):
+        return "fatal"
+    return "transient" if name in TRANSIENT_NAMES else None
+
+
+def is_code(value: object) -> bool:
+    """Whether this may be the code of an error: an integer that is not negative, or a name such as ``mine.gone``."""
+    if isinstance(value, str):
+        return _NAME.fullmatch(value) is not None or _DIGITS.fullmatch(value) is not None
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

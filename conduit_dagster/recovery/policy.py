@@ -1,0 +1,145 @@
+"""When a pipeline is restarted after a transient error: a pure function of policy, past restarts and the time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.delivery import Recovery
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Exponential backoff with a limit (reference 2, Configuration). Times are seconds.
+
+    Whoever makes one answers for ``0 < min_delay <= max_delay``, ``factor >= 1`` and ``max_retries >= -1``; for a
+    pipeline file and the project's settings the configuration checks it.
+    """
+
+    min_delay: float = 1.0
+    max_delay: float = 600.0
+    factor: float = 2.0
+    max_retries: int = -1
+    """Restarts within the window: -1 is no limit, 0 switches recovery off."""
+    window: float = 300.0
+    """How long a restart counts, and how long a pipeline must run without an error to begin anew."""
+    jitter: bool = False
+
+    @staticmethod
+    def of(settings: Recovery) -> Policy:
+        """The policy that a ``recovery`` section says; a pipeline's own goes ``over`` the project's first."""
+        return Policy(
+            settings.min_delay,
+            settings.max_delay,
+            settings.factor,
+            settings.max_retries,
+            settings.max_retries_window,
+            settings.jitter,
+        )
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is kept of a pipeline's restarts. A start by hand begins with an empty one."""
+
+    attempt: int = 0
+    """Consecutive restarts so far."""
+    restarts: tuple[int, ...] = ()
+    """When they fall due, in nanoseconds since the epoch, the oldest first: the last one and what may still count."""
+
+
+FRESH: Final = Past()
+"""No restarts."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Restart the pipeline, but not before ``at_ns``."""
+
+    attempt: int
+    """The number of this restart, from 1."""
+    delay: float
+    """Seconds."""
+    at_ns: int
+    past: Past
+    """What to keep for the next decision."""
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The restarts are spent: the pipeline is degraded."""
+
+    attempt: int
+    """How many restarts counted."""
+    reason: str
+    """One sentence for people."""
+
+
+def decide(policy: Policy, past: Past, now_ns: int, spread: Callable[[], float] = random.random) -> Wait | GiveUp:
+    """What follows a transient error at ``now_ns`` (CASES B1-B5). Call it once per error.
+
+    ``spread`` gives the jitter, in [0, 1]; nobody asks it where the policy has none.
+    """
+    past = _until(past, now_ns)
+    counting = _counting(policy, past, now_ns)
+    if 0 <= policy.max_retries <= len(counting):
+        return GiveUp(len(counting), _spent(policy, len(counting)))
+    attempt = 1 if settled(policy, past, now_ns) else past.attempt + 1
+    delay = _delay(policy, attempt, spread)
+    at_ns = now_ns + round(delay * _SECOND)
+    # one that does not count any more never will; without a limit none counts, and only the last one is looked at
+    kept = counting if policy.max_retries > 0 else ()
+    return Wait(attempt, delay, at_ns, Past(attempt, (*kept, at_ns)))
+
+
+def settled(policy: Policy, past: Past, now_ns: int) -> bool:
+    """Whether the pipeline, which had no error since, ran one window since its last restart fell due.
+
+    It is running again then, and its next error is the first one. True where it was never restarted.
+    """
+    return not past.restarts or now_ns - past.restarts[-1] >= _ns(policy.window)
+
+
+def _until(past: Past, now_ns: int) -> Past:
+    # a clock that was set back must not make a restart count for longer than a window from now
+    return Past(past.attempt, tuple(min(due, now_ns) for due in past.restarts))
+
+
+def _counting(policy: Policy, past: Past, now_ns: int) -> tuple[int, ...]:
+    return tuple(due for due in past.restarts if now_ns - due < _ns(policy.window))
+
+
+def _delay(policy: Policy, attempt: int, spread: Callable[[], float]) -> float:
+    try:
+        grown = policy.min_delay * policy.factor ** (attempt - 1)
+    except OverflowError:
+        grown = policy.max_delay
+    delay = min(policy.max_delay, grown)
+    if not policy.jitter:
+        return delay
+    return min(delay, policy.min_delay + spread() * (delay - policy.min_delay))
+
+
+def _spent(policy: Policy, count: int) -> str:
+    if not policy.max_retries:
+        return "recovery is switched off (max-retries: 0)"
+    times = "once" if count == 1 else f"{count} times"
+    limits = f"max-retries: {policy.max_retries}, max-retries-window: {_span(policy.window)}"
+    return f"it was restarted {times} within {_span(policy.window)} and failed again ({limits})"
+
+
+def _span(seconds: float) -> str:
+    """Seconds as a file says them: ``1h30m``, ``2.5s``."""
+    hours, rest = divmod(seconds, 3600)
+    minutes, rest = divmod(rest, 60)
+    parts = ((hours, "h"), (minutes, "m"), (rest, "s"))
+    return "".join(f"{value:g}{unit}" for value, unit in parts if value) or "0s"
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * _SECOND)

@@ -1,0 +1,136 @@
+"""A session with a JVM of this process's own: a local master, a cluster, or inside ``spark-submit``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from conduit_dagster.spark.archive import archive_options, distrust_archive, make_archive_later
+from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
+from conduit_dagster.spark.java import java_environment
+from conduit_dagster.spark.settings import LOCAL, SparkSettings
+from conduit_dagster.spark.sql_conf import sql_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_QUIET = Path(__file__).with_name("log4j2-quiet.properties")
+_LOOPBACK = "127.0.0.1"
+
+
+def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
+    """Return the process's session. The caller's SIGINT handler stays; a session whose JVM was killed is replaced."""
+    if jvm_ended():
+        forget_jvm()
+    with _own_interrupt_handler():
+        with _environment(_launch_environment(settings)):
+            spark = _get_or_create(settings, app_name)
+        if settings.local and not inside_submit():
+            make_archive_later()
+        return spark
+
+
+def inside_submit() -> bool:
+    """Whether ``spark-submit`` runs this process: there is a JVM already."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def has_classic() -> bool:
+    """Whether this process has a session of its own: then it cannot be a client of a Connect server."""
+    context = sys.modules.get("pyspark.core.context")
+    return context is not None and context.SparkContext._active_spark_context is not None
+
+
+def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
+    from pyspark.errors import PySparkRuntimeError
+
+    try:
+        return _built(settings, app_name)
+    except PySparkRuntimeError as error:
+        # a JVM that crashes over a damaged archive says nothing at all
+        if error.getCondition() != "JAVA_GATEWAY_EXITED" or not distrust_archive():
+            raise
+        with _environment(_launch_environment(settings)):
+            return _built(settings, app_name)
+
+
+def _built(settings: SparkSettings, app_name: str) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(app_name)
+    if not (inside_submit() and settings.url == LOCAL):
+        # spark-submit has chosen a master; only a file that names another one overrules it
+        builder = builder.master(settings.url)
+    for key, value in _conf(settings).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _conf(settings: SparkSettings) -> dict[str, str]:
+    own = sql_conf(settings) | {
+        "spark.pyspark.python": _worker_python(settings),
+        "spark.python.unix.domain.socket.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if settings.local:
+        own |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        own["spark.python.daemon.module"] = "conduit_dagster.spark.worker_daemon"
+    if settings.parallelism:
+        own["spark.default.parallelism"] = str(settings.parallelism)
+    return {**own, **settings.conf}
+
+
+def _worker_python(settings: SparkSettings) -> str:
+    """Workers run ``python3`` from PATH unless told; on a cluster the caller may know a better path."""
+    chosen = settings.conf.get("spark.pyspark.python")
+    if chosen or settings.local:
+        return chosen or sys.executable
+    return os.environ.get("PYSPARK_PYTHON") or sys.executable
+
+
+def _launch_environment(settings: SparkSettings) -> dict[str, str]:
+    """Return what the JVM is launched with; ``conf`` cannot say any of it."""
+    own = {"PYSPARK_PYTHON": _worker_python(settings)}
+    if settings.local:
+        own["SPARK_LOCAL_IP"] = _LOOPBACK
+    options: list[str] = []
+    if not inside_submit():
+        own |= java_environment()
+        options += archive_options(settings.conf)
+    if not settings.verbose:
+        options.append(f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
+    if options:
+        # last, so that a caller's own log4j file wins
+        own["SPARK_SUBMIT_OPTS"] = " ".join([*options, os.environ.get("SPARK_SUBMIT_OPTS", "")]).strip()
+    return own
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Generator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _own_interrupt_handler() -> Generator[None]:
+    """A new SparkContext takes SIGINT over: it would cancel every job and raise into py4j."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not signal.getsignal(signal.SIGINT):
+            signal.signal(signal.SIGINT, before)

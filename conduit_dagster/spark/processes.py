@@ -1,0 +1,113 @@
+"""Processes by id and start time: an id alone may by now belong to another one. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+_PROC = Path("/proc")
+_LISTEN = "0A"
+_TICK = 0.05
+
+
+def started_at(pid: int) -> str | None:
+    """What tells this process from a later one with its id; ``None`` when it has ended (a zombie has)."""
+    if not (_PROC / "self" / "stat").exists():
+        return _asked(pid)
+    try:
+        stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # the name in parentheses may hold blanks and parentheses itself
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _asked(pid: int) -> str | None:
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    state, _, start = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip().partition(" ")
+    return start.strip() if state and not state.startswith("Z") else None
+
+
+def is_alive(pid: int, started: str) -> bool:
+    """Whether this very process still runs."""
+    return started_at(pid) == started
+
+
+def is_up(pid: int, port: int) -> bool:
+    """Whether this process listens on the port of the loopback; elsewhere than on Linux: whether anything does."""
+    held = _listening(port)
+    if held is None:
+        return _connects(port)
+    try:
+        return bool(held) and any(_target(entry) in held for entry in (_PROC / str(pid) / "fd").iterdir())
+    except OSError:
+        return False
+
+
+def _listening(port: int) -> set[str] | None:
+    """The sockets that listen on a port, as the links in ``/proc/PID/fd`` name them."""
+    found: set[str] = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
+        except FileNotFoundError:
+            continue
+        # most lines are connections
+        rows = [line.split() for line in lines if f":{port:04X} " in line]
+        found |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
+    return found if (_PROC / "net" / "tcp").exists() else None
+
+
+def _target(entry: Path) -> str:
+    try:
+        return str(entry.readlink())
+    except OSError:
+        return ""
+
+
+def _connects(port: int) -> bool:
+    import socket
+
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+def resident_bytes(pid: int) -> int:
+    """The memory of a process and of all its descendants, shared pages counted in each; 0 where nobody tells."""
+    command = ["ps", "-A", "-o", "pid=,ppid=,rss="]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return 0
+    rows = [(int(one), int(parent), int(kib)) for one, parent, kib in map(str.split, listed.splitlines())]
+    family = {pid}
+    while more := {one for one, parent, _ in rows if parent in family} - family:
+        family |= more
+    return 1024 * sum(kib for one, _, kib in rows if one in family)
+
+
+def end(pid: int, started: str, patience: float) -> bool:
+    """Ends a process by SIGTERM, after ``patience`` seconds by SIGKILL; whether it had to be killed."""
+    if _ended(pid, started, signal.SIGTERM, patience):
+        return False
+    _ended(pid, started, signal.SIGKILL, patience)
+    return True
+
+
+def _ended(pid: int, started: str, how: signal.Signals, patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    try:
+        if is_alive(pid, started):
+            os.kill(pid, how)
+    except ProcessLookupError:
+        return True
+    while is_alive(pid, started) and time.monotonic() < deadline:
+        time.sleep(_TICK)
+    return not is_alive(pid, started)

@@ -1,0 +1,261 @@
+"""The shared server's life: started on demand, found again, asked how it is, stopped.
+
+One local Spark Connect server per project, for its user alone: bound to the loopback, its token in a file that only
+that user can read. PySpark has such a server too (``spark.local.connect.reuse``, experimental): one per user, known
+by its pid alone, without health check or end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.archive import distrust_archive, make_archive_later
+from conduit_dagster.spark.processes import end, is_up, resident_bytes
+from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
+from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
+from conduit_dagster.spark.server_probe import answered
+from conduit_dagster.spark.settings import SparkSettings
+
+# seconds on an idle machine; on one with ten times too much to do, minutes
+_START_SECONDS = 300.0
+_ANSWER_SECONDS = 30.0
+_STOP_SECONDS = 10.0
+_TICK = 0.1
+_TRIES = 3
+_PORT_TAKEN = ("BindException", "Address already in use")
+_keepers: list[subprocess.Popen[bytes]] = []
+
+
+def join_server(settings: SparkSettings, name: str) -> tuple[Server, SessionFile]:
+    """Return the project's server, started if need be, and the mark of a session on it: release that at its end.
+
+    Of two processes that ask at the same moment one starts it. Raises ``TransientError``: ``spark.server_failed``
+    (it does not start), ``spark.unreachable`` (it runs, does not answer, and others use it), ``spark.server_busy``,
+    ``spark.server_differs`` (others use one of another Spark or Python).
+    """
+    files = ServerFiles(settings.home)
+    with files.locked(_START_SECONDS * 2):
+        server = _running(files) or _started(files, settings)
+        if not server.is_kept():
+            server = _kept(files, settings)
+        return server, files.hold_session(name)
+
+
+def start_server(settings: SparkSettings) -> tuple[Server, bool]:
+    """Return the server and whether it was started by this call. Raises as :func:`join_server`."""
+    before = ServerFiles(settings.home).read()
+    server, mark = join_server(settings, "spark start")
+    mark.release()
+    return server, before is None or before.token != server.token
+
+
+def stop_server(home: Path) -> dict[str, Any] | None:
+    """End the server, by force if it takes longer than ten seconds; what there was to stop, ``None`` if nothing.
+
+    Sessions that are open lose it: their pipelines fail with ``spark.session_lost``.
+    """
+    files = ServerFiles(home)
+    with _locked_if_there(files):
+        server = files.read()
+        if server is None or not server.is_alive():
+            files.forget()
+            return None
+        cut_off = files.sessions()
+        forced = end(server.pid, server.started, _STOP_SECONDS)
+        files.forget(server)
+    return {"pid": server.pid, "forced": forced, "sessions": cut_off}
+
+
+def server_status(home: Path) -> dict[str, Any]:
+    """What is known of the server; asks it for an answer for at most ten seconds. Starts and changes nothing."""
+    files = ServerFiles(home)
+    server = files.read()
+    if server is None or not server.is_alive():
+        return {"running": False, "log": str(files.log) if files.log.exists() else None}
+    version = answered(server, 10) if is_up(server.pid, server.port) else None
+    return {
+        "running": True,
+        "answers": version is not None,
+        "url": server.url,
+        "pid": server.pid,
+        "since": server.since,
+        "memory_bytes": resident_bytes(server.pid),
+        "sessions": files.sessions(),
+        "version": version or server.spark,
+        "python": server.python,
+        "log": str(files.log),
+    }
+
+
+@contextmanager
+def _locked_if_there(files: ServerFiles) -> Generator[None]:
+    """Stopping makes no folder, and breaks into a start that hangs."""
+    if not files.folder.is_dir():
+        yield
+        return
+    try:
+        with files.locked(_STOP_SECONDS):
+            yield
+    except TransientError as error:
+        if error.code != "spark.server_busy":
+            raise
+        yield
+
+
+def _running(files: ServerFiles) -> Server | None:
+    """The server that runs, if it can be used; one that nobody can use is ended."""
+    server = files.read()
+    if server is None or not server.is_alive():
+        return None
+    users = files.sessions()
+    about = runtime()
+    if (server.spark, server.python) != (about["spark"], about["python"]):
+        if users:
+            raise _differs(server, about)
+    elif _came_up(server) and answered(server, _ANSWER_SECONDS):
+        return server
+    elif users:
+        raise _silent(server)
+    end(server.pid, server.started, _STOP_SECONDS)
+    return None
+
+
+def _came_up(server: Server) -> bool:
+    """Whoever started it may have been killed while it still came up."""
+    while server.is_alive() and time.time() - server.since < _START_SECONDS and not is_up(server.pid, server.port):
+        time.sleep(_TICK)
+    return is_up(server.pid, server.port)
+
+
+def _started(files: ServerFiles, settings: SparkSettings) -> Server:
+    for left in reversed(range(_TRIES)):
+        if server := _attempt(files, settings):
+            make_archive_later()
+            return server
+        said = _tail(files.log)
+        # the port was free a few seconds ago; anything else may be the archive's fault
+        if not left or (not any(sign in said for sign in _PORT_TAKEN) and not distrust_archive()):
+            break
+    raise _failed(files)
+
+
+def _attempt(files: ServerFiles, settings: SparkSettings) -> Server | None:
+    """Starts a server and waits until it answers; ``None`` if it ended or hung."""
+    if files.log.exists():
+        files.log.replace(files.log.with_suffix(".log.1"))
+    plan = launch_plan(files, settings, archive=True)
+    keeper = _spawn_keeper(files, {**plan, "adopt": False, "idle": settings.idle})
+    try:
+        server = _wait(files, plan["server"]["token"], keeper)
+    finally:
+        # it has secrets in it, and was read
+        files.conf.unlink(missing_ok=True)
+    if server is None:
+        return None
+    if server.is_alive() and answered(server, _ANSWER_SECONDS):
+        return server
+    end(server.pid, server.started, _STOP_SECONDS)
+    return None
+
+
+def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> Server | None:
+    """The server once it listens, or what it was before it ended. One that takes too long is ended."""
+    deadline = time.monotonic() + _START_SECONDS
+    found = None
+    while keeper.poll() is None:
+        server = files.read()
+        if server is not None and server.token == token:
+            found = server
+            if is_up(server.pid, server.port):
+                break
+        if time.monotonic() >= deadline:
+            raise _slow(files, found)
+        time.sleep(_TICK)
+    return found
+
+
+def _kept(files: ServerFiles, settings: SparkSettings) -> Server:
+    """Gives a server whose keeper was killed a new one."""
+    keeper = _spawn_keeper(files, {"adopt": True, "idle": settings.idle})
+    while keeper.poll() is None:
+        server = files.read()
+        if server is not None and server.is_kept():
+            return server
+        time.sleep(_TICK)
+    raise _failed(files)
+
+
+def _spawn_keeper(files: ServerFiles, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
+    """It and the server inherit no stream and no lock: whoever reads our output need not wait for them."""
+    command = [sys.executable, "-m", "conduit_dagster.spark.server_keeper"]
+    with files.log.open("ab") as log:
+        keeper = subprocess.Popen(
+            command, cwd=files.folder, env=_keeper_environment(), stdin=subprocess.PIPE, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    assert keeper.stdin is not None
+    with keeper.stdin as stdin:
+        stdin.write(json.dumps({**plan, "home": str(files.home.absolute())}).encode())
+    _keepers[:] = [*(one for one in _keepers if one.poll() is None), keeper]
+    return keeper
+
+
+def _keeper_environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": package_path()}
+
+
+def _tail(log: Path) -> str:
+    try:
+        return log.read_text(encoding="utf-8", errors="replace")[-20_000:]
+    except OSError:
+        return ""
+
+
+def _failed(files: ServerFiles) -> TransientError:
+    lines = [line.strip() for line in _tail(files.log).splitlines()]
+    causes = [line for line in lines if line.startswith(("Exception in thread", "Caused by:", "Error:", "java.lang."))]
+    why = f": {causes[-1]}" if causes else ""
+    return TransientError(
+        f"the shared Spark server does not start{why}",
+        code="spark.server_failed",
+        place=str(files.log),
+        fix="read its log; check spark.conf in conduit.yaml, and Java with conduit-dagster doctor",
+    )
+
+
+def _slow(files: ServerFiles, server: Server | None) -> TransientError:
+    if server is not None:
+        end(server.pid, server.started, _STOP_SECONDS)
+    return TransientError(
+        f"the shared Spark server was not up after {_START_SECONDS:.0f} s",
+        code="spark.server_failed",
+        place=str(files.log),
+        fix="read its log; start it again when the machine has less to do: conduit-dagster spark start",
+    )
+
+
+def _silent(server: Server) -> TransientError:
+    return TransientError(
+        f"the shared Spark server {server.url} (pid {server.pid}) runs, but did not answer for"
+        f" {_ANSWER_SECONDS:.0f} s, and other pipelines use it",
+        code="spark.unreachable",
+        fix="if `conduit-dagster spark status` finds it silent too, `conduit-dagster spark stop` ends it",
+    )
+
+
+def _differs(server: Server, about: dict[str, str]) -> TransientError:
+    return TransientError(
+        f"the shared Spark server is Spark {server.spark} for {server.python}, this is {about['spark']} for"
+        f" {about['python']}, and other pipelines use it",
+        code="spark.server_differs",
+        fix="stop those pipelines, or run `conduit-dagster spark stop`: the next run starts a server of its own kind",
+    )

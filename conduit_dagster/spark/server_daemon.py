@@ -1,0 +1,46 @@
+"""The parent of the shared server's Python workers: ends when it has had none for a minute or two.
+
+Spark gives each session a parent of its own (46 MB) and keeps it after the session's end: a server that lives for
+weeks would collect them. Spark starts a new one when it finds the old one gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from pyspark import daemon
+
+from conduit_dagster.spark import worker_daemon
+
+# Spark ends a worker that was idle for a minute
+_SECONDS = float(os.environ.get("CONDUIT_WORKER_DAEMON_SECONDS", "60"))
+
+
+class _Watch:
+    """Looks now and then whether there are workers."""
+
+    def __init__(self) -> None:
+        self._idle = 0
+
+    def look(self, number: int, frame: FrameType | None) -> None:
+        """Asks the daemon to end after two looks in a row without a worker."""
+        self._idle = 0 if _has_workers() else self._idle + 1
+        if self._idle > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _has_workers() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG) == (0, 0)
+    except ChildProcessError:
+        return False
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, _Watch().look)
+    # a forked worker has no timer
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
+    daemon.worker = worker_daemon.serve
+    daemon.manager()

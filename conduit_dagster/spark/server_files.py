@@ -1,0 +1,189 @@
+"""What the shared server's processes know of each other: one folder, for its user alone. Standard library only.
+
+``lock`` is held while a server is started or stopped, ``server.json`` says where it is (with its token), and each
+open session holds a lock on a file of its own in ``sessions``: the system lets it go however the process ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.recovery.errors import TransientError, from_os_error
+from conduit_dagster.spark.processes import is_alive
+
+_TICK = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that was started. ``conf`` holds digests: a value may be a secret."""
+
+    pid: int
+    started: str
+    port: int
+    token: str = field(repr=False)
+    since: float
+    spark: str
+    python: str
+    conf: dict[str, str]
+    keeper: int = 0
+    keeper_started: str = ""
+
+    @property
+    def url(self) -> str:
+        """Without the token."""
+        return f"sc://localhost:{self.port}"
+
+    def is_alive(self) -> bool:
+        """Whether its process runs."""
+        return is_alive(self.pid, self.started)
+
+    def is_kept(self) -> bool:
+        """Whether somebody looks after it."""
+        return is_alive(self.keeper, self.keeper_started)
+
+
+class ServerFiles:
+    """The folder of a project's server."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home.absolute() / "spark"
+        self.conf = self.folder / "server.conf"
+        self.log = self.folder / "server.log"
+        self._record = self.folder / "server.json"
+        self._lock = self.folder / "lock"
+        self._sessions = self.folder / "sessions"
+
+    def make(self) -> None:
+        """Makes the folder; nobody else may look into it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.chmod(0o700)
+            self._sessions.mkdir(exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, "the shared Spark server needs a folder") from error
+
+    def read(self) -> Server | None:
+        """The server that was last started, running or not; none where the file is missing or damaged."""
+        try:
+            return Server(**json.loads(self._record.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, server: Server) -> None:
+        """Keeps where the server is."""
+        write_private(self._record, json.dumps(asdict(server)))
+
+    def forget(self, server: Server | None = None) -> None:
+        """Forgets the server, or whatever there is."""
+        if server is None or self.read() == server:
+            self._record.unlink(missing_ok=True)
+
+    @contextmanager
+    def locked(self, seconds: float) -> Generator[None]:
+        """Nobody else starts or stops a server meanwhile. Raises ``spark.server_busy`` after so many seconds."""
+        self.make()
+        with self._lock.open("ab") as file:
+            deadline = time.monotonic() + seconds
+            while not _taken(file.fileno()):
+                if time.monotonic() >= deadline:
+                    raise _busy(self.folder)
+                time.sleep(_TICK)
+            yield
+
+    def hold_session(self, name: str) -> SessionFile:
+        """Counts as an open session until it is let go or this process ends. Only under the lock."""
+        self._sweep()
+        path = self._sessions / f"{os.getpid()}-{secrets.token_hex(4)}"
+        return SessionFile(path, {"pid": os.getpid(), "name": name, "since": time.time()})
+
+    def sessions(self) -> list[dict[str, Any]]:
+        """The open sessions: pid, name, since."""
+        found = [_session(path) for path in self._paths() if _is_held(path)]
+        return [one for one in found if one is not None]
+
+    def _sweep(self) -> None:
+        """A process that was killed leaves its file behind."""
+        for path in self._paths():
+            if not _is_held(path):
+                path.unlink(missing_ok=True)
+
+    def _paths(self) -> Iterator[Path]:
+        try:
+            yield from sorted(self._sessions.iterdir())
+        except FileNotFoundError:
+            return
+
+
+class SessionFile:
+    """A file that is locked as long as a session is open."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self._path = path
+        # not inherited by children that exec; the lock ends with this process
+        self._file = path.open("x", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._file.write(json.dumps(about))
+        self._file.flush()
+
+    def release(self) -> None:
+        """The session is closed."""
+        self._path.unlink(missing_ok=True)
+        self._file.close()
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its user can read: whole or not at all."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _session(path: Path) -> dict[str, Any] | None:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # it is being written, or was just closed
+        return {"pid": int(path.name.partition("-")[0]), "name": "", "since": None} if _is_held(path) else None
+
+
+def _busy(folder: Path) -> TransientError:
+    return TransientError(
+        "another process starts or stops the shared Spark server and does not come to an end",
+        code="spark.server_busy",
+        place=str(folder),
+        fix="`conduit-dagster spark status` shows it, `conduit-dagster spark stop` ends it",
+    )

@@ -1,0 +1,176 @@
+"""This process's session on the project's shared server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakSet
+
+import structlog
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.classic import has_classic
+from conduit_dagster.spark.connect import unreachable
+from conduit_dagster.spark.server import join_server, stop_server
+from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
+from conduit_dagster.spark.server_launch import digests
+from conduit_dagster.spark.server_probe import loopback_channel
+from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.sql_conf import connect_conf
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.connect.client.retries import RetryPolicy
+
+log = structlog.get_logger("conduit.spark")
+_TRIES, _MOST_BACKOFF_MS = 8, 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A session, its server, and the mark that says it is in use."""
+
+    spark: SparkSession
+    server: Server
+    mark: SessionFile
+    settings: SparkSettings
+
+    def serves(self, settings: SparkSettings) -> bool:
+        same = settings.home.absolute() == self.settings.home.absolute()
+        return same and self.server.is_alive() and not self.spark.is_stopped  # type: ignore[attr-defined]  # pyright: ignore
+
+
+_lock = threading.RLock()
+_open: _Open | None = None
+# sessions whose server had ended: there is nothing to give back
+_left: WeakSet[SparkSession] = WeakSet()
+
+
+def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
+    """Return the process's session on the project's server; a new one where the server has ended. Thread-safe.
+
+    Raises as :func:`~conduit_dagster.spark.server.join_server`; ``FatalError`` (``spark.session_taken``) in a
+    process that has a session of its own.
+    """
+    global _open
+    if has_classic():
+        raise _taken()
+    with _lock:
+        if _open is not None and not _open.serves(settings):
+            _leave(_open)
+        if _open is None:
+            _open = _joined(settings, app_name, alone=True)
+        return _open.spark
+
+
+def close_shared(spark: SparkSession) -> bool:
+    """End the session if it is one on the shared server; whether it is. The server goes on."""
+    with _lock:
+        if _open is not None and _open.spark is spark:
+            _drop(_open)
+            return True
+        return spark in _left
+
+
+def close_current() -> None:
+    """End this process's session on the shared server, if it has one: whichever it is by now."""
+    with _lock:
+        if _open is not None:
+            _drop(_open)
+
+
+def _drop(old: _Open) -> None:
+    """Gives the session back; a server that is gone is asked nothing."""
+    _leave(old)
+    old.spark.release_session_on_close = old.server.is_alive()  # type: ignore[attr-defined]  # pyright: ignore
+    old.spark.stop()
+
+
+def _leave(old: _Open) -> None:
+    """Other threads may still be told by the old session that its server is gone: it is not closed under them."""
+    global _open
+    _open = None
+    _left.add(old.spark)
+    old.mark.release()
+
+
+def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
+    """Opens a session: on a new server, if the one there has another configuration and nobody else is on it."""
+    from pyspark.errors import PySparkException
+
+    server, mark = join_server(settings, app_name)
+    try:
+        spark = _client(server)
+        opened = _Open(spark, server, mark, settings)
+        fixed = _configured(spark, server, settings)
+    except PySparkException as error:
+        mark.release()
+        raise unreachable(server.url, error) from error
+    if not fixed:
+        return opened
+    if alone and len(ServerFiles(settings.home).sessions()) == 1:
+        _leave(opened)
+        spark.stop()
+        stop_server(settings.home)
+        return _joined(settings, app_name, alone=False)
+    _warn(fixed)
+    return opened
+
+
+def _client(server: Server) -> SparkSession:
+    from pyspark.sql.connect.session import SparkSession as Client
+
+    # what makes pyspark.sql.functions speak to a server
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
+    spark = Client.builder.channelBuilder(loopback_channel(server)).create()
+    spark.client.set_retry_policies([_policy(server)])
+    return spark  # type: ignore[return-value]  # pyright: ignore
+
+
+def _policy(server: Server) -> RetryPolicy:
+    """Tries again as long as the server's process lives: what failed then is over at once, not after 25 s."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    class WhileAlive(DefaultPolicy):
+        """A server that was killed does not come back under its port."""
+
+        def can_retry(self, e: BaseException) -> bool:
+            """Whether another call may succeed."""
+            return server.is_alive() and super().can_retry(e)
+
+    return WhileAlive(max_retries=_TRIES, max_backoff=_MOST_BACKOFF_MS)
+
+
+def _configured(spark: SparkSession, server: Server, settings: SparkSettings) -> list[str]:
+    """Sets what the server was not started with; returns what only its start can set."""
+    for key, value in connect_conf(settings).items():
+        spark.conf.set(key, value)
+    others = _others(server, settings.conf)
+    fixed = [key for key in others if not spark.conf.isModifiable(key)]
+    for key in settings.conf:
+        if key not in fixed and spark.conf.isModifiable(key):
+            spark.conf.set(key, settings.conf[key])
+    return fixed
+
+
+def _others(server: Server, conf: Mapping[str, str]) -> list[str]:
+    return [key for key, digest in digests(conf).items() if server.conf.get(key) != digest]
+
+
+def _warn(fixed: list[str]) -> None:
+    log.warning(
+        "the shared Spark server runs with another configuration",
+        keys=fixed,
+        fix="conduit-dagster spark stop; the next run starts one with this project's",
+    )
+
+
+def _taken() -> FatalError:
+    return FatalError(
+        "this process has a Spark session of its own and cannot also use the shared server",
+        code="spark.session_taken",
+        fix="set spark.url to local[*] for it, or open the shared session in another process",
+    )

@@ -1,0 +1,177 @@
+"""How a pipeline's life goes on: begun, failed, waiting, recovered, ended. Each in one transaction of its lease."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.policy import FRESH, GiveUp, Past, Policy, Wait, decide
+from conduit_dagster.state import recoveries
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import provision, restarts_of
+from conduit_dagster.state.recoveries import RecoveryState
+from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.transactions import Transactions
+
+Error = Mapping[str, Any]
+"""As ``run --json`` shows it: code, message, node, place, fix, fatal."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Who begins, and as what."""
+
+    run: str
+    """The run's id: Dagster's, or one of our own."""
+    file: str = ""
+    digest: str = ""
+    restart: int | None = None
+    """The number of the failure after which this is the restart; None: a start that somebody asked for."""
+    past: Past = FRESH
+    """With what a start begins its count: restarts that could not be recorded."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What follows a failure."""
+
+    status: str
+    """``recovering`` or ``degraded``."""
+    failure: int
+    wait: Wait | None
+    """None where the pipeline was given up."""
+
+
+class Life:
+    """The status of one pipeline, for the owner of its lease (reference 3, Pipeline state management)."""
+
+    def __init__(self, transactions: Transactions, pipeline: str) -> None:
+        self._transactions, self._id = transactions, pipeline
+
+    def begin(self, start: Start) -> RecoveryState | None:
+        """The run begins; None where it was a restart that is not wanted any more (CASES B10, B11).
+
+        A start that somebody asked for begins a new count; a restart goes on with the old one, and stays
+        ``recovering`` until it is shown to work.
+        """
+
+        def work(connection: sa.Connection) -> RecoveryState | None:
+            state = recoveries.read(connection, self._id)
+            if start.restart is None:
+                return self._started(connection, start)
+            # exactly one restart per failure, whoever else was told to do it
+            if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
+                return None
+            values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
+            recoveries.write(connection, self._id, **values)
+            told = {"attempt": state.past.attempt, "failure": state.failure, "run": start.run}
+            self._event(connection, "restarted", **told, total=(restarts_of(connection, self._id) or 0) + 1)
+            return state
+
+        return self._transactions.run(work, **({"file": start.file} if start.file else {}))
+
+    def _started(self, connection: sa.Connection, start: Start) -> RecoveryState:
+        fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
+        first = recoveries.read(connection, self._id).run == ""
+        recoveries.write(connection, self._id, **fresh, cause=None)
+        self._set(connection, "running")
+        provision(connection, self._id, start.file, first)
+        self._event(connection, "started", run=start.run)
+        return recoveries.read(connection, self._id)
+
+    def recovered(self, attempt: int) -> None:
+        """A record was acked end to end, or a window passed without an error (B12)."""
+
+        def work(connection: sa.Connection) -> None:
+            self._set(connection, "running")
+            self._event(connection, "recovered", attempt=attempt)
+
+        self._transactions.run(work)
+
+    def failed(
+        self,
+        error: Error,
+        policy: Policy | None,
+        run: str,
+        also: Callable[[sa.Connection], None] = lambda connection: None,
+        reported: bool = False,
+    ) -> Failed:
+        """Decides what follows and records it with the failure: restarted after a wait, or given up.
+
+        ``policy`` None: there is no recovery. ``also``: what belongs into the same transaction. ``reported``: the
+        run could not say it itself.
+        """
+        now = time.time_ns()
+
+        def work(connection: sa.Connection) -> Failed:
+            also(connection)
+            state = recoveries.read(connection, self._id)
+            values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
+            if reported:
+                values["reported"] = run
+            told = {"code": error["code"], "message": error["message"], "node": error["node"], "fatal": error["fatal"]}
+            self._event(connection, "failed", **told, attempt=state.past.attempt, run=run)
+            decision = _decide(error, policy, state.past, now)
+            if isinstance(decision, Wait):
+                values |= {"past": decision.past, "restart_at_ns": decision.at_ns}
+                self._wait(connection, error, decision, state.failure + 1)
+            else:
+                self._give_up(connection, error, decision)
+            recoveries.write(connection, self._id, **values)
+            wait = decision if isinstance(decision, Wait) else None
+            return Failed("recovering" if wait else "degraded", state.failure + 1, wait)
+
+        return self._transactions.run(work)
+
+    def _wait(self, connection: sa.Connection, error: Error, wait: Wait, failure: int) -> None:
+        mine = sa.select(pipelines.c.status, pipelines.c.error).where(pipelines.c.pipeline == self._id)
+        status, first = connection.execute(mine).one()
+        # the first error of an outage is kept: what follows is often only its consequence
+        self._set(connection, "recovering", error=json.loads(first) if first and status == "recovering" else error)
+        told = {"attempt": wait.attempt, "delay": wait.delay, "restart_at_ns": wait.at_ns, "failure": failure}
+        self._event(connection, "waiting", **told)
+
+    def _give_up(self, connection: sa.Connection, error: Error, given_up: GiveUp | None) -> None:
+        reason = {} if given_up is None else {"given_up": given_up.reason}
+        self._set(connection, "degraded", error={**error, **reason})
+        self._event(connection, "degraded", error=dict(error), **reason)
+
+    def ended(
+        self,
+        status: str,
+        reason: str = "",
+        error: Error | None = None,
+        also: Callable[[sa.Connection], None] = lambda connection: None,
+    ) -> None:
+        """The end that is nobody's failure: a stop, by force or not. Nothing is pending after it."""
+
+        def work(connection: sa.Connection) -> None:
+            also(connection)
+            self._set(connection, status, reason, error)
+            recoveries.write(connection, self._id, restart_at_ns=0, asked="")
+            detail: dict[str, Any] = {"reason": reason} if reason else {}
+            self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
+
+        self._transactions.run(work)
+
+    def state(self) -> RecoveryState:
+        """The row as it is now."""
+        return self._transactions.read(lambda connection: recoveries.read(connection, self._id))
+
+    def _set(self, connection: sa.Connection, status: str, reason: str = "", error: Error | None = None) -> None:
+        values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}
+        connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == self._id).values(**values))
+
+    def _event(self, connection: sa.Connection, event: str, **detail: Any) -> None:
+        record_event(connection, self._id, event, **detail)
+
+
+def _decide(error: Error, policy: Policy | None, past: Past, now_ns: int) -> Wait | GiveUp | None:
+    if error["fatal"] or policy is None:
+        return None
+    return decide(policy, past, now_ns)

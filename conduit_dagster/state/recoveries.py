@@ -1,0 +1,99 @@
+"""What recovery keeps of a pipeline: its failures, its restarts, and what somebody asked of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import sqlalchemy as sa
+
+from conduit_dagster.recovery.policy import FRESH, Past
+from conduit_dagster.state.database import insert_if_absent, reading
+from conduit_dagster.state.events import record_event
+from conduit_dagster.state.schema import recoveries
+
+Asked = Literal["", "start", "stop", "force", "renew"]
+"""``renew``: stop, and begin again with the file as it is now."""
+_STOPS: Final = ("stop", "force", "renew")
+
+
+@dataclass(frozen=True)
+class RecoveryState:
+    """A pipeline's row; times in ns since the epoch."""
+
+    run: str = ""
+    """The run that began last."""
+    reported: str = ""
+    """The last run whose failure was reported by somebody else than the run itself."""
+    failure: int = 0
+    """How many failures there were: the number names the restart that follows it."""
+    past: Past = FRESH
+    restart_at_ns: int = 0
+    """When the pending restart is due; 0 where none is pending."""
+    cause: dict[str, Any] | None = None
+    """The newest error."""
+    asked: Asked = ""
+    """What an operator asked for and nobody has done yet."""
+    asked_ns: int = 0
+    digest: str = ""
+    """Of the pipeline's file as the run that began last read it."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether a run is to end."""
+        return self.asked in _STOPS
+
+
+NEVER: Final = RecoveryState()
+"""Of a pipeline that never ran."""
+
+
+def read(connection: sa.Connection, pipeline: str) -> RecoveryState:
+    """The row; that of a pipeline that never ran where there is none."""
+    mine = sa.select(recoveries).where(recoveries.c.pipeline == pipeline)
+    row = connection.execute(mine).mappings().one_or_none()
+    return NEVER if row is None else _state(row)
+
+
+def recovery_rows(engine: sa.Engine) -> dict[str, RecoveryState]:
+    """All rows, by pipeline."""
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(recoveries)).mappings().all()
+    return {row["pipeline"]: _state(row) for row in rows}
+
+
+def _state(row: Any) -> RecoveryState:
+    return RecoveryState(
+        row["run"],
+        row["reported"],
+        row["failure"],
+        Past(row["attempt"], tuple(json.loads(row["restarts"]))),
+        row["restart_at_ns"],
+        json.loads(row["cause"]) if row["cause"] else None,
+        row["asked"],
+        row["asked_ns"],
+        row["digest"],
+    )
+
+
+def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
+    """Changes columns of the row, which is made where there is none. ``past`` and ``cause`` as objects."""
+    if (past := values.pop("past", None)) is not None:
+        values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
+    if "cause" in values:
+        values["cause"] = json.dumps(values["cause"]) if values["cause"] else ""
+    fresh: dict[str, Any] = {
+        "pipeline": pipeline, "run": "", "reported": "", "failure": 0, "attempt": 0, "restarts": "[]",
+        "restart_at_ns": 0, "cause": "", "asked": "", "asked_ns": 0, "digest": "",
+    }  # fmt: skip
+    insert_if_absent(connection, recoveries, **fresh)
+    connection.execute(sa.update(recoveries).where(recoveries.c.pipeline == pipeline).values(**values))
+
+
+def ask(engine: sa.Engine, pipeline: str, asked: Asked, by: str) -> None:
+    """Leaves word for whoever runs the pipeline, or is to run it. Needs no lease: only its owner acts on it."""
+    with engine.begin() as connection:
+        write(connection, pipeline, asked=asked, asked_ns=time.time_ns())
+        record_event(connection, pipeline, "asked", to=asked, by=by)

@@ -1,0 +1,205 @@
+"""The ``chaos`` connectors: a source of numbered records and a file destination that fail as they are told to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from conduit_dagster.connectors.base import (
+    Block,
+    ConnectorContext,
+    Delivery,
+    Limit,
+    Part,
+    Position,
+    ReadOptions,
+    Refusal,
+    Source,
+    Split,
+    Target,
+    Writer,
+    WriterTask,
+)
+from conduit_dagster.connectors.file.destination import FileDestination
+from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
+from conduit_dagster.record import COLLECTION, Record
+from conduit_dagster.testing.fault import Fault
+from conduit_dagster.testing.fault_settings import FaultSettings
+
+
+class ChaosSourceSettings(FaultSettings):
+    """Makes records ``{"id": 1}``, ``{"id": 2}``, …"""
+
+    fail_on: Literal["none", "open", "read", "ack"] = Field("none", alias="fail-on")
+    """Where it fails. ``open``: when a run first looks for new records; ``read``: in a task, at the record behind the
+    first ``after`` ones; ``ack``: when it is told that more than ``after`` records are handled."""
+    records: int = Field(0, ge=0)
+    """How many records in all; 0 for no end."""
+    rate: float = Field(0, ge=0)
+    """Records per second; 0 for as fast as possible."""
+    collections: str = ""
+    """Comma separated names of collections, which the records go to in turn. Empty: records without a collection."""
+
+    @property
+    def names(self) -> list[str]:
+        """The collections; one without a name where none is set."""
+        return [name.strip() for name in self.collections.split(",")]
+
+
+class ChaosSource(Source):
+    """Numbered records, the same ones whenever a range is read again; it fails where ``fail-on`` says.
+
+    The position is the number. With ``fail-on: read`` a step fails once per attempt, however many tasks read it.
+    """
+
+    name = "chaos"
+    Settings = ChaosSourceSettings
+    lag_unit = "records"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(ChaosSourceSettings, settings)
+        self._fault = Fault(self._settings, self._settings.fail_on, context)
+        self._numbers = GeneratorSource(_numbers(self._settings), context)
+        self._opened = False
+
+    def initial(self) -> Position:
+        """Before the first record. Every run begins with this."""
+        self._opened = False
+        return self._numbers.initial()
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """As many as are due."""
+        if not self._opened:
+            self._fault.strike("open", start + 1)
+            self._opened = True
+        return self._numbers.latest(start, limit, horizon)
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Equal parts."""
+        return self._numbers.split(start, end, n)
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """Makes the records; those before the one that it fails at are given first."""
+        assert split.records is not None
+        fault, end = self._fault, split.start + split.records
+        # of the step's failing records the first one decides: the tasks of the others get through
+        fails_at = max(fault.after, split.start - split.ordinal)
+        for first, last in _ranges(split.start, end, options.block_records, fails_at):
+            if first == fails_at or fault.is_slow:
+                fault.strike("read", last if fault.is_slow else first + 1)
+            yield Block(self._records(first, last), lambda i, first=first: first + i + 1)
+
+    def _records(self, first: int, last: int) -> list[Record]:
+        shared = [{COLLECTION: name} if name else {} for name in self._settings.names]
+        return [
+            Record(number, shared[(number - 1) % len(shared)], {"id": number}, json.dumps(number).encode())
+            for number in range(first + 1, last + 1)
+        ]
+
+    def lag(self, position: Position) -> int | None:
+        """Records to go, where there is an end."""
+        return self._numbers.lag(position)
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Fails, or has nothing to tell."""
+        del generation
+        self._fault.strike("ack", upto)
+
+
+def _numbers(settings: ChaosSourceSettings) -> GeneratorSettings:
+    values = {"recordCount": settings.records, "rate": settings.rate, "format.type": "raw", "format.options.id": "int"}
+    return GeneratorSettings.model_validate(values)
+
+
+def _ranges(start: int, end: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
+    """Blocks of at most ``size``; one of them begins at ``cut``, where that is inside."""
+    first = start
+    while first < end:
+        last = min(first + size, end)
+        if first < cut < last:
+            last = cut
+        yield first, last
+        first = last
+
+
+class ChaosDestinationSettings(FileDestinationSettings, FaultSettings):
+    """Writes as the ``file`` destination does, plain payload lines unless told otherwise."""
+
+    fail_on: Literal["none", "open", "write", "publish", "ack"] = Field("none", alias="fail-on")
+    """Where it fails. ``open``: before a run reads anything; ``write``: in a task, while records are staged;
+    ``publish``: before anything of a delivery is in the file; ``ack``: when all of it is."""
+    format: str = Field("payload/json", alias="sdk.record.format")
+    """``opencdc/json`` (Conduit's record), ``template``, or ``payload/json`` (plain payload lines)."""
+
+
+class ChaosDestination(FileDestination):
+    """The ``file`` destination, which keeps every strategy; it fails where ``fail-on`` says.
+
+    A delivery fails whole: at ``publish`` and ``ack`` the first one that goes beyond ``after`` records. At ``write``
+    it is the first block of records that does, in each task; records that are staged again count again.
+    """
+
+    name = "chaos"
+    Settings = ChaosDestinationSettings
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._fault = Fault(settings, settings.fail_on, context)
+
+    def check(self) -> None:
+        """Fails, or tries to open the file."""
+        self._fault.strike("open", self._fault.passed + 1)
+        super().check()
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages lines, or fails to."""
+        writer = super().writer(task)
+        return ChaosWriter(writer, self._fault) if self._fault.is_at("write") else writer
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Fails before or after it, or does it."""
+        upto = self._fault.passed + delivery.records
+        self._fault.strike("publish", upto)
+        target = super().publish(delivery)
+        if not self._fault.is_at("write"):
+            self._fault.passes(delivery.records)
+        self._fault.strike("ack", upto)
+        return target
+
+
+class ChaosWriter(Writer):
+    """Hands on to another writer what it does not fail at or refuse."""
+
+    def __init__(self, writer: Writer, fault: Fault) -> None:
+        self._writer, self._fault = writer, fault
+        self._place: tuple[str, int, Sequence[int]] = ("", 0, ())
+
+    def place(self, source: str, first: int, origins: Sequence[int]) -> None:
+        """Keeps them for the next block."""
+        self._place = (source, first, origins)
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Fails with the first block that goes beyond ``after`` records, or refuses those of its records that do."""
+        passed = self._fault.passed
+        self._fault.strike("write", passed + len(records))
+        bad = self._fault.refused(passed, len(records))
+        good = [i for i in range(len(records)) if i not in bad]
+        source, first, origins = self._place
+        self._writer.place(source, first, [origins[i] for i in good])
+        found = self._writer.write([records[i] for i in good])
+        self._fault.passes(len(records))
+        nack = self._fault.nack
+        return [*(Refusal(good[place], why) for place, why in found), *(Refusal(i, nack) for i in bad)]
+
+    def finish(self) -> Part | None:
+        """As the writer beneath."""
+        return self._writer.finish()
+
+    def abort(self) -> None:
+        """As the writer beneath."""
+        self._writer.abort()

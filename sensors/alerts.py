@@ -1,0 +1,105 @@
+"""The alert sensor: reports degraded pipelines and dead letters to the project's webhook."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import dagster as dg
+import sqlalchemy as sa
+
+from conduit_dagster.alerts.body import body
+from conduit_dagster.alerts.decide import Alert, Rules, decide, unsent
+from conduit_dagster.alerts.seen import Seen, seen_of
+from conduit_dagster.alerts.standing import standings
+from conduit_dagster.alerts.webhook import Webhook
+from conduit_dagster.config.project import Project
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.claim import open_store
+
+_BUDGET = 20.0
+"""Seconds in which sending may begin: Dagster ends a tick after 60 s."""
+
+
+def alert_sensor(project: Project) -> dg.SensorDefinition:
+    """The one alert sensor of a code location. Its cursor holds what was reported, and nothing secret.
+
+    An alert may arrive twice: where a tick ends between its sending and the cursor. Nothing is reported without
+    ``alerts.webhook``.
+    """
+    reporter = _Reporter(project)
+
+    @dg.sensor(
+        name="conduit_alerts",
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Reports degraded pipelines and new dead letters to the webhook of conduit.yaml.",
+    )
+    def conduit_alerts(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        return reporter.run(context)
+
+    return conduit_alerts
+
+
+class _Reporter:
+    """What the sensor does; lives as long as the code server's process."""
+
+    def __init__(self, project: Project) -> None:
+        self._root = project.root
+        self._store: tuple[str, sa.Engine] | None = None
+
+    def run(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        """Looks, decides, sends. Raises what the state store raises: Dagster shows it and tries again."""
+        project = Project.find(self._root)
+        settings = project.settings.alerts
+        if settings.webhook is None:
+            return dg.SensorResult(skip_reason=_no_webhook(project))
+        before, now_ns = seen_of(context.cursor), time.time_ns()
+        rules = Rules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
+        decided = decide(before, standings(self._database(project)), rules, now_ns)
+        webhook = Webhook(settings.webhook, settings.headers)
+        # sent one by one: one that fails takes no other with it
+        failed = _send(
+            decided.alerts,
+            lambda alert: webhook.send(body(alert, project.root.name, now_ns)),
+            context.log.warning,
+        )
+        seen = decided.seen
+        for alert in failed:
+            seen = unsent(seen, before, alert)
+        return _result(len(decided.alerts), len(failed), webhook.host, seen)
+
+    def _database(self, project: Project) -> sa.Engine:
+        url = project.state_url
+        if self._store is None or self._store[0] != url:
+            if self._store is not None:
+                self._store[1].dispose()
+            self._store = (url, open_store(url, project.home))
+        return self._store[1]
+
+
+def _send(alerts: list[Alert], send: Callable[[Alert], None], warn: Callable[[str], None]) -> list[Alert]:
+    """Those that could not be sent."""
+    failed, until = list[Alert](), time.monotonic() + _BUDGET
+    for alert in alerts:
+        try:
+            if time.monotonic() > until:
+                failed.append(alert)
+                continue
+            send(alert)
+        except TransientError as error:
+            failed.append(alert)
+            warn(f"the alert {alert.kind} of pipeline {alert.standing.pipeline} was not sent: {error.message}")
+    return failed
+
+
+def _no_webhook(project: Project) -> str:
+    mistakes = any(finding.is_error for finding in project.findings)
+    if mistakes:
+        return "conduit.yaml has mistakes, so there is no webhook: conduit-dagster validate shows them"
+    return "there is no webhook: set alerts.webhook in conduit.yaml"
+
+
+def _result(all_of: int, failed: int, host: str, seen: Seen) -> dg.SensorResult:
+    told = f"{all_of - failed} of {all_of} alerts were sent to {host}" if all_of else "nothing to report"
+    return dg.SensorResult(skip_reason=told, cursor=seen.text())

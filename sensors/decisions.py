@@ -1,0 +1,146 @@
+"""What is to be done for a pipeline now: pure functions of what is known of it. The cursor decides nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from conduit_dagster.engine.triggers import TIMED
+from sensors.known import Known, LastRun
+
+_START_LIMIT_NS = 180_000_000_000
+"""A run that has not begun after this has died on its way, unless its restart is not due yet."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """Launch the restart that follows a failure; the run itself waits for its time."""
+
+    failure: int
+    attempt: int
+    at_ns: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """Launch a run that is no restart."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run ended, or died, and could not say it itself: it counts as a failure."""
+
+    run_id: str
+    kind: Literal["died", "never_began"]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Somebody terminated the run, which could not say it itself."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Ask the run to stop: ``stop``, or ``renew`` to begin again with its file as it is now."""
+
+    asked: Literal["stop", "renew"]
+
+
+Decision = Restart | Start | Report | Stopped | Ask | None
+
+
+def recovery(known: Known, now_ns: int, lead_ns: int) -> Decision:
+    """What the recovery sensor does. ``lead_ns``: how long before its time a restart is launched.
+
+    Exactly one restart per failure: the store names the failure, the run carries the name, and the store takes it
+    once (CASES B10, B11).
+    """
+    stored, run = known.stored, known.run
+    if stored.owned or not known.file.runnable:
+        return None
+    state = stored.recovery
+    if stored.status == "recovering" and state.restart_at_ns:
+        return _pending(known, now_ns, lead_ns)
+    if stored.status in ("running", "recovering"):
+        return _without_owner(known)
+    # it failed before the store could hear of it: no Spark, no store, a broken file
+    if run is not None and run.failed and run.run_id not in (state.run, state.reported):
+        return Report(run.run_id, "never_began")
+    return None
+
+
+def _pending(known: Known, now_ns: int, lead_ns: int) -> Decision:
+    state, run = known.stored.recovery, known.run
+    if run is not None and run.failure == state.failure:
+        return _launched(run, state.restart_at_ns, now_ns)
+    if run is not None and run.active:
+        return None  # somebody starts it by hand
+    if state.asked or state.restart_at_ns - now_ns > lead_ns:
+        return None
+    return Restart(state.failure, state.past.attempt, state.restart_at_ns)
+
+
+def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
+    """The restart's own run, which has not begun yet."""
+    if run.cancelled:
+        return Stopped(run.run_id)
+    late = now_ns - max(run.created_ns, due_ns) > _START_LIMIT_NS
+    return Report(run.run_id, "never_began") if run.failed or (run.active and late) else None
+
+
+def _without_owner(known: Known) -> Decision:
+    """It ought to be running, and nobody is alive who runs it."""
+    state, run = known.stored.recovery, known.run
+    if run is not None and run.cancelled and run.run_id == state.run:
+        return Stopped(run.run_id)
+    if run is not None and run.active and run.run_id != state.run:
+        return None  # its successor is on its way
+    return Report(state.run, "died")
+
+
+def lifecycle(known: Known, now_ns: int) -> Decision:
+    """What the lifecycle sensor does: starts what the files say is running, and stops what was changed."""
+    file, stored, run = known.file, known.stored, known.run
+    if stored.owned:
+        return _while_it_runs(known)
+    if run is not None and run.active:
+        return None
+    if not file.runnable or stored.recovery.stop_asked:
+        return None
+    if stored.recovery.asked == "start":
+        return Start("an operator asked for it")
+    if not file.running or file.trigger in TIMED or _is_settled(known):
+        return None
+    if stored.status == "":
+        return Start("it never ran")
+    by_itself = stored.status == "degraded" or (stored.status, stored.reason) == ("stopped", "system")
+    if by_itself and file.digest != stored.recovery.digest:
+        return Start("its file was changed")
+    # one that is drained has done what its file asks for
+    if file.trigger == "continuous" and (stored.status, stored.reason) == ("stopped", "system"):
+        return Start("it was stopped by the system")
+    return None
+
+
+def _is_settled(known: Known) -> bool:
+    """Whether its last run ended as the file wants it: cancelled before it began, failed, or drained."""
+    run, state = known.run, known.stored.recovery
+    if run is None or run.run_id == state.run:
+        return False
+    # what failed before it began is the recovery sensor's; what was cancelled stays so until somebody asks
+    return run.failed or run.cancelled
+
+
+def _while_it_runs(known: Known) -> Decision:
+    file, stored = known.file, known.stored
+    if stored.status != "running" or stored.recovery.asked or not file.runnable:
+        return None
+    if not file.running and file.trigger not in TIMED and file.digest != stored.recovery.digest:
+        return Ask("stop")
+    if stored.recovery.digest and file.digest != stored.recovery.digest:
+        return Ask("renew")
+    return None

@@ -1,0 +1,57 @@
+"""Timed triggers as Dagster schedules: ``cron`` as it is, ``every`` as a look each minute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+
+from assets.names import job_name, short
+from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.triggers import TIMED, next_tick
+
+_EACH_MINUTE = "* * * * *"
+Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
+
+
+def define_schedules(pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
+    """One for each timed pipeline that has a job; it runs where the file says ``status: running``."""
+    timed = [bound for bound in pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
+    return [_schedule(bound, jobs[job_name(bound.id)]) for bound in timed]
+
+
+def _schedule(bound: BoundPipeline, job: Any) -> dg.ScheduleDefinition:
+    trigger = bound.config.trigger
+    running = bound.config.status == "running"
+    return dg.ScheduleDefinition(
+        name=f"{job_name(bound.id)}__schedule",
+        job=job,
+        cron_schedule=trigger.cron or _EACH_MINUTE,
+        execution_timezone="UTC",
+        execution_fn=_tick(bound.id, job_name(bound.id), trigger),
+        default_status=dg.DefaultScheduleStatus.RUNNING if running else dg.DefaultScheduleStatus.STOPPED,
+        description=f"Runs pipeline {bound.id} {f'every {trigger.every:g} s' if trigger.every else 'at its time'}.",
+    )
+
+
+def _tick(pipeline: str, job: str, trigger: Trigger) -> Tick:
+    def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+        newest = context.instance.get_run_records(dg.RunsFilter(job_name=job), limit=1)
+        now = context.scheduled_execution_time
+        if newest and not newest[0].dagster_run.is_finished:
+            return dg.SkipReason("the run before is still at work")
+        last = newest[0].create_timestamp if newest else None
+        if trigger.every is not None and last is not None and not _is_due(trigger, last, now):
+            return dg.SkipReason("not due yet")
+        tags = {"conduit/pipeline": short(pipeline), "dagster/max_retries": "0"}
+        return dg.RunRequest(run_key=f"{pipeline}:{now.timestamp():.0f}", tags=tags)
+
+    return tick
+
+
+def _is_due(trigger: Trigger, last: datetime, now: datetime) -> bool:
+    last = last if last.tzinfo else last.replace(tzinfo=UTC)
+    return next_tick(trigger, last) <= now

@@ -1,0 +1,156 @@
+"""``metrics``, and ``run --metrics``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.life import Start
+from conduit_dagster.state.schema import sources
+from conduit_dagster.state.store import PipelineStore
+
+READ = 'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 7.0\n'
+
+
+@pytest.fixture
+def known(project: Path) -> Path:
+    """A project whose pipeline read 7 records once; 16 bytes are still to be read."""
+    found = Project.find(project, {})
+    database = open_store(found.state_url, found.home)
+    lease = acquire(database, "orders", 10)
+    store = PipelineStore(database, lease)
+    store.life.begin(Start("first", "pipelines/orders.yaml"))
+    store.registry.register_source("in", {}, {"files": [], "seen": 0})
+    with database.begin() as connection:
+        connection.execute(sources.update().values(records=7))
+    store.life.ended("stopped", "user")
+    lease.release()
+    database.dispose()
+    return project
+
+
+@pytest.fixture
+def taken() -> Iterator[str]:
+    """An address where somebody listens already."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def free() -> str:
+    """An address where nobody listens, right now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def scraped(address: str) -> str:
+    """The page; empty while nobody serves it."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://{address}/metrics", timeout=60) as answer:
+            return answer.read().decode()
+    except urllib.error.URLError:
+        return ""
+
+
+def test_the_page_is_printed(run, known: Path) -> None:
+    ran = run("metrics")
+    assert (ran.code, ran.err) == (0, "")
+    assert READ in ran.out
+    assert 'conduit_pipeline_status{pipeline="orders",status="stopped"} 1.0\n' in ran.out
+    assert ran.out.endswith("\n")
+
+
+def test_the_lag_is_asked_of_the_source_in_the_file(run, known: Path) -> None:
+    size = (known / "in.jsonl").stat().st_size
+    sample = f'conduit_source_lag{{pipeline="orders",source="in",unit="bytes"}} {float(size)}\n'
+    assert sample in run("metrics").out
+    (known / "pipelines" / "orders.yaml").unlink()
+    page = run("metrics").out
+    assert "conduit_source_lag" not in page
+    assert READ in page
+
+
+def test_the_same_as_json(run, known: Path) -> None:
+    samples = run("metrics", "--json").envelope["result"]["metrics"]
+    labels = {"pipeline": "orders", "source": "in"}
+    assert {"name": "conduit_pipeline_records_read_total", "labels": labels, "value": 7} in samples
+
+
+def test_looking_makes_no_store(run, project: Path) -> None:
+    ran = run("metrics")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert run("metrics", "--json").envelope["result"] == {"metrics": []}
+    assert not (project / ".conduit").exists()
+
+
+def test_it_starts_no_spark(known: Path) -> None:
+    code = (
+        "import sys; from conduit_dagster.cli.main import main; code = main(['metrics']);"
+        "print([m for m in ('pyspark.sql', 'py4j', 'dagster') if m in sys.modules]); sys.exit(code)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=known, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("words", [("metrics", "--serve"), ("run", "--metrics"), ("run", "--once", "--metrics")])
+def test_a_taken_or_odd_address_starts_nothing(run, project: Path, taken: str, words: tuple[str, ...]) -> None:
+    ran = run(*words, taken, "--json")
+    assert (ran.code, ran.envelope["error"]["code"]) == (3, "environment.metrics_address")
+    assert "Address already in use" in ran.envelope["summary"]
+    assert not (project / ".conduit" / "staging").exists()
+    ran = run(*words, "9400", "--json")
+    assert (ran.code, ran.envelope["error"]["code"]) == (2, "usage.address")
+    assert "127.0.0.1:9400" in ran.envelope["error"]["fix"]
+
+
+def test_the_projects_address_is_for_runs_that_last(run, project: Path, taken: str) -> None:
+    (project / "conduit.yaml").write_text(f"metrics: {{listen: '{taken}'}}\n")
+    assert run("run", "--json").envelope["error"]["code"] == "environment.metrics_address"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(shell, known: Path, free: str, number: signal.Signals) -> None:
+    process = shell.spawn("metrics", "--serve", free)
+    shell.wait_until(process, lambda: READ in scraped(free), "the page is served")
+    assert "\nconduit_metrics_up 1.0\n" in scraped(free)
+    process.send_signal(number)
+    ran = shell.ended(process)
+    assert (ran.code, ran.out) == (0, "metrics are served no more\n")
+    assert f"http://{free}/metrics" in ran.err
+
+
+@pytest.mark.slow
+def test_a_run_serves_what_it_moves(shell, project: Path, free: str) -> None:
+    with (project / "in.jsonl").open("a") as file:
+        file.write(json.dumps({"id": 3}) + "\n")
+    process = shell.spawn("run", "--metrics", free)
+    samples = (
+        'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 4.0\n',
+        'conduit_pipeline_records_nacked_total{pipeline="orders",source="in"} 1.0\n',
+        'conduit_destination_records_delivered_total{destination="out",pipeline="orders"} 3.0\n',
+        'conduit_pipeline_dead_letters_total{pipeline="orders"} 1.0\n',
+        'conduit_source_lag{pipeline="orders",source="in",unit="bytes"} 0.0\n',
+        'conduit_pipeline_status{pipeline="orders",status="running"} 1.0\n',
+    )
+    shell.wait_until(process, lambda: "conduit_step_seconds_count" in scraped(free), "a step is done")
+    page = scraped(free)
+    assert [one for one in samples if one not in page] == []
+    process.send_signal(signal.SIGINT)
+    assert shell.ended(process).code == 0
+    assert scraped(free) == ""

@@ -1,0 +1,83 @@
+"""``spark start``, ``stop`` and ``status``."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.cli.session import spark_settings
+from conduit_dagster.config.project import Project
+from conduit_dagster.spark.server_files import Server, ServerFiles
+
+
+def test_without_a_server_status_and_stop_say_so_and_make_nothing(run, project: Path) -> None:
+    ran = run("spark", "status", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"running": False, "log": None})
+    ran = run("spark", "stop", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": False})
+    assert "conduit-dagster spark start" in run("spark", "status").out
+    assert not (project / ".conduit").exists()
+
+
+def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
+    """This process is alive and listens nowhere."""
+    from conduit_dagster.spark.processes import started_at
+
+    files = ServerFiles(project / ".conduit")
+    files.make()
+    files.write(Server(os.getpid(), started_at(os.getpid()) or "", 1, "secret", time.time(), "4.3.0", "python", {}))
+    ran = run("spark", "status", "--json")
+    assert ran.code == 1
+    assert (ran.envelope["error"]["code"], ran.envelope["result"]["answers"]) == ("spark.unreachable", False)
+    assert "secret" not in ran.out
+    assert "does not answer" in run("spark", "status").out
+
+
+@pytest.mark.parametrize(
+    ("text", "several", "url"),
+    [
+        ("", False, "local[*]"),
+        ("spark: shared\n", False, "shared"),
+        ("spark.url: local[3]\n", True, "local[3]"),
+        ("spark: {idle-timeout: 1m}\n", False, "local[*]"),
+    ],
+)
+def test_what_the_settings_mean(folder: Path, text: str, several: bool, url: str) -> None:
+    (folder / "conduit.yaml").write_text(text)
+    project = Project.find(folder)
+    assert project.findings == ()
+    found = spark_settings(project, several=several)
+    assert (found.url, found.home) == (url, folder / ".conduit")
+    assert found.idle == (60 if "1m" in text else 600)
+
+
+def test_several_pipelines_share_a_server_where_nothing_is_said(folder: Path, monkeypatch) -> None:
+    monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: False)
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    assert spark_settings(Project.find(folder), several=True).url == "shared"
+    monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: True)
+    assert spark_settings(Project.find(folder), several=True).url == "local[*]"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_start_status_stop(shell, monkeypatch) -> None:
+    monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
+    first = shell.ended(shell.spawn("spark", "start", "--json"), 600)
+    try:
+        assert (first.code, first.envelope["result"]["started"]) == (0, True)
+        again = shell.run("spark", "start", "--json")
+        assert (again.envelope["result"]["started"], again.envelope["result"]["pid"]) == (
+            False,
+            first.envelope["result"]["pid"],
+        )
+        status = shell.run("spark", "status", "--json").envelope["result"]
+        assert (status["answers"], status["sessions"], status["url"]) == (True, [], first.envelope["result"]["url"])
+        assert "answers" in shell.run("spark", "status").out
+    finally:
+        stopped = shell.run("spark", "stop", "--json")
+    assert stopped.envelope["result"]["pid"] == first.envelope["result"]["pid"]
+    assert not shell.run("spark", "status", "--json").envelope["result"]["running"]

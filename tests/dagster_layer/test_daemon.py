@@ -1,0 +1,197 @@
+"""Dagster's real daemon with chaos pipelines: what fails comes back at its time, once, with nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import sqlalchemy as sa
+from waiting import wait_until
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.recoveries import NEVER, recovery_rows
+
+ROOT = Path(__file__).parents[2]
+PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    status: running
+    delivery: {{strategy: exactly-once, batch-size: 50}}
+    recovery: {{min-delay: {delay}, max-delay: 1h}}
+    connectors:
+      - id: in
+        type: source
+        plugin: chaos
+        settings: {{records: "{records}", {rate}{fault}}}
+      - {{id: out, type: destination, plugin: chaos, settings: {{path: ./{id}.jsonl}}}}
+"""
+SECONDS = 240
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Plant:
+    """A project, Dagster's storage and a daemon for them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "pipelines").mkdir()
+        self.home = root / "dagster"
+        self.home.mkdir()
+        (self.home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
+        self.daemon: subprocess.Popen[bytes] | None = None
+
+    def write(self, name: str, delay: str = "1s", records: int = 200, fault: str = "", rate: int = 0) -> None:
+        """A continuous pipeline."""
+        text = f'rate: "{rate}", ' if rate else ""
+        pipeline = PIPELINE.format(id=name, delay=delay, records=records, fault=fault, rate=text)
+        (self.root / "pipelines" / f"{name}.yaml").write_text(pipeline)
+
+    def start(self) -> None:
+        """Daemon and code server, in a process group of their own."""
+        program = Path(sys.executable).parent / "dagster-daemon"
+        environment = {**os.environ, "DAGSTER_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
+        for name in [name for name in environment if name.startswith("CONDUIT_")]:
+            del environment[name]
+        with (self.root / "daemon.log").open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [str(program), "run", "-m", "conduit_dagster.definitions"],
+                cwd=self.root,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """kill -9 of the daemon and its code server; runs are processes of the code server's group too."""
+        assert self.daemon is not None
+        os.kill(self.daemon.pid, signal.SIGKILL)
+        self.daemon.wait()
+
+    @contextmanager
+    def storage(self) -> Iterator[dg.DagsterInstance]:
+        with dg.DagsterInstance.from_config(str(self.home)) as instance:
+            yield instance
+
+    @property
+    def store(self) -> sa.Engine:
+        return open_database(Project.find(self.root, {}).state_url)
+
+    def row(self, name: str) -> dict[str, Any]:
+        return pipeline_rows(self.store).get(name, {"status": None, "owner": None})
+
+    def recovery(self, name: str) -> Any:
+        return recovery_rows(self.store).get(name, NEVER)
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return list(reversed(newest_events(self.store, name, 1000)))
+
+    def names(self, name: str) -> list[str]:
+        return [event["event"] for event in self.events(name)]
+
+    def ids(self, name: str) -> list[int]:
+        path = self.root / f"{name}.jsonl"
+        return [json.loads(line)["id"] for line in path.read_text().splitlines()] if path.exists() else []
+
+    def wait(self, condition: Any, what: str) -> None:
+        wait_until(condition, what, SECONDS, said=lambda: (self.root / "daemon.log").read_text()[-6000:])
+
+    def wait_for(self, name: str, records: int) -> None:
+        self.wait(lambda: len(self.ids(name)) >= records, f"{records} records of {name}")
+
+    def is_whole(self, name: str) -> bool:
+        """Nothing lost, nothing doubled, in order."""
+        found = self.ids(name)
+        return found == list(range(1, len(found) + 1))
+
+
+@pytest.fixture(scope="module")
+def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
+    plant = Plant(tmp_path_factory.mktemp("plant"))
+    plant.write("thrice", fault='fail-on: read, after: "120", times: "3"')
+    plant.write("killed", records=100_000, rate=20)
+    plant.write("ended", records=100_000, rate=20)
+    plant.write("patient", delay="30m", fault="fail-on: read, times: always")
+    plant.write("asleep", delay="25s", fault="fail-on: read, times: once")
+    plant.start()
+    yield plant
+    for name in ("thrice", "killed", "ended", "patient", "asleep"):
+        if plant.row(name)["owner"] is not None:
+            stop(plant.store, name, "test", False, 10, 60)
+    assert plant.daemon is not None
+    plant.daemon.terminate()
+    plant.daemon.wait(60)
+
+
+def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
+    """B11: kill -9 of the daemon; the restart happens once, at its time or at once where that is over."""
+    plant.wait(lambda: plant.recovery("asleep").restart_at_ns, "a restart is pending")
+    plant.kill()
+    plant.start()
+    plant.wait_for("asleep", 200)
+    told = plant.events("asleep")
+    (due,) = [event["detail"]["restart_at_ns"] for event in told if event["event"] == "waiting"]
+    (begun,) = [event["at_ns"] for event in told if event["event"] == "restarted"]
+    assert begun >= due
+    assert plant.is_whole("asleep")
+
+
+def test_b01_b12_three_failures_three_restarts_no_record_lost(plant: Plant) -> None:
+    plant.wait_for("thrice", 200)
+    assert plant.is_whole("thrice")
+    plant.wait(lambda: "recovered" in plant.names("thrice"), "thrice recovered")
+    again = ["failed", "waiting", "restarted"]
+    life = [name for name in plant.names("thrice") if name in {"started", *again, "recovered"}]
+    assert life == ["started", *again, *again, *again, "recovered"]
+    told = plant.events("thrice")
+    assert [event["detail"]["delay"] for event in told if event["event"] == "waiting"] == [1.0, 2.0, 4.0]
+    due = [event["detail"]["restart_at_ns"] for event in told if event["event"] == "waiting"]
+    begun = [event["at_ns"] for event in told if event["event"] == "restarted"]
+    assert all(at >= before for before, at in zip(due, begun, strict=True))
+    with plant.storage() as storage:
+        runs = storage.get_runs(dg.RunsFilter(job_name="thrice"))
+    assert sorted(run.tags.get("conduit/attempt", "0") for run in runs) == ["0", "1", "2", "3"]
+
+
+def test_a_worker_that_was_killed_is_found_and_replaced(plant: Plant) -> None:
+    plant.wait_for("killed", 20)
+    owner = plant.row("killed")["owner"]
+    os.kill(owner["pid"], signal.SIGKILL)
+    plant.wait(lambda: "restarted" in plant.names("killed"), "it was restarted")
+    seen = len(plant.ids("killed"))
+    plant.wait_for("killed", seen + 20)
+    assert plant.is_whole("killed")
+
+
+def test_b09_a_run_that_a_user_terminates_stays_ended(plant: Plant) -> None:
+    plant.wait_for("ended", 20)
+    with plant.storage() as storage:
+        (run,) = storage.get_runs(dg.RunsFilter(job_name="ended", statuses=[dg.DagsterRunStatus.STARTED]))
+        storage.report_run_canceling(run)
+    os.kill(plant.row("ended")["owner"]["pid"], signal.SIGINT)
+    plant.wait(lambda: (plant.row("ended")["status"], plant.row("ended")["reason"]) == ("stopped", "user"), "stopped")
+    assert plant.is_whole("ended")
+    assert "waiting" not in plant.names("ended")
+
+
+def test_b10_a_stop_during_backoff_wins_and_a_start_ends_it(plant: Plant) -> None:
+    plant.wait(lambda: plant.recovery("patient").restart_at_ns, "a restart is pending")
+    assert stop(plant.store, "patient", "test", False, 10, 30)
+    assert (plant.row("patient")["status"], plant.row("patient")["reason"]) == ("stopped", "user")
+    assert "restarted" not in plant.names("patient")
+    assert ask_start(plant.store, "patient", "test")
+    plant.wait(lambda: plant.names("patient").count("started") == 2, "it was started again")

@@ -1,0 +1,22 @@
+"""A project whose pipelines run in this process; a module that wants input in it has a ``lab`` of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from scripted import Script
+from support import Lab
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    """An empty one."""
+    return Lab(tmp_path, spark)
+
+
+@pytest.fixture
+def script(lab: Lab) -> Script:
+    """What its scripted destinations say."""
+    return Script(lab)

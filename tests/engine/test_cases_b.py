@@ -1,0 +1,395 @@
+"""CASES, section B: recovery, by the real engine in this process. The policy's own arithmetic: tests/recovery."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from support import Lab, destination, processor, queue
+from waiting import wait_until
+
+from conduit_dagster.engine.keeper import Keeper
+from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.engine.run_life import Circumstances
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.database import make_engine
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.recoveries import recovery_rows
+
+QUICK = Policy(min_delay=0.05, max_delay=0.4, window=300)
+NEVER = Policy(min_delay=3600, max_delay=3600)
+TOTAL = 60
+
+
+@pytest.fixture
+def lab(tmp_path: Any, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+def build(lab: Lab, source: dict[str, Any] | None = None, out: dict[str, Any] | None = None, **config: Any) -> None:
+    connectors = [
+        {"id": "in", "type": "source", "plugin": "chaos", "settings": {"records": TOTAL, **(source or {})}},
+        {"id": "out", "type": "destination", "plugin": "chaos", "settings": {"path": "out.jsonl", **(out or {})}},
+    ]
+    delivery = {"strategy": "exactly-once", "batch-size": 20}
+    config.setdefault("dead-letter-queue", queue())
+    lab.pipeline(connectors=connectors, delivery=delivery, **config)
+
+
+@contextmanager
+def keeper(
+    lab: Lab,
+    policy: Policy | None = QUICK,
+    flag: StopFlag | None = None,
+    tell: Callable[[RunResult], None] = lambda result: None,
+    observe: Callable[[StepReport, Progress], None] = lambda step, progress: None,
+) -> Iterator[Keeper]:
+    catalogue = lab.catalogue()
+    bound = catalogue.get("p")
+    assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
+    project = catalogue.project
+    options = RunOptions(project.staging_url, drain=True, log=project.log_url, about=Circumstances(policy, "run-1"))
+    database = open_store(project.state_url, project.home)
+    try:
+        yield Keeper(bound, database, options, flag or StopFlag(), observe, tell)
+    finally:
+        database.dispose()
+
+
+def keep(lab: Lab, policy: Policy | None = QUICK, **more: Any) -> RunResult:
+    assert lab._spark is not None
+    with keeper(lab, policy, **more) as one:
+        return one.run(lambda: lab._spark)  # type: ignore[arg-type, return-value]
+
+
+def events(lab: Lab) -> list[tuple[str, dict[str, Any]]]:
+    """The history, the oldest first."""
+    with lab.store() as database:
+        return [(row["event"], row["detail"]) for row in reversed(newest_events(database, "p", 1000))]
+
+
+def names(lab: Lab) -> list[str]:
+    life = {"started", "restarted", "failed", "waiting", "recovered", "degraded", "stopped", "asked"}
+    return [event for event, _ in events(lab) if event in life]
+
+
+def status(lab: Lab) -> tuple[str, str]:
+    with lab.store() as database:
+        row = pipeline_rows(database)["p"]
+    return row["status"], row["reason"]
+
+
+def ids(lab: Lab) -> list[int]:
+    return [row["id"] for row in lab.documents("out.jsonl")]
+
+
+ALL = list(range(1, TOTAL + 1))
+
+
+def test_b01_b12_b13_b15_a_source_comes_back_and_nothing_is_lost(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "after": 30, "times": "3"})
+    result = keep(lab)
+    assert (result.status, result.error, result.restart) == ("stopped", None, None)
+    assert ids(lab) == ALL
+    assert result.progress.read == TOTAL  # over all attempts
+    again = ["failed", "waiting", "restarted"]
+    assert names(lab) == ["started", *again, *again, *again, "recovered", "stopped"]
+    told = events(lab)
+    waits = [detail for event, detail in told if event == "waiting"]
+    assert [(wait["attempt"], wait["delay"]) for wait in waits] == [(1, 0.05), (2, 0.1), (3, 0.2)]
+    failed = [detail for event, detail in told if event == "failed"]
+    assert all(one["node"] == "p:in" and one["code"] and one["run"] == "run-1" for one in failed)
+    assert [one["attempt"] for one in failed] == [0, 1, 2]
+    assert [detail["attempt"] for event, detail in told if event == "recovered"] == [3]
+
+
+def test_b01_a_restart_never_begins_before_its_time(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "4"})
+    keep(lab)
+    with lab.store() as database:
+        rows = list(reversed(newest_events(database, "p", 1000)))
+    waits = [row["detail"]["restart_at_ns"] for row in rows if row["event"] == "waiting"]
+    begun = [row["at_ns"] for row in rows if row["event"] == "restarted"]
+    assert len(waits) == len(begun) == 4
+    assert all(at >= due for due, at in zip(waits, begun, strict=True))
+
+
+def test_b04_without_retries_the_first_error_is_the_last(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "once"})
+    result = keep(lab, Policy(max_retries=0))
+    assert (result.status, result.restart) == ("degraded", None)
+    assert names(lab) == ["started", "failed", "degraded"]
+    ((_, given_up),) = [one for one in events(lab) if one[0] == "degraded"]
+    assert "max-retries" in given_up["given_up"]
+
+
+def test_b02_the_retries_of_a_window_are_spent(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "always"})
+    result = keep(lab, Policy(min_delay=0.05, max_delay=0.4, max_retries=2))
+    assert result.status == "degraded"
+    assert names(lab).count("restarted") == 2
+    with lab.store() as database:
+        error = pipeline_rows(database)["p"]["error"]
+    assert error["node"] == "p:in"
+    assert "restarted 2 times" in error["given_up"]
+
+
+@pytest.mark.parametrize("dlq", [queue(3, 1), {"plugin": "log", "window-size": 1}], ids=["threshold", "nobody"])
+def test_b06_what_no_restart_can_help_is_degraded_at_once(lab: Lab, dlq: dict[str, Any]) -> None:
+    build(
+        lab,
+        processors=[processor("no", "error", "after.id < 4", message="never")],
+        **{"dead-letter-queue": {**dlq, "window-nack-threshold": dlq.get("window-nack-threshold", 0)}},
+    )
+    result = keep(lab)
+    assert result.status == "degraded"
+    assert result.error is not None
+    assert result.error.fatal
+    assert names(lab) == ["started", "failed", "degraded"]
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        ({"fail-on": "open", "times": "2"}, {}),
+        ({}, {"fail-on": "open", "times": "2"}),
+        ({}, {"fail-on": "write", "times": "2"}),
+        ({}, {"fail-on": "publish", "times": "2"}),
+        ({}, {"fail-on": "ack", "times": "2"}),
+        ({"fail-on": "ack", "times": "2"}, {}),
+    ],
+    ids=["source open", "open", "write", "publish", "ack", "source ack"],
+)
+def test_b07_errors_of_connectors_are_recovered_with_backoff(lab: Lab, source: Any, out: Any) -> None:
+    build(lab, source, out)
+    result = keep(lab)
+    assert (result.status, ids(lab)) == ("stopped", ALL)
+    assert names(lab).count("restarted") == 2
+
+
+def test_b07_a_destinations_nack_that_the_queue_does_not_take_is_recovered(lab: Lab) -> None:
+    build(
+        lab,
+        {},
+        {"fail-on": "write", "mode": "nack", "times": "once"},
+        **{"dead-letter-queue": {"plugin": "log", "window-size": 1, "window-nack-threshold": 0}},
+    )
+    result = keep(lab)
+    assert (result.status, ids(lab)) == ("stopped", ALL)
+    assert "recovered" in names(lab)
+
+
+def test_b07_an_error_of_the_dead_letter_queue_is_recovered(lab: Lab) -> None:
+    letters = {"plugin": "chaos", "settings": {"path": "dead.jsonl", "fail-on": "publish", "times": "once"}}
+    build(
+        lab,
+        processors=[processor("no", "error", "after.id == 7", message="never")],
+        **{"dead-letter-queue": {**letters, "window-size": 0}},
+    )
+    result = keep(lab)
+    assert (result.status, ids(lab)) == ("stopped", [i for i in ALL if i != 7])
+    assert names(lab).count("restarted") == 1
+    assert len(lab.lines("dead.jsonl")) == 1
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_b09_a_stop_is_no_failure(lab: Lab, force: bool) -> None:
+    build(lab)
+    flag = StopFlag()
+
+    def stop_at_once(step: StepReport, progress: Progress) -> None:
+        flag.force() if force else flag.request("user")
+
+    result = keep(lab, flag=flag, observe=stop_at_once)
+    assert (result.status, result.reason, result.restart) == ("degraded" if force else "stopped", "user", None)
+    assert "waiting" not in names(lab)
+
+
+def in_background(work: Callable[[], RunResult]) -> tuple[threading.Thread, list[RunResult]]:
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(work()))
+    thread.start()
+    return thread, results
+
+
+def waits(lab: Lab) -> bool:
+    with lab.store() as database:
+        return any(state.restart_at_ns for state in recovery_rows(database).values())
+
+
+@pytest.mark.parametrize("how", ["signal", "elsewhere"])
+def test_b10_a_stop_while_a_restart_is_pending_wins(lab: Lab, how: str) -> None:
+    build(lab, {"fail-on": "read", "times": "always"})
+    flag = StopFlag()
+    thread, results = in_background(lambda: keep(lab, NEVER, flag=flag))
+    wait_until(lambda: waits(lab), "a restart is pending")
+    began = time.monotonic()
+    if how == "signal":
+        flag.request("user")
+    else:
+        with lab.store() as database:
+            assert stop(database, "p", "operator", False, 10, 20)
+    thread.join(30)
+    assert time.monotonic() - began < 30 < NEVER.min_delay
+    assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
+    assert status(lab) == ("stopped", "user")
+    assert not waits(lab)
+    assert "restarted" not in names(lab)
+
+
+def test_a_pending_restart_can_be_had_at_once(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "once"})
+    thread, results = in_background(lambda: keep(lab, NEVER))
+    wait_until(lambda: waits(lab), "a restart is pending")
+    with lab.store() as database:
+        assert ask_start(database, "p", "operator")
+    thread.join(60)
+    assert [one.status for one in results] == ["stopped"]
+    assert ids(lab) == ALL
+
+
+def test_a_run_is_stopped_from_elsewhere(lab: Lab) -> None:
+    build(lab, {"rate": 5, "records": 1_000_000})
+    catalogue = lab.catalogue()
+    bound = catalogue.get("p")
+    assert bound is not None
+    project, flag = catalogue.project, StopFlag()
+    spark = lab._spark
+    assert spark is not None
+    with lab.store() as database:
+        options = RunOptions(project.staging_url, log=project.log_url)
+        thread, results = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
+        try:
+            wait_until(lambda: lab.lines("out.jsonl"), "records arrive")
+            assert stop(database, "p", "operator", False, 10, 30)
+        finally:
+            flag.request()
+            thread.join(60)
+    assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
+    assert not stop_again(lab)
+
+
+def stop_again(lab: Lab) -> bool:
+    with lab.store() as database:
+        return stop(database, "p", "operator", False, 10, 10)
+
+
+def test_b11_a_restart_happens_once_whoever_asks_for_it(lab: Lab) -> None:
+    """Two daemons launched it: the store takes it once."""
+    build(lab, {"fail-on": "read", "times": "once"})
+    with keeper(lab) as one:
+        first = one.once(lambda: lab._spark, None)  # type: ignore[arg-type, return-value]
+        assert first.restart is not None
+        number = first.restart.failure
+    results = []
+    for run in ("run-2", "run-3"):
+        with keeper(lab) as one:
+            one._options = RunOptions(
+                one._options.staging, drain=True, log=one._options.log, about=Circumstances(QUICK, run, number)
+            )
+            results.append(one.once(lambda: lab._spark, first.restart.at_ns))  # type: ignore[arg-type, return-value]
+    assert [(one.status, one.error) for one in results] == [("stopped", None), ("stopped", None)]
+    assert [detail["run"] for event, detail in events(lab) if event == "restarted"] == ["run-2"]
+    assert ids(lab) == ALL
+
+
+def test_a_dead_run_is_reported_once_and_waited_after(lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    with lab.store() as database:
+        died = TransientError("it died", code="run.died")
+        failed = report_failure(database, "p", "run-9", died, Policy())
+        assert failed is not None
+        assert (failed.status, failed.failure) == ("recovering", 1)
+        assert failed.wait is not None
+        assert failed.wait.delay == 1.0
+        state = recovery_rows(database)["p"]
+    assert (state.reported, state.failure, state.restart_at_ns) == ("run-9", 1, failed.wait.at_ns)
+
+
+def test_another_runs_lease_is_no_failure(lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    with lab.store() as database:
+        held = TransientError("another run has it", code="lease.held")
+        assert report_failure(database, "p", "run-9", held, Policy()) is None
+        assert recovery_rows(database)["p"].reported == "run-9"
+    assert status(lab) == ("stopped", "system")
+
+
+def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
+    """Nothing could be recorded: the process keeps the count itself."""
+    build(lab)
+    catalogue = lab.catalogue()
+    bound = catalogue.get("p")
+    assert bound is not None
+    assert lab._spark is not None
+    nowhere = make_engine("postgresql://nobody:nothing@127.0.0.1:1/none?connect_timeout=1")
+    about = Circumstances(QUICK, "run-1")
+    options = RunOptions(catalogue.project.staging_url, drain=True, patience=0.1, about=about)
+    result = run_pipeline(bound, lab._spark, nowhere, options, StopFlag())
+    assert result.status == "recovering"
+    assert result.restart is not None
+    assert (result.restart.failure, result.restart.attempt, result.restart.delay) == (None, 1, 0.05)
+    again = Circumstances(QUICK, "run-1", past=result.restart.past)
+    result = run_pipeline(
+        bound, lab._spark, nowhere, RunOptions(options.staging, patience=0.1, about=again), StopFlag()
+    )
+    assert result.restart is not None
+    assert (result.restart.attempt, result.restart.delay) == (2, 0.1)
+
+
+def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
+    """No record comes, and none fails."""
+    lab.write("in.jsonl", [])
+    lab.pipeline(connectors=[{**destination(), "id": "out"}, _empty_source()], trigger="continuous")
+    flag = StopFlag()
+    with lab.store() as database:
+        report_failure(database, "p", "run-0", TransientError("gone", code="x.y"), QUICK)
+        number = recovery_rows(database)["p"].failure
+    catalogue = lab.catalogue()
+    bound, spark = catalogue.get("p"), lab._spark
+    assert bound is not None
+    assert spark is not None
+    policy = Policy(min_delay=0.05, max_delay=0.4, window=0.5)
+    project = catalogue.project
+    options = RunOptions(project.staging_url, log=project.log_url, about=Circumstances(policy, "run-1", number))
+    with lab.store() as database:
+        thread, _ = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
+        try:
+            wait_until(lambda: status(lab)[0] == "recovering" and "restarted" in names(lab), "it was restarted")
+            wait_until(lambda: status(lab)[0] == "running", "it recovered")
+        finally:
+            flag.request()
+            thread.join(60)
+    assert "recovered" in names(lab)
+
+
+def _empty_source() -> dict[str, Any]:
+    return {"id": "in", "type": "source", "plugin": "file", "settings": {"path": "./in.jsonl"}}
+
+
+def test_the_first_error_of_an_outage_is_kept(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "once", "code": "503"}, {"fail-on": "open", "times": "once", "code": "504"})
+    seen: list[Any] = []
+
+    def look(result: RunResult) -> None:
+        with lab.store() as database:
+            seen.append(pipeline_rows(database)["p"]["error"])
+
+    keep(lab, tell=look)
+    first = {error["code"] for error in seen if error is not None}
+    assert len(first) == 1
+    with lab.store() as database:
+        assert pipeline_rows(database)["p"]["error"] is None

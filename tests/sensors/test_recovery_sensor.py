@@ -1,0 +1,152 @@
+"""The recovery sensor with Dagster's run storage and a real state store."""
+
+from __future__ import annotations
+
+import time
+
+import dagster as dg
+import pytest
+from sensors_lab import Location
+
+from assets.restart import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.policy import Policy
+
+FAR = Policy(min_delay=3600, max_delay=3600)
+
+
+def test_b11_a_failure_is_restarted_once(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail()
+    (request,) = location.tick()
+    state = location.recovery()
+    assert request.job_name == "orders"
+    assert request.tags[FAILURE_TAG] == "1"
+    assert request.tags[ATTEMPT_TAG] == "1"
+    assert request.tags[RESTART_TAG] == str(state.restart_at_ns)
+    # a lost cursor, a second daemon: the same key, which Dagster takes once
+    assert [again.run_key for again in location.tick()] == [request.run_key]
+    location.launch(request)
+    assert location.tick() == []
+
+
+def test_the_next_failure_has_another_key(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail()
+    (first,) = location.tick()
+    run = location.launch(first, "STARTED")
+    location.fail()
+    location.instance.report_run_failed(run)
+    (second,) = location.tick()
+    assert second.run_key != first.run_key
+    assert second.tags[ATTEMPT_TAG] == "2"
+
+
+def test_a_restart_far_ahead_is_not_launched_yet(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail(policy=FAR)
+    assert location.tick() == []
+
+
+def test_b06_a_fatal_failure_is_not_restarted(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail(error=FatalError("no", code="x.y"))
+    assert location.status() == ("degraded", "")
+    assert location.tick() == []
+
+
+def test_a_run_that_died_without_a_word_is_found(location: Location) -> None:
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id)
+    assert location.tick() == []  # reported now; launched at the next look
+    assert location.status() == ("recovering", "")
+    found = location.instance.get_run_by_id(run.run_id)
+    assert found is not None
+    assert found.status is dg.DagsterRunStatus.FAILURE
+    (request,) = location.tick()
+    assert request.tags["dagster/parent_run_id"] == run.run_id
+    assert location.events()[-2:] == ["failed", "waiting"]
+
+
+def test_a_living_run_is_left_alone(location: Location) -> None:
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id, alive=True)
+    assert location.tick() == []
+    assert location.status() == ("running", "")
+
+
+@pytest.mark.parametrize("tag", [False, True])
+def test_a_run_that_failed_before_it_began_is_restarted(location: Location, tag: bool) -> None:
+    """No Spark, say: the store never heard of it."""
+    location.write()
+    if tag:
+        location.begin()
+        location.fail()
+        (request,) = location.tick()
+        run = location.launch(request)
+    else:
+        run = location.run()
+    location.instance.report_run_failed(run)
+    assert location.tick() == []
+    assert location.status() == ("recovering", "")
+    assert location.recovery().reported == run.run_id
+    (request,) = location.tick()
+    assert request.tags[FAILURE_TAG] == ("2" if tag else "1")
+    assert location.tick() != []  # and not reported again
+    assert location.recovery().failure == (2 if tag else 1)
+
+
+def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -> None:
+    location.write()
+    run = location.run()
+    location.begin(run=run.run_id)
+    location.instance.report_run_canceling(run)
+    location.instance.report_run_canceled(run)
+    assert location.tick() == []
+    assert location.status() == ("stopped", "user")
+    assert location.tick() == location.tick("conduit_lifecycle") == []
+
+
+def test_b10_a_restart_that_a_user_terminated_never_happens(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail()
+    (request,) = location.tick()
+    run = location.launch(request)
+    location.instance.report_run_canceling(run)
+    location.instance.report_run_canceled(run)
+    assert location.tick() == []
+    assert location.status() == ("stopped", "user")
+    assert location.recovery().restart_at_ns == 0
+
+
+def test_a_broken_pipeline_does_not_block_the_others(location: Location) -> None:
+    location.write()
+    location.write("broken")
+    location.begin()
+    location.fail()
+    assert location.definitions
+    (location.root / "pipelines" / "broken.yaml").write_text("pipelines: [")
+    assert [request.job_name for request in location.tick()] == ["orders"]
+
+
+@pytest.mark.slow
+def test_a_tick_of_many_pipelines_is_short(location: Location) -> None:
+    """200 pipelines in one location, 20 of them failing: under 5 s (issue: Proof)."""
+    for i in range(200):
+        location.write(f"p{i:03}")
+    for i in range(0, 200, 10):
+        location.begin(f"p{i:03}", run=f"r{i}")
+        location.fail(f"p{i:03}")
+    assert location.definitions
+    began = time.process_time()
+    requests = location.tick()
+    took = time.process_time() - began  # other tests use the machine as well
+    assert len(requests) == 20
+    assert took < 5

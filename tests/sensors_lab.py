@@ -1,0 +1,118 @@
+"""A project with Dagster's storage and our state store, and no Spark: what sensors see."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sa
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.definitions import define
+from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.lease import acquire, myself
+from conduit_dagster.state.life import Start
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.recoveries import recovery_rows
+from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.store import PipelineStore
+
+PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    status: {status}
+    trigger: {trigger}
+    description: {description}
+    connectors:
+      - id: in
+        type: source
+        plugin: generator
+        settings: {{recordCount: "10", format.type: structured, format.options.id: int}}
+      - {{id: out, type: destination, plugin: file, settings: {{path: ./{id}.jsonl}}}}
+"""
+GONE = TransientError("the network is gone", code="connector.failed", node="orders:out")
+
+
+class Location:
+    """A code location in a temporary folder."""
+
+    def __init__(self, root: Path, instance: dg.DagsterInstance) -> None:
+        self.root, self.instance = root, instance
+        (root / "pipelines").mkdir()
+        self._loaded: dg.Definitions | None = None
+
+    def write(
+        self, name: str = "orders", status: str = "running", trigger: str = "continuous", description: str = "none"
+    ) -> None:
+        text = PIPELINE.format(id=name, status=status, trigger=trigger, description=description)
+        (self.root / "pipelines" / f"{name}.yaml").write_text(text)
+
+    @property
+    def project(self) -> Project:
+        return Project.find(self.root, {})
+
+    @property
+    def definitions(self) -> dg.Definitions:
+        """As loaded once: changed files are the sensors' business."""
+        if self._loaded is None:
+            self._loaded = define(self.project)
+        return self._loaded
+
+    def reload(self) -> None:
+        self._loaded = None
+
+    @property
+    def store(self) -> sa.Engine:
+        return open_store(self.project.state_url, self.project.home)
+
+    def tick(self, sensor: str = "conduit_recovery") -> list[dg.RunRequest]:
+        """What the sensor asks Dagster to launch."""
+        definition = self.definitions.get_repository_def().get_sensor_def(sensor)
+        context = dg.build_sensor_context(instance=self.instance, definitions=self.definitions)
+        return list(definition.evaluate_tick(context).run_requests or [])
+
+    def launch(self, request: dg.RunRequest, status: str = "STARTED") -> dg.DagsterRun:
+        """As the daemon would."""
+        job = self.definitions.resolve_job_def(request.job_name or "")
+        return self.instance.create_run_for_job(job, tags=dict(request.tags), status=dg.DagsterRunStatus(status))
+
+    def run(self, name: str = "orders", status: str = "STARTED", **tags: str) -> dg.DagsterRun:
+        return self.launch(dg.RunRequest(job_name=name, tags=tags), status)
+
+    # -- what a run would have done --------------------------------------------------------------------------------
+
+    def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
+        """It began, and its process is dead now, or is this one."""
+        store = self.store
+        lease = acquire(store, name, 10)
+        PipelineStore(store, lease).life.begin(Start(run, "f", digest))
+        lease.release()
+        owner = json.dumps({**myself(), **({} if alive else {"started": "1"})})
+        with store.begin() as connection:
+            connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
+
+    def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
+        """It failed, and said so."""
+        assert report_failure(self.store, name, "r1", error, policy or Policy()) is not None
+
+    def end(self, status: str, reason: str, name: str = "orders") -> None:
+        store = self.store
+        lease = acquire(store, name, 10)
+        PipelineStore(store, lease).life.ended(status, reason)
+        lease.release()
+
+    def status(self, name: str = "orders") -> tuple[str, str]:
+        row = pipeline_rows(self.store)[name]
+        return row["status"], row["reason"]
+
+    def recovery(self, name: str = "orders") -> Any:
+        return recovery_rows(self.store)[name]
+
+    def events(self, name: str = "orders") -> list[str]:
+        return [row["event"] for row in reversed(newest_events(self.store, name, 1000))]

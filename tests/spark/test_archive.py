@@ -1,0 +1,62 @@
+"""The class-data archive: found by what it is made of, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.spark import archive
+
+_START = """
+from conduit_dagster.spark.session import SparkSettings, open_session
+print(open_session(SparkSettings("local[1]"), "archive").range(3).count())
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of its own, in which an archive failed lately: nothing makes one in the background."""
+    monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = archive.archive_path()
+    assert path is not None
+    assert path.is_relative_to(tmp_path)
+    path.parent.mkdir(parents=True)
+    archive.mark_failed(path)
+    return path
+
+
+def test_there_are_no_options_without_an_archive(cache: Path) -> None:
+    assert archive.archive_options({}) == []
+    cache.touch()
+    assert f"-XX:SharedArchiveFile={cache}" in archive.archive_options({})
+    assert archive.archive_options({"spark.driver.extraClassPath": "x"}) == []
+
+
+def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.touch()
+    monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
+    assert archive.archive_options({}) == []
+
+
+def test_one_that_is_not_trusted_is_gone_and_not_made_again_today(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.touch()
+    assert archive.distrust_archive()
+    assert not archive.distrust_archive()
+    assert not cache.exists()
+    monkeypatch.setattr(archive.subprocess, "Popen", lambda *_, **__: pytest.fail("made again"))
+    archive.make_archive_later()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [b"", b"no archive at all" * 10_000])
+def test_a_broken_archive_keeps_nothing_from_starting(cache: Path, content: bytes) -> None:
+    cache.write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, "-c", _START], capture_output=True, text=True, timeout=280, env=dict(os.environ), check=False
+    )
+    assert (done.stdout, done.stderr) == ("3\n", "")

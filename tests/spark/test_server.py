@@ -1,0 +1,250 @@
+"""The shared server's life, with real servers and real clients: a client needs a process of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.spark.server import server_status, start_server, stop_server
+from conduit_dagster.spark.server_files import Server, ServerFiles
+from conduit_dagster.spark.server_probe import answered
+from conduit_dagster.spark.settings import SparkSettings
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+# does what it is told on stdin, one line of Python at a time, and prints what came of it
+_CLIENT = """
+import sys
+from pathlib import Path
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.spark.server_files import ServerFiles
+from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
+
+home = Path(sys.argv[1])
+
+def same(batches):
+    yield from batches
+
+def nap(batches):
+    import time
+    time.sleep(120)
+    yield from batches
+
+def opened(**settings):
+    global spark
+    spark = open_session(SparkSettings("shared", home=home, **settings), "client")
+    return ServerFiles(home).read().pid
+
+def stage(task=same):
+    return run_job(spark, "job", lambda: spark.range(10).mapInArrow(task, "id long").toArrow().num_rows)
+
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(repr(eval(line)), flush=True)
+    except ConduitError as error:
+        print(error.code, flush=True)
+"""
+
+
+class Client:
+    """A process that can have a session on the server."""
+
+    def __init__(self, home: Path) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _CLIENT, str(home)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.heard() == "ready"
+
+    def say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def heard(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().rstrip("\n")
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        return self.heard()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+def read(home: Path) -> Server:
+    server = ServerFiles(home).read()
+    assert server is not None
+    return server
+
+
+def wait_until(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.1)
+
+
+def _children(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = [line.split() for line in listed.stdout.splitlines()]
+    return [int(one) for one, parent in pairs if int(parent) == pid]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The home of a project whose server the tests share; each leaves one that can be used."""
+    folder = tmp_path_factory.mktemp("project") / ".conduit"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
+        patch.setenv("CONDUIT_WORKER_DAEMON_SECONDS", "1")
+        yield folder
+        stop_server(folder)
+
+
+@pytest.fixture
+def client(home: Path) -> Iterator[Callable[[], Client]]:
+    started: list[Client] = []
+
+    def start() -> Client:
+        started.append(Client(home))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+
+
+def test_two_processes_that_start_it_at_once_share_one(home: Path, client: Callable[[], Client]) -> None:
+    pair = [client(), client()]
+    for one in pair:
+        one.say("opened()")
+    pids = {one.heard() for one in pair}
+    assert pids == {str(read(home).pid)}
+    assert [one.ask("stage()") for one in pair] == ["10", "10"]
+    shown = server_status(home)
+    assert shown["answers"]
+    assert [one["name"] for one in shown["sessions"]] == ["client", "client"]
+    assert shown["memory_bytes"] > 100_000_000
+    assert pair[0].ask("close_session(spark)") == "None"
+    assert len(server_status(home)["sessions"]) == 1
+    # killed, it cannot say that it is gone
+    pair[1].kill()
+    assert server_status(home)["sessions"] == []
+    assert read(home).is_alive()
+
+
+def test_its_token_is_for_its_user_alone(home: Path) -> None:
+    server, _ = start_server(SparkSettings("shared", home=home))
+    folder = ServerFiles(home).folder
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "server.json").stat().st_mode) == 0o600
+    assert not (folder / "server.conf").exists()
+    for pid in (server.pid, server.keeper):
+        listed = subprocess.run(
+            ["ps", "-ww", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
+        )
+        assert server.token not in listed.stdout
+    assert server.token not in json.dumps(server_status(home))
+    assert answered(server, 60)
+    assert answered(dataclasses.replace(server, token="another"), 60) is None
+
+
+def test_killed_it_is_said_at_once_and_replaced(home: Path, client: Callable[[], Client]) -> None:
+    one = client()
+    first = int(one.ask("opened()"))
+    assert one.ask("stage()") == "10"
+    one.say("stage(nap)")
+    wait_until(lambda: bool(_children(first)), "a worker runs")
+    os.kill(first, signal.SIGKILL)
+    start = time.monotonic()
+    assert one.heard() == "spark.session_lost"
+    assert one.ask("stage()") == "spark.session_lost"
+    assert time.monotonic() - start < 20
+    second = int(one.ask("opened()"))
+    assert second != first
+    assert one.ask("stage()") == "10"
+
+
+def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], Client]) -> None:
+    server, _ = start_server(SparkSettings("shared", home=home))
+    os.kill(server.keeper, signal.SIGKILL)
+    wait_until(lambda: not server.is_kept(), "the keeper ends")
+    assert client().ask("opened()") == str(server.pid)
+    kept = read(home)
+    assert kept.is_kept()
+    assert (kept.pid, kept.token) == (server.pid, server.token)
+
+
+def test_a_stale_file_whose_pid_is_somebody_elses_is_passed_over(home: Path, tmp_path: Path) -> None:
+    """The id of a server that is gone may belong to any process by now: it is neither used nor ended."""
+    files = ServerFiles(tmp_path)
+    files.make()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        server = Server(other.pid, "1", 1, "t", time.time(), "4.3.0", sys.executable, {})
+        files.write(server)
+        assert server_status(tmp_path) == {"running": False, "log": None}
+        assert stop_server(tmp_path) is None
+        assert other.poll() is None
+        other.kill()
+    assert files.read() is None
+
+
+def test_stop_ends_it_under_an_open_session(home: Path, client: Callable[[], Client]) -> None:
+    one = client()
+    pid = int(one.ask("opened()"))
+    one.say("stage(nap)")
+    wait_until(lambda: bool(_children(pid)), "a worker runs")
+    stopped = stop_server(home)
+    assert stopped is not None
+    assert stopped["pid"] == pid
+    assert [session["name"] for session in stopped["sessions"]] == ["client"]
+    assert one.heard() == "spark.session_lost"
+    assert not server_status(home)["running"]
+    assert stop_server(home) is None
+
+
+def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_own(
+    home: Path, client: Callable[[], Client]
+) -> None:
+    """Also: it ends when idle and never under a session, and a session outlives the parents of its workers."""
+    plain, _ = start_server(SparkSettings("shared", home=home))
+    one = client()
+    pid = int(
+        one.ask("opened(idle=2, conf={'spark.python.worker.reuse': 'false', 'spark.sql.shuffle.partitions': '7'})")
+    )
+    assert pid != plain.pid
+    assert not plain.is_alive()
+    server = read(home)
+    assert one.ask("spark.conf.get('spark.sql.shuffle.partitions')") == "'7'"
+    # with another one on it, the server stays as it is
+    other = client()
+    warned = other.ask("opened(conf={'spark.task.maxFailures': '5'})")
+    assert "keys=['spark.task.maxFailures']" in warned
+    assert other.heard() == str(pid)
+    other.kill()
+    # without a worker the parents end, and Spark starts others
+    assert one.ask("stage()") == "10"
+    wait_until(lambda: not _children(pid), "the parents of the workers end")
+    assert server.is_alive(), "it ended under a session that was silent for longer than idle"
+    assert one.ask("stage()") == "10"
+    one.kill()
+    wait_until(lambda: not server.is_alive(), "the idle server ends")
+    wait_until(lambda: not server.is_kept(), "its keeper ends")
+    assert ServerFiles(home).read() is None
