@@ -21,7 +21,6 @@ from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.keeper import Keeper
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Restart, RunResult
-from conduit_dagster.engine.reporting import NO_FAILURE
 from conduit_dagster.engine.run_life import Circumstances
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
@@ -136,7 +135,7 @@ class _Run:
             if result.error is not None:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
-        if result.error is not None and result.error.code not in NO_FAILURE:
+        if result.error is not None and result.error.code != "pipeline.superseded":
             raise failure(result.error, result.status, result.restart) from None
 
 

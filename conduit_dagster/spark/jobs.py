@@ -12,6 +12,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.spark.explain import explain, raised_fatal
 from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.session import is_connect
+from conduit_dagster.spark.shared import server_ended
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,7 +134,7 @@ def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool
 
 
 def _lost(spark: SparkSession, within: float = 0.0) -> bool:
-    return not is_connect(spark) and jvm_ended(within)
+    return server_ended(spark) if is_connect(spark) else jvm_ended(within)
 
 
 def _session_lost() -> TransientError:

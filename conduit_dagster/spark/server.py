@@ -70,8 +70,9 @@ def stop_server(home: Path) -> dict[str, Any] | None:
             files.forget()
             return None
         cut_off = files.sessions()
-        forced = end(server.pid, server.started, _STOP_SECONDS)
+        # first, so that whose job fails now knows why
         files.forget(server)
+        forced = end(server.pid, server.started, _STOP_SECONDS)
     return {"pid": server.pid, "forced": forced, "sessions": cut_off}
 
 

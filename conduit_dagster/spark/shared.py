@@ -75,6 +75,15 @@ def close_shared(spark: SparkSession) -> bool:
         return spark in _left
 
 
+def server_ended(spark: SparkSession) -> bool:
+    """Whether this is a session on a shared server that has ended or is being stopped. Waits for nothing."""
+    opened = _open
+    if opened is None or opened.spark is not spark:
+        return spark in _left
+    known = ServerFiles(opened.settings.home).read()
+    return known is None or known.token != opened.server.token or not opened.server.is_alive()
+
+
 def close_current() -> None:
     """End this process's session on the shared server, if it has one: whichever it is by now."""
     with _lock:

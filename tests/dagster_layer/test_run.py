@@ -88,7 +88,7 @@ def test_a_run_without_anything_new_still_materialises(folder: Folder) -> None:
 def test_every_check_is_evaluated_early_and_at_the_end(folder: Folder, evaluations: Evaluations) -> None:
     folder.numbers()
     found = evaluations(folder.run())
-    assert set(found) == {"no_dead_letters", "nack_rate", "ack_lag", "no_offset_gap"}
+    assert set(found) == {"status", "no_dead_letters", "nack_rate", "ack_lag", "no_offset_gap"}
     assert all(len(outcomes) >= 2 for outcomes in found.values())
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_was_broken_meanwhile_fails_the_run_by_name(folder: Folder) 
 
 
 def test_what_the_engine_cannot_do_yet_is_refused_by_name(folder: Folder) -> None:
-    folder.numbers(trigger="{every: 5m}")
+    folder.numbers(trigger="available-now\n    delivery: {drift: true}")
     facts = _failure(folder.run())
     assert facts["conduit/error_code"] == "option.not_yet"
 

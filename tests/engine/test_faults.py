@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
@@ -103,12 +104,21 @@ def test_a_log_whose_folder_was_deleted_is_named(lab: Lab, crashes: Crashes) -> 
     assert lab.documents("out.jsonl") == ROWS
 
 
+def in_column(part: Path, name: str) -> int:
+    """A byte of what a column holds."""
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    columns = [group.column(i) for i in range(group.num_columns)]
+    (column,) = [one for one in columns if one.path_in_schema == name]
+    return column.data_page_offset + column.total_compressed_size - 3
+
+
 def test_a_corrupted_segment_is_named(lab: Lab, crashes: Crashes) -> None:
     build(lab, log="records")
     crashes(lab, "after-log")
     [part] = (lab.root / ".conduit" / "log" / "p" / "in").rglob("*.parquet")
     sound = part.read_bytes()
-    part.write_bytes(sound[:200] + bytes([sound[200] ^ 0xFF]) + sound[201:])
+    at = in_column(part, "after")
+    part.write_bytes(sound[:at] + bytes([sound[at] ^ 0xFF]) + sound[at + 1 :])
     failed(lab.run(), "log.corrupt", fatal=True)
     part.write_bytes(sound)
     assert lab.run().error is None
