@@ -1,15 +1,50 @@
-"""Makes a pipeline's sources known to the store, and its logs to the sources."""
+"""Before the first step: makes a pipeline's connectors known to the store, and its logs to the sources."""
 
 from __future__ import annotations
 
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
+
+
+def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    """Ends what a frozen owner holds open at a destination, so that nothing waits for it."""
+    name = pipeline.program.pipeline
+    for consumer, destination in pipeline.consumers().items():
+        blamed(f"{name}:{consumer}", destination.fence, store.epoch)
+    reached("after-fence", name)
+
+
+def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    """Every source and consumer, and what each destination owns. Raises what its ``check`` finds, and ``FatalError``
+    (``destination.owned``)."""
+    name, consumers = pipeline.program.pipeline, pipeline.consumers()
+    store.registry.retire(set(consumers))
+    store.registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
+    register_sources(pipeline, store)
+    for consumer, destination in consumers.items():
+        store.registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
+        if destination.owned is not None:
+            _claim(store, destination.owned, name, consumer)
+        blamed(f"{name}:{consumer}", destination.check)
+    reached("after-register", name)
+
+
+def _claim(store: PipelineStore, thing: str, pipeline: str, consumer: str) -> None:
+    if other := store.registry.claim(thing, consumer):
+        raise FatalError(
+            f"{thing} is written by {other[1]} of pipeline {other[0]} already",
+            code="destination.owned",
+            node=f"{pipeline}:{consumer}",
+            fix="give each destination and dead-letter queue a path of its own",
+        )
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:

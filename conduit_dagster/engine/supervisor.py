@@ -14,18 +14,17 @@ from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.flight import Flight
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.recover import recover
-from conduit_dagster.engine.registering import attach_logs, register_sources
+from conduit_dagster.engine.registering import attach_logs, fence, register
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.run_life import AWAY, SOMEBODY, Circumstances, RunLife, unrecorded
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.state.lease import acquire
@@ -117,41 +116,12 @@ class _Run:
                 return self._life.superseded()
             self._jobs = Jobs(self._opener())
             attach_logs(self._pipeline, self._store, self._options.log_url)
-            self._fence()
-            self._register()
+            fence(self._pipeline, self._store)
+            register(self._pipeline, self._store)
             self._move()
         except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
             return self._life.failed(error)
         return self._life.stopped()
-
-    # -- before the first step ----------------------------------------------------------------------------------
-
-    def _fence(self) -> None:
-        """Ends what a frozen owner holds open at a destination, so that nothing waits for it."""
-        for name, destination in self._pipeline.consumers().items():
-            blamed(f"{self._bound.id}:{name}", destination.fence, self._store.epoch)
-        reached("after-fence", self._bound.id)
-
-    def _register(self) -> None:
-        registry, consumers = self._store.registry, self._pipeline.consumers()
-        registry.retire(set(consumers))
-        registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
-        register_sources(self._pipeline, self._store)
-        for name, destination in consumers.items():
-            registry.register_consumer(name, "dlq" if name == DEAD_LETTERS else "data")
-            if destination.owned is not None:
-                self._claim(destination.owned, name)
-            blamed(f"{self._bound.id}:{name}", destination.check)
-        reached("after-register", self._bound.id)
-
-    def _claim(self, thing: str, consumer: str) -> None:
-        if other := self._store.registry.claim(thing, consumer):
-            raise FatalError(
-                f"{thing} is written by {other[1]} of pipeline {other[0]} already",
-                code="destination.owned",
-                node=f"{self._bound.id}:{consumer}",
-                fix="give each destination and dead-letter queue a path of its own",
-            )
 
     # -- steps --------------------------------------------------------------------------------------------------
 

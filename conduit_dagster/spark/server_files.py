@@ -86,8 +86,12 @@ class ServerFiles:
 
     def forget(self, server: Server | None = None) -> None:
         """Forgets the server, or whatever there is."""
-        if server is None or self.read() == server:
-            self._record.unlink(missing_ok=True)
+        if server is not None and self.read() != server:
+            return
+        try:
+            self._record.unlink()
+        except (FileNotFoundError, NotADirectoryError):
+            pass
 
     @contextmanager
     def locked(self, seconds: float) -> Generator[None]:
@@ -121,7 +125,7 @@ class ServerFiles:
     def _paths(self) -> Iterator[Path]:
         try:
             yield from sorted(self._sessions.iterdir())
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
 
 

@@ -54,12 +54,16 @@ def combinations(kinds: list[str]) -> list[Combination]:
     ]
 
 
+_WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
+"""In the choice. The scenario ``two`` has nacks as well."""
+
+
 def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
-    """Those that are tried. By default a choice of eight minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
+    """Those that are tried. By default a choice of six minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
-    if kind not in scenario.kinds or (not _FULL and scenario.name in ("merge", "cut") and kind != "file"):
+    if kind not in scenario.kinds or (not _FULL and kind != "file" and scenario.name in _WITH_FILES_ONLY):
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
