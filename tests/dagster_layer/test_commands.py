@@ -21,7 +21,9 @@ def _call(folder: Folder, *command: str, cwd: Path | None = None, **env: str) ->
     home = folder.root / "dagster"
     home.mkdir(exist_ok=True)
     (home / "dagster.yaml").touch()
+    # each command is alone with its project: a server would only stay behind
     own = {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "DAGSTER_DISABLE_TELEMETRY": "1"}
+    own["CONDUIT_SPARK_URL"] = "local[2]"
     return subprocess.run(
         [str(program), *command[1:]],
         cwd=cwd or folder.root,

@@ -70,6 +70,7 @@ def started(root: Path) -> Iterator[Live]:
             patch.delenv(name, raising=False)
         patch.setenv("DAGSTER_HOME", str(home))
         patch.setenv("PYTHONPATH", str(ROOT))
+        patch.setenv("CONDUIT_SPARK_URL", "local[2]")
         instance = dg.DagsterInstance.get()
         folder = Folder(root, instance)
         folder.numbers(trigger="continuous")
