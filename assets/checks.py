@@ -14,7 +14,7 @@ from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.engine.reporting import NO_FAILURE
+from conduit_dagster.engine.run_life import NO_FAILURE
 from conduit_dagster.recovery.errors import ConduitError
 
 NO_DEAD_LETTERS = "no_dead_letters"

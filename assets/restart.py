@@ -21,7 +21,7 @@ def circumstances(context: dg.AssetExecutionContext, bound: BoundPipeline, proje
     """Only the pipeline's own job is brought back: whoever materialises its assets waits for an end."""
     run = context.run
     is_own = run.job_name == job_name(bound.id)
-    policy = Policy.of(bound.config.recovery.over(project.settings.recovery)) if is_own else None
+    policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
     number = run.tags.get(FAILURE_TAG, "")
     return Circumstances(policy, run.run_id, int(number) if number.isdecimal() else None)
 

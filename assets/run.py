@@ -135,7 +135,7 @@ class _Run:
             if result.error is not None:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
-        if result.error is not None and result.error.code != "pipeline.superseded":
+        if result.error is not None:
             raise failure(result.error, result.status, result.restart) from None
 
 

@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.events import Retention, retain
+from conduit_dagster.state.project_store import project_store
 
 
 class StateResource(dg.ConfigurableResource[None]):
@@ -28,10 +27,7 @@ class StateResource(dg.ConfigurableResource[None]):
     def database(self) -> sa.Engine:
         """The store, opened when it is first asked for."""
         if self._database is None:
-            project = self.project
-            self._database = open_store(project.state_url, project.home)
-            kept = project.settings.state.history
-            retain(self._database, Retention(kept.keep, kept.most))
+            self._database = project_store(self.project)
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

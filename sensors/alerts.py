@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 
 import dagster as dg
-import sqlalchemy as sa
 
 from conduit_dagster.alerts.body import body
 from conduit_dagster.alerts.decide import Alert, Rules, decide, unsent
@@ -15,7 +14,7 @@ from conduit_dagster.alerts.standing import standings
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.state.claim import open_store
+from sensors.store import KeptStore
 
 _BUDGET = 20.0
 """Seconds in which sending may begin: Dagster ends a tick after 60 s."""
@@ -46,7 +45,7 @@ class _Reporter:
 
     def __init__(self, project: Project) -> None:
         self._root = project.root
-        self._store: tuple[str, sa.Engine] | None = None
+        self._store = KeptStore()
 
     def run(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
         """Looks, decides, sends. Raises what the state store raises: Dagster shows it and tries again."""
@@ -56,7 +55,7 @@ class _Reporter:
             return dg.SensorResult(skip_reason=_no_webhook(project))
         before, now_ns = seen_of(context.cursor), time.time_ns()
         rules = Rules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
-        decided = decide(before, standings(self._database(project)), rules, now_ns)
+        decided = decide(before, standings(self._store.of(project)), rules, now_ns)
         webhook = Webhook(settings.webhook, settings.headers)
         # sent one by one: one that fails takes no other with it
         failed = _send(
@@ -68,14 +67,6 @@ class _Reporter:
         for alert in failed:
             seen = unsent(seen, before, alert)
         return _result(len(decided.alerts), len(failed), webhook.host, seen)
-
-    def _database(self, project: Project) -> sa.Engine:
-        url = project.state_url
-        if self._store is None or self._store[0] != url:
-            if self._store is not None:
-                self._store[1].dispose()
-            self._store = (url, open_store(url, project.home))
-        return self._store[1]
 
 
 def _send(alerts: list[Alert], send: Callable[[Alert], None], warn: Callable[[str], None]) -> list[Alert]:

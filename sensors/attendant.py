@@ -10,8 +10,7 @@ import sqlalchemy as sa
 
 from assets.names import ACKS, asset_key, short
 from assets.restart import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
-from conduit_dagster.engine.awaiting import end_waiting
-from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.engine.reporting import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.state.recoveries import ask
 from sensors.decisions import Ask, Decision, Report, Restart, Start, Stopped
@@ -19,7 +18,6 @@ from sensors.known import Known
 from sensors.runs import config_of, error_of
 
 _SENSOR = "a sensor"
-_LOOK_AGAIN = 0.3
 
 
 class Attendant:
@@ -40,7 +38,7 @@ class Attendant:
             case Report():
                 self._report(known, decision)
             case Stopped():
-                end_waiting(self._database, known.file.pipeline, "user", _LOOK_AGAIN)
+                end_waiting(self._database, known.file.pipeline, "user")
             case Ask():
                 ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:

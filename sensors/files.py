@@ -49,7 +49,7 @@ class Files:
 
 
 def _file(bound: BoundPipeline, job: str, project: Project) -> File:
-    policy = Policy.of(bound.config.recovery.over(project.settings.recovery))
+    policy = Policy.of(bound.config.recovery, project.settings.recovery)
     config = bound.config
     runnable = bound.refusal() is None
     running = config.status == "running"

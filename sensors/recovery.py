@@ -10,8 +10,9 @@ import dagster as dg
 
 from sensors.decisions import Decision, recovery
 from sensors.known import Known
-from sensors.tick import Tick
+from sensors.tick import Tick, sensor_of
 
+_DOES = "Restarts failed pipelines with backoff, and finds runs that died without a word."
 _STAY = 4.0
 """Seconds. Dagster's loop asks a sensor at most every 5 s (DAGSTER_FACTS, 3): it looks on meanwhile."""
 _LEAD_NS = 10_000_000_000
@@ -21,18 +22,7 @@ _LEAD_NS = 10_000_000_000
 def recovery_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
     """The one recovery sensor of a code location. Its cursor holds nothing: the stores decide."""
     tick = Tick(root, frozenset(job.name for job in jobs), _decide)
-
-    @dg.sensor(
-        name="conduit_recovery",
-        jobs=jobs,
-        minimum_interval_seconds=1,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Restarts failed pipelines with backoff, and finds runs that died without a word.",
-    )
-    def conduit_recovery(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        return tick.run(context, _STAY)
-
-    return conduit_recovery
+    return sensor_of(tick, "conduit_recovery", _DOES, jobs, _STAY)
 
 
 def _decide(known: Known, now_ns: int) -> Decision:

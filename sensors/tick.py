@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
-import sqlalchemy as sa
 
-from conduit_dagster.config.project import Project
-from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.events import Retention, retain
 from conduit_dagster.state.history import deprovision
 from sensors.attendant import Attendant
 from sensors.decisions import Decision
 from sensors.files import Files
 from sensors.known import File, Known, Stored
 from sensors.runs import Runs
+from sensors.store import KeptStore
 from sensors.stored import Silence, stored
 
 _POLL = 0.25
@@ -32,7 +30,7 @@ class Tick:
     ) -> None:
         self._decide, self._finds_gone = decide, finds_gone
         self._files, self._silence = Files(root, jobs), Silence()
-        self._store: tuple[str, sa.Engine] | None = None
+        self._store = KeptStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
         """``stay``: seconds to go on looking, so that what happens between two ticks is not found late.
@@ -40,7 +38,7 @@ class Tick:
         Raises what the state store raises: Dagster shows it and tries again.
         """
         project, files = self._files.read()
-        database = self._database(project)
+        database = self._store.of(project)
         attendant, runs = Attendant(context.instance, database), Runs(context.instance)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
@@ -76,12 +74,18 @@ class Tick:
             except Exception as error:  # noqa: BLE001
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
 
-    def _database(self, project: Project) -> sa.Engine:
-        url = project.state_url
-        if self._store is None or self._store[0] != url:
-            if self._store is not None:
-                self._store[1].dispose()
-            self._store = (url, open_store(url, project.home))
-        kept = project.settings.state.history
-        retain(self._store[1], Retention(kept.keep, kept.most))
-        return self._store[1]
+
+def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:
+    """The sensor that runs ``tick`` as often as Dagster lets it, and stays with it for so many seconds."""
+
+    @dg.sensor(
+        name=name,
+        jobs=jobs,
+        minimum_interval_seconds=1,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description=description,
+    )
+    def sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        return tick.run(context, stay)
+
+    return sensor

@@ -47,15 +47,10 @@ def _history(pipeline: str, since: str | None, limit: int, files: list[str] | No
 
 
 def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> list[Event]:
-    from conduit_dagster.state.events import Retention, retain
     from conduit_dagster.state.history import events
 
-    one = subject(pipeline, files)
-    if one.store is None:
-        return []
-    kept = one.project.settings.state.history
-    retain(one.store, Retention(kept.keep, kept.most))
-    return events(one.store, pipeline, limit, since_ns)
+    store = subject(pipeline, files).store
+    return [] if store is None else events(store, pipeline, limit, since_ns)
 
 
 def moment(text: str, now_ns: int) -> int:

@@ -27,12 +27,11 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json:
 
 def _start(pipeline: str, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.operate.starting import ask_start
-    from conduit_dagster.state.claim import open_store
+    from conduit_dagster.state.project_store import project_store
 
     one = subject(pipeline, files)
     one.sound()
-    store = open_store(one.project.state_url, one.project.home)
-    asked = ask_start(store, pipeline, who())
+    asked = ask_start(project_store(one.project), pipeline, who())
     where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"
     return Outcome(f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already", {"asked": asked})
 

@@ -37,12 +37,12 @@ def _metrics(address: str | None, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.logs import configure_logs
     from conduit_dagster.cli.store import existing_store
     from conduit_dagster.config.project import Project
-    from conduit_dagster.state.claim import open_store
+    from conduit_dagster.state.project_store import project_store
 
     project = Project.find(Path.cwd())
     configure_logs(project.settings.log)
     if address is not None:
-        return _serve(address, _stored(open_store(project.state_url, project.home), paths))
+        return _serve(address, _stored(project_store(project), paths))
     store = existing_store(project)
     if store is None:
         return Outcome("", {"metrics": []})

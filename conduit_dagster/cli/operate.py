@@ -120,10 +120,10 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engin
     ``fresh``: the pipeline may be one that never ran.
     """
     from conduit_dagster.engine.operate.desk import owned
-    from conduit_dagster.state.claim import open_store
+    from conduit_dagster.state.project_store import project_store
 
     bound, project = one.sound(), one.project
-    database = open_store(project.state_url, project.home) if fresh else one.known()
+    database = project_store(project) if fresh else one.known()
     with ExitStack() as opened:
 
         def spark() -> SparkSession:

@@ -22,8 +22,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.engine.triggers import TIMED
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.events import Retention, retain
+from conduit_dagster.state.project_store import project_store
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -64,9 +63,7 @@ def run_together(
     signals = Signals(stop, lambda text: print(text, file=sys.stderr))
     shown = not quiet and console().is_interactive
     with handled(signals):
-        database = open_store(project.state_url, project.home)
-        kept = project.settings.state.history
-        retain(database, Retention(kept.keep, kept.most))
+        database = project_store(project)
         # one that ends by itself is not worth a server that stays
         several = len(pipelines) > 1 and not once
         with spark_session(project, verbose, signals, shown, several):
@@ -177,4 +174,4 @@ class _Member:
 
 
 def _policy(project: Project, bound: BoundPipeline) -> Policy:
-    return Policy.of(bound.config.recovery.over(project.settings.recovery))
+    return Policy.of(bound.config.recovery, project.settings.recovery)

@@ -9,9 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.state import schema
-from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.database import make_engine
 from conduit_dagster.state.outage import unreachable
+from conduit_dagster.state.project_store import project_store
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
@@ -23,8 +23,8 @@ def existing_store(project: Project) -> sa.Engine | None:
     """The project's state store, or None where nothing ever ran: looking must not create it."""
     url = project.state_url
     if url.startswith(_SQLITE):
-        return open_store(url, project.home) if Path(url.removeprefix(_SQLITE)).is_file() else None
-    return open_store(url, project.home) if _has_tables(url) else None
+        return project_store(project) if Path(url.removeprefix(_SQLITE)).is_file() else None
+    return project_store(project) if _has_tables(url) else None
 
 
 def _has_tables(url: str) -> bool:

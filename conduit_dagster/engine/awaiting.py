@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Literal
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.engine.stop import Reason, StopFlag
-from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recoveries import RecoveryState, read
-from conduit_dagster.state.store import PipelineStore
 
 Awaited = Literal["due", "now", "stopped", "superseded"]
 """``now``: somebody started the pipeline without waiting; ``superseded``: the restart is not pending any more."""
@@ -30,28 +28,36 @@ def await_restart(
     it is due whatever the clock says: one that is set back must not stretch the wait.
     """
     end = time.monotonic() + longest
-    while True:
-        left = min(end - time.monotonic(), (at_ns - time.time_ns()) / 1e9)
-        if failure is not None and (other := _otherwise(_look(database, pipeline), failure)):
-            return other
-        if stop.wait(max(0.0, min(left, _LOOK))):
-            return "stopped"
-        if left <= _LOOK:
-            return "due"
+
+    def left() -> float:
+        return min(end - time.monotonic(), (at_ns - time.time_ns()) / 1e9)
+
+    def instead() -> Awaited | None:
+        return None if failure is None else _otherwise(_look(database, pipeline), failure)
+
+    return _await(left, instead, stop)
 
 
 def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
     """Waits between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch."""
-    while True:
+
+    def instead() -> Awaited | None:
         state = _look(database, pipeline)
         if state is not None and state.asked == "start":
             return "now"
-        if _stopped_by_user(database, pipeline):
-            return "superseded"
-        left = at - time.time()
-        if stop.wait(max(0.0, min(left, _LOOK))):
+        return "superseded" if _stopped_by_user(database, pipeline) else None
+
+    return _await(lambda: at - time.time(), instead, stop)
+
+
+def _await(left: Callable[[], float], instead: Callable[[], Awaited | None], stop: StopFlag) -> Awaited:
+    while True:
+        seconds = left()
+        if other := instead():
+            return other
+        if stop.wait(max(0.0, min(seconds, _LOOK))):
             return "stopped"
-        if left <= _LOOK:
+        if seconds <= _LOOK:
             return "due"
 
 
@@ -79,21 +85,3 @@ def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:
     if state.asked == "start":
         return "now"
     return "stopped" if state.stop_asked else None
-
-
-def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = 10.0) -> bool:
-    """The pending restart never happens: the pipeline is stopped. False where somebody runs it meanwhile.
-
-    Raises ``TransientError`` where the state store does not answer.
-    """
-    try:
-        lease = acquire(database, pipeline, lease_seconds)
-    except ConduitError as error:
-        if error.code == "lease.held":
-            return False
-        raise
-    try:
-        PipelineStore(database, lease).life.ended("stopped", reason)
-    finally:
-        lease.release()
-    return True

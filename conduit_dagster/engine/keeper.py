@@ -11,14 +11,16 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.delivery import Trigger
-from conduit_dagster.engine.awaiting import Awaited, await_restart, await_tick, end_waiting
+from conduit_dagster.engine.awaiting import Awaited, await_restart, await_tick
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Progress, Restart, RunResult, StepReport
+from conduit_dagster.engine.reporting import end_waiting
 from conduit_dagster.engine.run_life import Circumstances
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.engine.triggers import first_tick, next_tick, utc
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.policy import FRESH
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,8 +61,9 @@ class Keeper:
             awaited = self._await(restart.failure, restart.at_ns, restart.delay)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
-            past = restart.past if restart.failure is None else about.past
-            about = replace(about, restart=restart.failure if awaited == "due" else None, past=past)
+            # somebody who starts it by hand begins a new count
+            failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
+            about = replace(about, restart=failure, past=past)
             self._tell(replace(result, restart=None))
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:

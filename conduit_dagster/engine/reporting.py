@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import sqlalchemy as sa
 
 from conduit_dagster.engine.report import error_json
+from conduit_dagster.engine.run_life import NO_FAILURE
+from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Failed
+from conduit_dagster.state.life import Failed, Life
 from conduit_dagster.state.recoveries import write
 from conduit_dagster.state.store import PipelineStore
 
-NO_FAILURE = ("lease.held", "lease.lost", "pipeline.superseded")
-"""Of a run, not of its pipeline: another run has it."""
 _LOOK_AGAIN = 0.3
+"""Seconds for which an owner that is held to be dead is looked at before its lease is taken."""
 
 
 def report_failure(
@@ -22,20 +26,41 @@ def report_failure(
 ) -> Failed | None:
     """Records it as the run itself would have; None where it is no failure, or where somebody runs the pipeline.
 
-    Call it only for an owner that is known to be dead or was silent for the lease's time: it is looked at for a
-    moment more, and then its lease is taken.
+    Call it only for an owner that is known to be dead or was silent for the lease's time. Raises ``TransientError``
+    where the state store does not answer.
     """
     if error.code in NO_FAILURE:
         with database.begin() as connection:
             write(connection, pipeline, reported=run)
         return None
+    with _in_its_place(database, pipeline, _LOOK_AGAIN) as life:
+        return None if life is None else life.failed(error_json(error), policy, run, reported=True)
+
+
+def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = _LOOK_AGAIN) -> bool:
+    """The pending restart never happens: the pipeline is stopped. False where somebody runs it meanwhile.
+
+    Raises ``TransientError`` where the state store does not answer.
+    """
+    with _in_its_place(database, pipeline, lease_seconds) as life:
+        if life is not None:
+            life.ended("stopped", reason)
+    return life is not None
+
+
+@contextmanager
+def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[Life | None]:
+    """The pipeline's life, under a lease of our own; None where its owner is alive."""
     try:
-        lease = acquire(database, pipeline, _LOOK_AGAIN)
-    except ConduitError as held:
-        if held.code == "lease.held":
-            return None
-        raise
+        lease = acquire(database, pipeline, lease_seconds)
+    except ConduitError as error:
+        if error.code != "lease.held":
+            raise
+        lease = None
+    if lease is None:
+        yield None
+        return
     try:
-        return PipelineStore(database, lease).life.failed(error_json(error), policy, run, reported=True)
+        yield PipelineStore(database, lease).life
     finally:
         lease.release()

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.blame import blame
 from conduit_dagster.engine.report import Progress, Restart, RunResult, StepReport, error_json
-from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.policy import FRESH, Past, Policy, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.lease import LeaseLost
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from conduit_dagster.state.store import PipelineStore
 
 AWAY = "the state store does not answer"
-_KNOWN_ELSEWHERE = ("lease.held", "lease.lost")
+NO_FAILURE = ("lease.held", "lease.lost")
+"""Codes that are of a run and not of its pipeline: another run has it."""
 log = structlog.get_logger("conduit.engine")
 
 
@@ -40,7 +41,7 @@ class Circumstances:
     restart: int | None = None
     """The failure after which this run is the restart; None: somebody asked for it."""
     past: Past = FRESH
-    """Restarts that could not be recorded, because the store did not answer."""
+    """The restarts before this one; the store's own count goes before it, where the store knows the failure."""
 
 
 SOMEBODY = Circumstances()
@@ -65,7 +66,7 @@ class RunLife:
         state = self._store.life.begin(Start(about.run, file, digest, about.restart, about.past))
         if state is None:
             return False
-        self._state, self._recovering = state, about.restart is not None
+        self._state, self._recovering = state, state.past.attempt > 0
         return True
 
     def moved(self, step: StepReport) -> None:
@@ -87,12 +88,8 @@ class RunLife:
 
     def superseded(self) -> RunResult:
         """The restart is not wanted any more."""
-        error = TransientError(
-            f"the restart of pipeline {self._id} is not wanted any more: it was stopped, or restarted already",
-            code="pipeline.superseded",
-            fix="nothing to do; see pipelines describe for its status",
-        )
-        return RunResult(self._id, "stopped", "", error, self._progress)
+        log.info("the restart is not wanted any more: it was stopped, or restarted already", pipeline=self._id)
+        return RunResult(self._id, "stopped", "", None, self._progress)
 
     def stopped(self) -> RunResult:
         """Nothing went wrong."""
@@ -156,7 +153,7 @@ class RunLife:
 
 def unrecorded(pipeline: str, error: ConduitError, policy: Policy | None, past: Past, progress: Progress) -> RunResult:
     """A failure that the store was not told of: whoever runs the pipeline keeps its count meanwhile."""
-    if error.code in _KNOWN_ELSEWHERE:
+    if error.code in NO_FAILURE:
         return RunResult(pipeline, "running", "", error, progress)
     decision = None if policy is None or error.fatal else decide(policy, past, time.time_ns())
     if isinstance(decision, Wait):

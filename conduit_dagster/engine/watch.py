@@ -64,10 +64,10 @@ class _Watch:
         while not self.ended.wait(_ASK):
             try:
                 with reading(self._database) as connection:
-                    asked = read(connection, self._pipeline).asked
+                    state = read(connection, self._pipeline)
             except SQLAlchemyError:
                 continue  # a store that is away is the next transaction's business
-            if asked == "force":
+            if state.asked == "force":
                 self._stop.force()
-            elif asked in ("stop", "renew"):
-                self._stop.request("user" if asked == "stop" else "system")
+            elif state.stop_asked:
+                self._stop.request("system" if state.asked == "renew" else "user")

@@ -9,9 +9,8 @@ from typing import Any, Final, cast
 from conduit_dagster.recovery.codes import class_of
 from conduit_dagster.recovery.error_text import Rank, Said, said_by
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
-from conduit_dagster.spark.explain import explain
+from conduit_dagster.spark.explain import explain, is_sparks
 
-_SPARK: Final = ("pyspark.", "py4j.", "grpc.")
 _FATAL_IN_DAGSTER: Final = {
     "DagsterAssetCheckFailedError": ("dagster.check_failed", "look at the failed check, mend what it found, run again"),
     "DagsterInvalidConfigError": ("dagster.config_invalid", "correct the run's configuration, and run again"),
@@ -32,8 +31,7 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
         return known
     if isinstance(error, OSError):
         return from_os_error(error, doing or type(error).__name__)
-    is_sparks = type(error).__module__.startswith(_SPARK)
-    message = explain(error) if is_sparks else f"{type(error).__name__}: {_text(error)}"
+    message = explain(error) if is_sparks(error) else f"{type(error).__name__}: {_text(error)}"
     return TransientError(f"{doing}: {message}" if doing else message, code=code)
 
 

@@ -31,8 +31,9 @@ class Policy:
     jitter: bool = False
 
     @staticmethod
-    def of(settings: Recovery) -> Policy:
-        """The policy that a ``recovery`` section says; a pipeline's own goes ``over`` the project's first."""
+    def of(own: Recovery, general: Recovery) -> Policy:
+        """The policy of a pipeline: its ``recovery`` section over the project's."""
+        settings = own.over(general)
         return Policy(
             settings.min_delay,
             settings.max_delay,

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conduit_dagster.processes import is_up, started_at
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.archive import archive_path, mark_failed
-from conduit_dagster.spark.processes import is_up, started_at
 from conduit_dagster.spark.server_files import Server, ServerFiles
 from conduit_dagster.spark.server_launch import launch_plan
 from conduit_dagster.spark.server_probe import loopback_channel

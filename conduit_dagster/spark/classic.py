@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING
 from conduit_dagster.spark.archive import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.settings import LOCAL, SparkSettings
+from conduit_dagster.spark.settings import LOCAL, LOOPBACK, SparkSettings
 from conduit_dagster.spark.sql_conf import sql_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
-_LOOPBACK = "127.0.0.1"
 
 
 def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
@@ -79,7 +78,7 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
     }
     if settings.local:
-        own |= {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+        own |= {"spark.driver.host": LOOPBACK, "spark.driver.bindAddress": LOOPBACK}
         own["spark.python.daemon.module"] = "conduit_dagster.spark.worker_daemon"
     if settings.parallelism:
         own["spark.default.parallelism"] = str(settings.parallelism)
@@ -98,7 +97,7 @@ def _launch_environment(settings: SparkSettings) -> dict[str, str]:
     """Return what the JVM is launched with; ``conf`` cannot say any of it."""
     own = {"PYSPARK_PYTHON": _worker_python(settings)}
     if settings.local:
-        own["SPARK_LOCAL_IP"] = _LOOPBACK
+        own["SPARK_LOCAL_IP"] = LOOPBACK
     options: list[str] = []
     if not inside_submit():
         own |= java_environment()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # 0.05 s, times four each time, at most 5 s: about 25 s together
-_TRIES, _MOST_BACKOFF_MS = 8, 5_000
+TRIES, MOST_BACKOFF_MS = 8, 5_000
 
 
 def open_connect(settings: SparkSettings) -> SparkSession:
@@ -23,7 +23,7 @@ def open_connect(settings: SparkSettings) -> SparkSession:
 
     # says nothing to the server yet, so the patience holds from the first call
     spark = SparkSession.builder.remote(settings.url).getOrCreate()
-    _be_patient(spark, _TRIES)
+    _be_patient(spark, TRIES)
     try:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
@@ -48,7 +48,7 @@ def is_connect(spark: SparkSession) -> bool:
 def _be_patient(spark: SparkSession, tries: int) -> None:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
-    spark.client.set_retry_policies([DefaultPolicy(max_retries=tries, max_backoff=_MOST_BACKOFF_MS)])
+    spark.client.set_retry_policies([DefaultPolicy(max_retries=tries, max_backoff=MOST_BACKOFF_MS)])
 
 
 def unreachable(url: str, error: Exception) -> TransientError:

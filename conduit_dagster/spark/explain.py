@@ -18,6 +18,11 @@ def explain(error: BaseException) -> str:
     return _raised_in_worker(text) or _java_cause(text) or type(error).__name__
 
 
+def is_sparks(error: BaseException) -> bool:
+    """Whether Spark, or what carries its words, raised it: its text is then a Java trace or a call's dump."""
+    return type(error).__module__.startswith(("pyspark.", "py4j.", "grpc."))
+
+
 _GRPC = re.compile(r'<_\w*RpcError of RPC[^"]*details = "([^"]*)"')
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")
@@ -48,9 +53,3 @@ def _without_class(line: str) -> str:
     rest = line[named.end() :] if named else line
     name = f"{named.group(1)}: " if named and not named.group(1).startswith("Spark") else ""
     return name + re.sub(r"\s*SQLSTATE: \w+.*", "", rest)
-
-
-def raised_fatal(text: str) -> bool:
-    """Return whether a worker raised a ``FatalError``, a class derived from it, or JSON with a fatal code."""
-    said = said_by(text)
-    return said is not None and said.error.fatal

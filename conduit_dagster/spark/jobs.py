@@ -8,8 +8,9 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.spark.explain import explain, raised_fatal
+from conduit_dagster.spark.explain import explain, is_sparks
 from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.session import is_connect
 from conduit_dagster.spark.shared import server_ended
@@ -46,20 +47,19 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T]) -> T:
     Runs ``action`` in the calling thread, since Spark keeps tags per thread. One run per session and tag at
     a time. A cancelled task's Python worker may go on for a while.
     """
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
     with _registered(spark, tag) as run:
         try:
             with _tagged(spark, tag):
                 return action()
-        except (PySparkException, Py4JError) as error:
-            raise _translated(spark, error, tag, run.cancelled.is_set()) from error
         except ConnectionError as error:
             # py4j says so when the JVM is gone; an action's own error is not ours to translate
             if _lost(spark, within=1.0):
                 raise _session_lost() from error
             raise
+        except Exception as error:
+            if not is_sparks(error):
+                raise
+            raise _translated(spark, error, tag, run.cancelled.is_set()) from error
 
 
 def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
@@ -121,12 +121,14 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
 
 def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
     text = str(error)
-    if _lost(spark) or _LOST.search(text):
+    # of a call's own error: a task may say as much of a connection of its own
+    cut = type(error).__module__.startswith("grpc.") and "Stream removed" in text
+    if cut or _lost(spark) or _LOST.search(text):
         return _session_lost()
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return JobCancelled(f"the job {tag} was cancelled", code="spark.job_cancelled")
-    kind = FatalError if raised_fatal(text) else TransientError
-    return kind(
+    # what a task raised has a code and a fix of its own
+    return classified(error) or TransientError(
         explain(error),
         code="spark.job_failed",
         fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.processes import end, is_up, resident_bytes
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.archive import distrust_archive, make_archive_later
-from conduit_dagster.spark.processes import end, is_up, resident_bytes
 from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
 from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
 from conduit_dagster.spark.server_probe import answered

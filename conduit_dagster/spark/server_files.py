@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.processes import is_alive
 from conduit_dagster.recovery.errors import TransientError, from_os_error
-from conduit_dagster.spark.processes import is_alive
 
 _TICK = 0.1
 

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.processes import end, started_at
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.processes import end, started_at
 from conduit_dagster.spark.server_files import Server, ServerFiles
 
 _TICK = 1.0

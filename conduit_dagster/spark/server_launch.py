@@ -14,10 +14,9 @@ from typing import Any
 from conduit_dagster.spark.archive import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
-from conduit_dagster.spark.settings import LOCAL, SparkSettings
+from conduit_dagster.spark.settings import LOCAL, LOOPBACK, SparkSettings
 from conduit_dagster.spark.spark_home import spark_home
 
-LOOPBACK = "127.0.0.1"
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOG = Path(__file__).with_name("log4j2-server.properties")
 _TOKEN = "spark.connect.authenticate.token"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 SHARED = "shared"
 LOCAL = "local[*]"
+LOOPBACK = "127.0.0.1"
 IDLE_SECONDS = 600.0
 
 

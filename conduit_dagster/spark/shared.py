@@ -13,7 +13,7 @@ import structlog
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.classic import has_classic
-from conduit_dagster.spark.connect import unreachable
+from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, unreachable
 from conduit_dagster.spark.server import join_server, stop_server
 from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
 from conduit_dagster.spark.server_launch import digests
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.client.retries import RetryPolicy
 
 log = structlog.get_logger("conduit.spark")
-_TRIES, _MOST_BACKOFF_MS = 8, 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ def _policy(server: Server) -> RetryPolicy:
             """Whether another call may succeed."""
             return server.is_alive() and super().can_retry(e)
 
-    return WhileAlive(max_retries=_TRIES, max_backoff=_MOST_BACKOFF_MS)
+    return WhileAlive(max_retries=TRIES, max_backoff=MOST_BACKOFF_MS)
 
 
 def _configured(spark: SparkSession, server: Server, settings: SparkSettings) -> list[str]:

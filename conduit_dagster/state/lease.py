@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from conduit_dagster.processes import is_alive, started_at
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.schema import pipelines
@@ -30,13 +31,6 @@ def _read(path: str) -> str:
         return ""
 
 
-def _started(pid: int) -> str:
-    """When the process was started, in the kernel's own count; empty when there is none."""
-    stat = _read(f"/proc/{pid}/stat")
-    fields = stat.rpartition(")")[2].split()
-    return "" if not fields or fields[0] in "ZX" else fields[19]
-
-
 def _namespace() -> str:
     try:
         return str(Path("/proc/self/ns/pid").readlink())
@@ -51,7 +45,7 @@ def myself() -> dict[str, Any]:
         "boot": _read("/proc/sys/kernel/random/boot_id"),
         "namespace": _namespace(),
         "pid": os.getpid(),
-        "started": _started(os.getpid()),
+        "started": started_at(os.getpid()),
     }
 
 
@@ -59,7 +53,7 @@ def is_dead(owner: dict[str, Any]) -> bool:
     """Whether the owner certainly does not run any more: it ran on this machine, since this boot, and is gone."""
     here = myself()
     same = all(here[name] and here[name] == owner.get(name) for name in ("boot", "namespace"))
-    return same and _started(int(owner["pid"])) != owner["started"]
+    return same and not is_alive(int(owner["pid"]), owner["started"])
 
 
 class Lease:

@@ -79,7 +79,7 @@ class Life:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         first = recoveries.read(connection, self._id).run == ""
         recoveries.write(connection, self._id, **fresh, cause=None)
-        self._set(connection, "running")
+        self._set(connection, "recovering" if start.past.attempt else "running")
         provision(connection, self._id, start.file, first)
         self._event(connection, "started", run=start.run)
         return recoveries.read(connection, self._id)
@@ -158,10 +158,6 @@ class Life:
             self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
 
         self._transactions.run(work)
-
-    def state(self) -> RecoveryState:
-        """The row as it is now."""
-        return self._transactions.read(lambda connection: recoveries.read(connection, self._id))
 
     def _set(self, connection: sa.Connection, status: str, reason: str = "", error: Error | None = None) -> None:
         values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}

@@ -166,6 +166,33 @@ def test_a_signal_stops_a_continuous_run_gracefully(shell, project: Path, number
     assert (status["status"], status["reason"]) == ("stopped", reason)
 
 
+FAILING = """
+version: "2.2"
+pipelines:
+  - id: failing
+    recovery: {min-delay: 100ms, max-retries: 2}
+    connectors:
+      - {id: in, type: source, plugin: chaos, settings: {records: 5, fail-on: read, times: always}}
+      - {id: out, type: destination, plugin: chaos, settings: {path: ./failing.jsonl}}
+"""
+
+
+@pytest.mark.slow
+def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(shell, project: Path) -> None:
+    """Not while it is restarted."""
+    (project / "conduit.yaml").write_text("pipelines: {exit-on-degraded: true}\nspark: {url: local}\n")
+    (project / "pipelines" / "failing.yaml").write_text(FAILING)
+    ran = shell.run("run", "--json")
+    assert ran.code == 1, ran.err
+    ended = {one["id"]: (one["status"], one["reason"]) for one in ran.envelope["result"]["pipelines"]}
+    assert ended == {"failing": ("degraded", ""), "orders": ("stopped", "system")}
+    assert "Traceback" not in ran.err
+    told = shell.run("pipelines", "history", "failing", "--json").envelope["result"]["events"]
+    again = ["failed", "waiting", "restarted"]
+    life = [one["event"] for one in told if one["event"] in {"started", *again, "degraded"}]
+    assert life == ["started", *again, *again, "failed", "degraded"]
+
+
 SLOW_PLUGIN = """
 import time
 from conduit_dagster.processors.base import Processor

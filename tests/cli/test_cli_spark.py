@@ -24,7 +24,7 @@ def test_without_a_server_status_and_stop_say_so_and_make_nothing(run, project: 
 
 def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
     """This process is alive and listens nowhere."""
-    from conduit_dagster.spark.processes import started_at
+    from conduit_dagster.processes import started_at
 
     files = ServerFiles(project / ".conduit")
     files.make()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conduit_dagster.config import Project
+from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.parse import parse_text
 from conduit_dagster.recovery.policy import Policy
@@ -78,13 +79,13 @@ def test_the_environment_goes_over_the_file_and_the_pipeline_over_both(tmp_path:
     env |= {"CONDUIT_RECOVERY_JITTER": "true", "CONDUIT_RECOVERY_MAX_RETRIES_WINDOW": "1h30m"}
     project = Project.find(tmp_path, env)
     assert project.findings == ()
-    assert Policy.of(project.settings.recovery) == Policy(3, 60, 3, 3, 5400, True)
+    assert Policy.of(Recovery(), project.settings.recovery) == Policy(3, 60, 3, 3, 5400, True)
     parsed = parse_text(
         PIPELINE.format("max-retries: 0, jitter: false"), "f.yaml", {}, False, project.settings.recovery
     )
     assert parsed.findings == []
-    own = parsed.pipelines[0].config.recovery.over(project.settings.recovery)
-    assert Policy.of(own) == Policy(3, 60, 3, 0, 5400, False)
+    own = parsed.pipelines[0].config.recovery
+    assert Policy.of(own, project.settings.recovery) == Policy(3, 60, 3, 0, 5400, False)
 
 
 def test_the_shorter_variable_is_the_stronger_one(tmp_path: Path) -> None:

@@ -65,15 +65,30 @@ def test_any_history_has_the_effect_of_its_records_in_order(
     refused = next((place for place, record in enumerate(history) if not model.apply(record)), None)
     destination = lab.destination(on_conflict=on_conflict)
     delivery = lab.stage(destination, history[:border], history[border:], block=block)
-    if refused is None:
-        destination.publish(delivery)
-    else:
-        with pytest.raises(Rejected) as error:
+    try:
+        if refused is None:
             destination.publish(delivery)
-        assert (error.value.place, error.value.nack.code) == (refused, "postgres.unique_violation")
-        assert not destination.holds(delivery)
+        else:
+            with pytest.raises(Rejected) as error:
+                destination.publish(delivery)
+            assert (error.value.place, error.value.nack.code) == (refused, "postgres.unique_violation")
+            assert not destination.holds(delivery)
+    finally:
+        destination.close()
     wanted = before if refused is not None else model.rows
     assert {row[0]: row[1:] for row in lab.rows()} == wanted
+
+
+@pytest.mark.parametrize("block", [1, 100])
+def test_inserts_of_other_columns_are_refused_in_the_records_order(lab: PostgresLab, block: int) -> None:
+    """Those of the same columns are loaded together, which must not decide which of two records is refused."""
+    lab.execute(TABLE)
+    destination = lab.destination()
+    delivery = lab.stage(destination, [create(3, a=0, b=0), create(1, a=1), create(1, a=2, b=2)], block=block)
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert error.value.place == 2
+    assert lab.rows() == []
 
 
 def test_children_of_a_history_have_its_effect_too(lab: PostgresLab) -> None:

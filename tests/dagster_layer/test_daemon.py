@@ -19,6 +19,7 @@ from waiting import wait_until
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import NEVER, recovery_rows
@@ -38,6 +39,7 @@ pipelines:
         settings: {{records: "{records}", {rate}{fault}}}
       - {{id: out, type: destination, plugin: chaos, settings: {{path: ./{id}.jsonl}}}}
 """
+STEADY = ("killed", "second", "third")
 SECONDS = 240
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -124,12 +126,14 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     plant = Plant(tmp_path_factory.mktemp("plant"))
     plant.write("thrice", fault='fail-on: read, after: "120", times: "3"')
     plant.write("killed", records=100_000, rate=20)
+    plant.write("second", records=100_000, rate=20)
+    plant.write("third", records=100_000, rate=20)
     plant.write("ended", records=100_000, rate=20)
     plant.write("patient", delay="30m", fault="fail-on: read, times: always")
     plant.write("asleep", delay="25s", fault="fail-on: read, times: once")
     plant.start()
     yield plant
-    for name in ("thrice", "killed", "ended", "patient", "asleep"):
+    for name in ("thrice", *STEADY, "ended", "patient", "asleep"):
         if plant.row(name)["owner"] is not None:
             stop(plant.store, name, "test", False, 10, 60)
     assert plant.daemon is not None
@@ -195,3 +199,27 @@ def test_b10_a_stop_during_backoff_wins_and_a_start_ends_it(plant: Plant) -> Non
     assert "restarted" not in plant.names("patient")
     assert ask_start(plant.store, "patient", "test")
     plant.wait(lambda: plant.names("patient").count("started") == 2, "it was started again")
+
+
+def test_the_shared_server_killed_under_three_pipelines_is_replaced(plant: Plant) -> None:
+    files = ServerFiles(plant.root / ".conduit")
+    for name in STEADY:
+        plant.wait_for(name, 20)
+    first = files.read()
+    assert first is not None
+    assert {session["pid"] for session in files.sessions()} >= {plant.row(name)["owner"]["pid"] for name in STEADY}
+    before = {name: plant.names(name).count("restarted") for name in STEADY}
+    os.kill(first.pid, signal.SIGKILL)
+    for name in STEADY:
+        plant.wait(lambda name=name: plant.names(name).count("restarted") > before[name], f"{name} was restarted")
+    seen = {name: len(plant.ids(name)) for name in STEADY}
+    for name in STEADY:
+        plant.wait_for(name, seen[name] + 20)
+        assert plant.is_whole(name)
+        failed = [event["detail"]["code"] for event in plant.events(name) if event["event"] == "failed"]
+        assert failed[-1].startswith("spark."), failed
+    # one for all of them
+    second = files.read()
+    assert second is not None
+    assert second.pid != first.pid
+    assert second.is_alive()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from recovery_lab import ALL, NEVER, QUICK, TOTAL, build, events, ids, in_background, keep, keeper, names, status, waits
 from support import Lab, destination, processor, queue
 from waiting import wait_until
 
-from conduit_dagster.engine.keeper import Keeper
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.reporting import report_failure
@@ -22,79 +19,14 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.database import make_engine
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import recovery_rows
-
-QUICK = Policy(min_delay=0.05, max_delay=0.4, window=300)
-NEVER = Policy(min_delay=3600, max_delay=3600)
-TOTAL = 60
 
 
 @pytest.fixture
 def lab(tmp_path: Any, spark: SparkSession) -> Lab:
     return Lab(tmp_path, spark)
-
-
-def build(lab: Lab, source: dict[str, Any] | None = None, out: dict[str, Any] | None = None, **config: Any) -> None:
-    connectors = [
-        {"id": "in", "type": "source", "plugin": "chaos", "settings": {"records": TOTAL, **(source or {})}},
-        {"id": "out", "type": "destination", "plugin": "chaos", "settings": {"path": "out.jsonl", **(out or {})}},
-    ]
-    delivery = {"strategy": "exactly-once", "batch-size": 20}
-    config.setdefault("dead-letter-queue", queue())
-    lab.pipeline(connectors=connectors, delivery=delivery, **config)
-
-
-@contextmanager
-def keeper(
-    lab: Lab,
-    policy: Policy | None = QUICK,
-    flag: StopFlag | None = None,
-    tell: Callable[[RunResult], None] = lambda result: None,
-    observe: Callable[[StepReport, Progress], None] = lambda step, progress: None,
-) -> Iterator[Keeper]:
-    catalogue = lab.catalogue()
-    bound = catalogue.get("p")
-    assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
-    project = catalogue.project
-    options = RunOptions(project.staging_url, drain=True, log=project.log_url, about=Circumstances(policy, "run-1"))
-    database = open_store(project.state_url, project.home)
-    try:
-        yield Keeper(bound, database, options, flag or StopFlag(), observe, tell)
-    finally:
-        database.dispose()
-
-
-def keep(lab: Lab, policy: Policy | None = QUICK, **more: Any) -> RunResult:
-    assert lab._spark is not None
-    with keeper(lab, policy, **more) as one:
-        return one.run(lambda: lab._spark)  # type: ignore[arg-type, return-value]
-
-
-def events(lab: Lab) -> list[tuple[str, dict[str, Any]]]:
-    """The history, the oldest first."""
-    with lab.store() as database:
-        return [(row["event"], row["detail"]) for row in reversed(newest_events(database, "p", 1000))]
-
-
-def names(lab: Lab) -> list[str]:
-    life = {"started", "restarted", "failed", "waiting", "recovered", "degraded", "stopped", "asked"}
-    return [event for event, _ in events(lab) if event in life]
-
-
-def status(lab: Lab) -> tuple[str, str]:
-    with lab.store() as database:
-        row = pipeline_rows(database)["p"]
-    return row["status"], row["reason"]
-
-
-def ids(lab: Lab) -> list[int]:
-    return [row["id"] for row in lab.documents("out.jsonl")]
-
-
-ALL = list(range(1, TOTAL + 1))
 
 
 def test_b01_b12_b13_b15_a_source_comes_back_and_nothing_is_lost(lab: Lab) -> None:
@@ -214,18 +146,6 @@ def test_b09_a_stop_is_no_failure(lab: Lab, force: bool) -> None:
     result = keep(lab, flag=flag, observe=stop_at_once)
     assert (result.status, result.reason, result.restart) == ("degraded" if force else "stopped", "user", None)
     assert "waiting" not in names(lab)
-
-
-def in_background(work: Callable[[], RunResult]) -> tuple[threading.Thread, list[RunResult]]:
-    results: list[RunResult] = []
-    thread = threading.Thread(target=lambda: results.append(work()))
-    thread.start()
-    return thread, results
-
-
-def waits(lab: Lab) -> bool:
-    with lab.store() as database:
-        return any(state.restart_at_ns for state in recovery_rows(database).values())
 
 
 @pytest.mark.parametrize("how", ["signal", "elsewhere"])
@@ -368,12 +288,16 @@ def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
     with lab.store() as database:
         thread, _ = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
         try:
-            wait_until(lambda: status(lab)[0] == "recovering" and "restarted" in names(lab), "it was restarted")
-            wait_until(lambda: status(lab)[0] == "running", "it recovered")
+            wait_until(lambda: "recovered" in names(lab), "it recovered")
+            assert status(lab)[0] == "running"
         finally:
             flag.request()
             thread.join(60)
-    assert "recovered" in names(lab)
+        rows = {row["event"]: row for row in newest_events(database, "p", 1000)}
+    # the restart was recovering until its window was over, and not a step was made in it
+    due = rows["waiting"]["detail"]["restart_at_ns"]
+    assert rows["restarted"]["at_ns"] >= due
+    assert rows["recovered"]["at_ns"] - due >= policy.window * 1e9
 
 
 def _empty_source() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_the_defaults() -> None:
     """Reference 2, Configuration: from 1 s to 10 m, without end."""
     delays = [wait.delay for wait in always_failing(Policy(), 12)]
     assert delays == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]
-    assert Policy() == Policy.of(Recovery())
+    assert Policy() == Policy.of(Recovery(), Recovery())
 
 
 TWICE = Policy(max_retries=2, window=600)
@@ -152,7 +152,7 @@ def test_the_reason_says_odd_windows_too() -> None:
 
 def test_a_pipelines_own_section_goes_over_the_projects() -> None:
     own, base = Recovery(max_retries=3, backoff_factor=0), Recovery(min_delay=2, max_retries=9, jitter=True)
-    assert Policy.of(own.over(base)) == Policy(2, 600, 2, 3, 300, True)
+    assert Policy.of(own, base) == Policy(2, 600, 2, 3, 300, True)
 
 
 policies = st.builds(

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 import pytest
+from grpc._channel import _InactiveRpcError, _RPCState
 from waiting import wait_until
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -62,6 +64,26 @@ def test_a_fatal_error_of_a_worker_stays_fatal(spark: SparkSession) -> None:
     error = _failure(spark, _failing(FatalError("the key is wrong")))
     assert type(error) is FatalError
     assert error.message == "the key is wrong"
+
+
+def _cut_off(details: str) -> grpc.RpcError:
+    return _InactiveRpcError(_RPCState((), (), (), grpc.StatusCode.UNKNOWN, details))
+
+
+def test_a_server_that_was_killed_in_the_middle_of_an_answer_is_a_lost_session(spark: SparkSession) -> None:
+    """Spark Connect lets this one through as it is; seen while the dying process was still there."""
+
+    def action() -> None:
+        raise _cut_off("Stream removed (recvmsg:Connection reset by peer (104))")
+
+    with pytest.raises(TransientError) as caught:
+        run_job(spark, "job", action)
+    assert caught.value.code == "spark.session_lost"
+
+
+def test_a_task_whose_own_connection_is_cut_is_no_lost_session(spark: SparkSession) -> None:
+    error = _failure(spark, _failing(OSError("Stream removed (recvmsg:Connection reset by peer (104))")))
+    assert error.code == "spark.job_failed"
 
 
 def test_a_worker_that_dies_is_said_so(spark: SparkSession) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from conduit_dagster import processes
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark import processes
 from conduit_dagster.spark.server_files import Server, ServerFiles
 from conduit_dagster.spark.server_launch import digests, server_conf
 from conduit_dagster.spark.settings import SparkSettings

@@ -158,7 +158,7 @@ def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, g
         "adaptive false",
         "sum 999000",
         "TransientError spark.job_failed ValueError: no such thing",
-        "FatalError spark.job_failed the key is wrong",
+        "FatalError pipeline.error the key is wrong",
         "cancelled True",
     ], done.stderr
     assert done.stderr == ""

@@ -119,8 +119,9 @@ def test_the_events_of_a_life_in_order(database: sa.Engine, store: PipelineStore
     life = store.life
     life.begin(Start("r1", "orders.yaml"))
     for run in ("r2", "r3"):
-        assert life.failed(ERROR, Policy(), run).wait is not None
-        assert life.begin(Start(run, restart=life.state().failure)) is not None
+        failed = life.failed(ERROR, Policy(), run)
+        assert failed.wait is not None
+        assert life.begin(Start(run, restart=failed.failure)) is not None
     life.recovered(2)
     life.ended("stopped", "user")
     life.begin(Start("r4", "orders.yaml"))

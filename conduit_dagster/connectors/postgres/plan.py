@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import groupby, islice
 from typing import IO, NamedTuple
 
@@ -67,6 +67,9 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
         yield data
 
 
+Planned = Callable[[list[tuple[Group, Slice]]], list[Batch]]
+
+
 def batches(slices: list[tuple[Group, Slice]]) -> list[Batch]:
     """Batches whose order has the effect of the records' order.
 
@@ -77,6 +80,11 @@ def batches(slices: list[tuple[Group, Slice]]) -> list[Batch]:
     for group, one in slices:
         _into(found.setdefault(group.table, []), group, one)
     return [batch for table in found.values() for batch in table]
+
+
+def in_order(slices: list[tuple[Group, Slice]]) -> list[Batch]:
+    """Batches in the records' own order, however many that are."""
+    return [Batch(group, [one for _, one in run]) for group, run in groupby(slices, lambda pair: pair[0])]
 
 
 def _into(table: list[Batch], group: Group, one: Slice) -> None:

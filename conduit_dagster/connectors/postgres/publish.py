@@ -14,7 +14,7 @@ from conduit_dagster.connectors.postgres.deliveries import Claims, is_race
 from conduit_dagster.connectors.postgres.errors import RowError, copy_line
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
 from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.plan import Batch, Locator, batches
+from conduit_dagster.connectors.postgres.plan import Batch, Locator, Planned, batches, in_order
 from conduit_dagster.connectors.postgres.session import Connection
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.record import Nack
@@ -36,8 +36,7 @@ class Publisher:
         while it committed: ``holds`` tells.
         """
         try:
-            with connection.transaction():
-                return self._write(connection, delivery)
+            return self._first_refused(connection, delivery)
         except RowError as error:
             raise self._claims.verdicts.verdict(error.cause, error.place) from error.cause
         except psycopg.Error as error:
@@ -52,17 +51,30 @@ class Publisher:
         # found at the end, by a deferred constraint say: with one record it can only be that one
         return verdicts.verdict(error, 0 if delivery.records == 1 else None)
 
-    def _write(self, connection: Connection, delivery: Delivery) -> Claim | None:
+    def _first_refused(self, connection: Connection, delivery: Delivery) -> Claim | None:
+        try:
+            return self._write(connection, delivery, batches)
+        except RowError:
+            slices = self._locator.slices(delivery)
+            if batches(slices) == in_order(slices):
+                raise
+            # inserts were taken together: in the records' own order another one may be the first that is refused
+            return self._write(connection, delivery, in_order)
+
+    def _write(self, connection: Connection, delivery: Delivery, planned: Planned) -> Claim | None:
+        with connection.transaction():
+            return self._put(connection, delivery, planned)
+
+    def _put(self, connection: Connection, delivery: Delivery, planned: Planned) -> Claim | None:
         # first of all: the insert waits for another transaction with the same hash, and decides between the two
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
         self._create(connection, delivery)
         slices = self._locator.slices(delivery)
-        plan = batches(slices)
         size = sum(one.bytes for _, one in slices)
         progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
-        for batch in plan:
+        for batch in planned(slices):
             self._batch(connection, batch, progress)
         progress.pass_half()
         self._claims.prune(connection, delivery)

@@ -1,8 +1,7 @@
 """The binary layout of reference 4, big-endian throughout.
 
-An offset log entry is ``key length (4), key, data length (4), data``. A commit log entry is ``offset (8), message
-length (4), timestamp (8, whole seconds), mode (1), key length (4), key, data length (4), data``; the message is key and
-data with their lengths, without timestamp and mode (CASES C22).
+A commit log entry is ``offset (8), message length (4), timestamp (8, whole seconds), mode (1), key length (4), key,
+data length (4), data``; the message is key and data with their lengths, without timestamp and mode (CASES C22).
 """
 
 from __future__ import annotations
@@ -17,13 +16,6 @@ _LENGTH: Final = Struct(">I")
 _HEAD: Final = Struct(">QIQB")
 _PIECE: Final = 1 << 20
 _MODES: Final = 3
-
-
-class OffsetRecord(NamedTuple):
-    """An entry of the offset log."""
-
-    key: bytes
-    data: bytes
 
 
 class LogRecord(NamedTuple):
@@ -50,17 +42,9 @@ def damaged(why: str, at: int) -> FatalError:
 
 def encode_log_record(record: LogRecord) -> bytes:
     """Raises ``struct.error`` for numbers that their fields can't hold."""
-    message = _pair(record.key, record.data)
+    key, data = record.key, record.data
+    message = b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(data)), data))
     return _HEAD.pack(record.offset, len(message), record.timestamp, record.mode) + message
-
-
-def encode_offset_record(record: OffsetRecord) -> bytes:
-    """Raises ``struct.error`` for a key or data beyond 4 GiB."""
-    return _pair(record.key, record.data)
-
-
-def _pair(key: bytes, data: bytes) -> bytes:
-    return b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(data)), data))
 
 
 def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
@@ -78,15 +62,6 @@ def decode_log(stream: IO[bytes]) -> Iterator[tuple[int, LogRecord]]:
         if size != left:
             raise damaged(f"the data's length is {size}, and the message's length leaves {left}", at)
         yield start, LogRecord(offset, timestamp, mode, key, reader.take(size, "data"))
-
-
-def decode_offsets(stream: IO[bytes]) -> Iterator[tuple[int, OffsetRecord]]:
-    """As :func:`decode_log`, for the entries of an offset log."""
-    reader = _Reader(stream)
-    while head := reader.take_or_end(_LENGTH.size, "a key's length"):
-        start = reader.at - _LENGTH.size
-        key = reader.take(_LENGTH.unpack(head)[0], "a key")
-        yield start, OffsetRecord(key, reader.take(reader.length("data", None), "data"))
 
 
 class _Reader:
@@ -107,10 +82,10 @@ class _Reader:
             raise damaged(f"it ends in the middle of {what}", self.at)
         return data
 
-    def length(self, what: str, most: int | None) -> int:
+    def length(self, what: str, most: int) -> int:
         at = self.at
         size: int = _LENGTH.unpack(self.take(_LENGTH.size, f"a length ({what})"))[0]
-        if most is not None and size > most:
+        if size > most:
             raise damaged(f"the length of {what} is {size}, and the message has room for {max(0, most)}", at)
         return size
 

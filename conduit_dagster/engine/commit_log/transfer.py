@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from struct import Struct
+from collections.abc import Iterable, Iterator
 from typing import IO, Final
 
 import msgspec
 
 from conduit_dagster.engine.commit_log.binary import (
     LogRecord,
-    OffsetRecord,
     damaged,
     decode_log,
-    decode_offsets,
     encode_log_record,
-    encode_offset_record,
 )
 from conduit_dagster.engine.commit_log.entries import Batch, Entry, decode_entries
 from conduit_dagster.record import MODES, Nack, decode, encode
 
 _SECOND: Final = 1_000_000
 _LIMIT: Final = 1 << 63
-_OFFSET: Final = Struct(">Q")
 
 
 class _Refused(msgspec.Struct):
@@ -87,22 +82,3 @@ def _entry(source: str, record: LogRecord, at: int) -> Entry:
         raise damaged(f"the data of offset {record.offset} is no OpenCDC record: {error}", at) from error
     mode = MODES[record.mode]
     return Entry(source, record.offset, record.timestamp * _SECOND, mode, namespace, read, nack)
-
-
-def export_offsets(offsets: Mapping[str, int], out: IO[bytes]) -> None:
-    """Writes a consumer's offsets: the key is the namespace, the data the offset in 8 bytes."""
-    for namespace, offset in offsets.items():
-        out.write(encode_offset_record(OffsetRecord(namespace.encode(), _OFFSET.pack(offset))))
-
-
-def import_offsets(stream: IO[bytes]) -> dict[str, int]:
-    """The offsets of an export. Raises ``FatalError`` (``log.import_damaged``) with the byte."""
-    found: dict[str, int] = {}
-    for at, record in decode_offsets(stream):
-        if len(record.data) != _OFFSET.size:
-            raise damaged(f"an offset has {len(record.data)} bytes, not {_OFFSET.size}", at)
-        try:
-            found[record.key.decode()] = _OFFSET.unpack(record.data)[0]
-        except UnicodeDecodeError as error:
-            raise damaged("a namespace is no UTF-8", at) from error
-    return found

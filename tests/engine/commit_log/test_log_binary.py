@@ -10,11 +10,8 @@ from hypothesis import strategies as st
 
 from conduit_dagster.engine.commit_log.binary import (
     LogRecord,
-    OffsetRecord,
     decode_log,
-    decode_offsets,
     encode_log_record,
-    encode_offset_record,
 )
 from conduit_dagster.recovery.errors import FatalError
 
@@ -22,7 +19,6 @@ REFERENCE = "0000000000000000 00000010 0000000058e2b44e 00 00000003 6b6579 00000
 
 u64 = st.integers(0, 2**64 - 1)
 log_records = st.builds(LogRecord, u64, u64, st.integers(0, 2), st.binary(max_size=9), st.binary(max_size=9))
-offset_records = st.builds(OffsetRecord, st.binary(max_size=9), st.binary(max_size=9))
 
 
 def test_the_entry_of_the_reference() -> None:
@@ -33,11 +29,6 @@ def test_the_entry_of_the_reference() -> None:
     assert list(decode_log(io.BytesIO(data))) == [(0, record)]
 
 
-def test_an_offset_entry() -> None:
-    data = bytes.fromhex("00000003 633041 00000008 000000000000001a")
-    assert encode_offset_record(OffsetRecord(b"c0A", (26).to_bytes(8, "big"))) == data
-
-
 @settings(deadline=None)
 @given(st.lists(log_records, max_size=5))
 def test_log_round_trip(records: list[LogRecord]) -> None:
@@ -45,26 +36,13 @@ def test_log_round_trip(records: list[LogRecord]) -> None:
     assert [record for _, record in decode_log(stream)] == records
 
 
-@settings(deadline=None)
-@given(st.lists(offset_records, max_size=5))
-def test_offsets_round_trip(records: list[OffsetRecord]) -> None:
-    stream = io.BytesIO(b"".join(map(encode_offset_record, records)))
-    assert [record for _, record in decode_offsets(stream)] == records
-
-
-@pytest.mark.parametrize("decode", [decode_log, decode_offsets])
-def test_a_stream_that_ends_early_says_where(decode: object) -> None:
-    one, encode = (
-        (LogRecord(1, 2, 1, b"key", b"value"), encode_log_record)
-        if decode is decode_log
-        else (OffsetRecord(b"key", b"value"), encode_offset_record)
-    )
-    data = encode(one) * 2  # type: ignore[operator]
+def test_a_stream_that_ends_early_says_where() -> None:
+    data = encode_log_record(LogRecord(1, 2, 1, b"key", b"value")) * 2
     for end in range(len(data)):
         if end in (0, len(data) // 2):
             continue
         with pytest.raises(FatalError) as caught:
-            list(decode(io.BytesIO(data[:end])))  # type: ignore[operator]
+            list(decode_log(io.BytesIO(data[:end])))
         assert caught.value.code == "log.import_damaged"
         assert caught.value.place == f"byte {end}"
 

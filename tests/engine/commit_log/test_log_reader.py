@@ -70,7 +70,7 @@ def damage(data: bytes, how: str) -> bytes:
         "cut": data[:-10],
         "longer": data + b"x",
         "empty": b"",
-        "footer": data[:-4] + b"XXXX",
+        "footer": data[:-4] + b"\0\0\0\0",
         "zeros": bytes(len(data)),
         "a bit": data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :],
     }[how]

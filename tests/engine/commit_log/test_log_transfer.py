@@ -14,7 +14,7 @@ from conduit_dagster.engine.commit_log.binary import LogRecord, decode_log, enco
 from conduit_dagster.engine.commit_log.entries import Entry, decode_entries, encode_entries
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.commit_log.reader import read
-from conduit_dagster.engine.commit_log.transfer import export_entries, export_offsets, import_entries, import_offsets
+from conduit_dagster.engine.commit_log.transfer import export_entries, import_entries
 from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record
 from conduit_dagster.recovery.errors import FatalError
 
@@ -107,18 +107,3 @@ def test_an_entry_that_is_not_ours_is_refused_with_its_place(changes: dict[str, 
     assert caught.value.code == "log.import_damaged"
     assert caught.value.place == f"byte {len(first)}"
     assert why in caught.value.message
-
-
-@settings(deadline=None)
-@given(st.dictionaries(texts, st.integers(0, 2**63 - 1)))
-def test_offsets_round_trip(offsets: dict[str, int]) -> None:
-    out = io.BytesIO()
-    export_offsets(offsets, out)
-    assert import_offsets(io.BytesIO(out.getvalue())) == offsets
-
-
-@pytest.mark.parametrize("stream", ["00000001 41 00000004 00000001", "00000001 ff 00000008 0000000000000001"])
-def test_offsets_that_are_none(stream: str) -> None:
-    with pytest.raises(FatalError) as caught:
-        import_offsets(io.BytesIO(bytes.fromhex("00000000 00000008 0000000000000001" + stream)))
-    assert (caught.value.code, caught.value.place) == ("log.import_damaged", "byte 16")

@@ -1,0 +1,88 @@
+"""``pipelines start`` and ``stop``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.life import Start
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+from conduit_dagster.state.recoveries import recovery_rows
+from conduit_dagster.state.store import PipelineStore
+
+ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": False}
+
+
+@pytest.fixture
+def waiting(project: Path) -> Project:
+    """A project whose pipeline waits for a restart that is an hour away."""
+    found = Project.find(project)
+    database = open_store(found.state_url, found.home)
+    lease = acquire(database, "orders", 10)
+    life = PipelineStore(database, lease).life
+    life.begin(Start("first", "pipelines/orders.yaml"))
+    life.failed(ERROR, Policy(min_delay=3600, max_delay=3600), "first")
+    lease.release()
+    database.dispose()
+    return found
+
+
+def test_start_leaves_word_for_whoever_starts_pipelines(run, waiting: Project) -> None:
+    ran = run("pipelines", "start", "orders", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"asked": True})
+    assert "lifecycle sensor" in ran.envelope["summary"]
+    database = open_store(waiting.state_url, waiting.home)
+    assert recovery_rows(database)["orders"].asked == "start"
+    newest = newest_events(database, "orders", 1)[0]
+    assert (newest["event"], newest["detail"]["to"]) == ("asked", "start")
+    assert newest["detail"]["by"]
+
+
+def test_start_of_one_that_runs_asks_for_nothing(run, waiting: Project) -> None:
+    database = open_store(waiting.state_url, waiting.home)
+    lease = acquire(database, "orders", 10)
+    try:
+        ran = run("pipelines", "start", "orders", "--json")
+    finally:
+        lease.release()
+    assert (ran.code, ran.envelope["result"]) == (0, {"asked": False})
+    assert recovery_rows(database)["orders"].asked == ""
+
+
+def test_stop_ends_a_pending_restart_at_once(run, waiting: Project) -> None:
+    ran = run("pipelines", "stop", "orders", "--json")
+    assert (ran.code, ran.envelope["result"]) == (0, {"stopped": True})
+    database = open_store(waiting.state_url, waiting.home)
+    row = pipeline_rows(database)["orders"]
+    assert (row["status"], row["reason"]) == ("stopped", "user")
+    assert recovery_rows(database)["orders"].restart_at_ns == 0
+    again = run("pipelines", "stop", "orders")
+    assert (again.code, again.out.strip()) == (0, "orders was stopped already")
+
+
+def test_stop_of_one_that_never_ran_is_one_clear_error(run, project: Path) -> None:
+    ran = run("pipelines", "stop", "orders")
+    assert ran.code == 1
+    assert "orders never ran" in ran.err
+    assert "Traceback" not in ran.err
+    assert not (project / ".conduit").exists()
+
+
+@pytest.mark.parametrize("verb", ["start", "stop"])
+def test_one_that_nobody_knows_is_one_clear_error(run, project: Path, verb: str) -> None:
+    ran = run("pipelines", verb, "orderz", "--json")
+    assert ran.code == 2
+    assert ran.envelope["error"]["code"] == "usage.unknown_pipeline"
+    assert "orders" in ran.envelope["error"]["fix"]
+
+
+def test_start_of_one_with_mistakes_says_so(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "orders.yaml").write_text(pipeline().replace("json.decode", "json.decod"))
+    ran = run("pipelines", "start", "orders", "--json")
+    assert ran.code == 2
+    assert ran.envelope["error"]["code"] == "validation.failed"

@@ -1,0 +1,109 @@
+"""A timed pipeline in a process of its own: a tick starts a run, and only one at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from recovery_lab import ALL, QUICK, build, events, ids, in_background, keeper, names, status
+from support import Lab
+from waiting import wait_until
+
+from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.stop import StopFlag
+
+OFTEN = Trigger(kind="every", every=0.3)
+SELDOM = Trigger(kind="every", every=3600)
+NIGHTLY = Trigger(kind="cron", cron="15 3 * * *")
+
+
+@pytest.fixture
+def lab(tmp_path: Any, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+@contextmanager
+def timed(lab: Lab, trigger: Trigger) -> Iterator[tuple[list[RunResult], Callable[[], None]]]:
+    """Runs it in the background; gives where its result will be, and what stops it and waits."""
+    flag = StopFlag()
+    with keeper(lab, QUICK, flag) as one:
+        thread, results = in_background(lambda: one.timed(lambda: lab._spark, trigger))  # type: ignore[arg-type, return-value]
+
+        def end() -> None:
+            flag.request("user")
+            thread.join(60)
+            assert not thread.is_alive()
+
+        try:
+            yield results, end
+        finally:
+            end()
+
+
+def starts(lab: Lab) -> int:
+    return names(lab).count("started")
+
+
+def test_it_runs_at_every_tick_until_it_is_stopped(lab: Lab) -> None:
+    build(lab)
+    with timed(lab, OFTEN) as (results, end):
+        wait_until(lambda: names(lab).count("stopped") >= 3, "three runs have ended")
+        end()
+    assert [(one.status, one.reason) for one in results] in ([("stopped", "user")], [("stopped", "system")])
+    assert ids(lab) == ALL
+    # each run ended before the next began
+    told = [name for name in names(lab) if name in ("started", "stopped")]
+    assert told == ["started", "stopped"] * (len(told) // 2)
+
+
+def test_a_long_wait_is_cut_short_by_somebody_who_starts_it(lab: Lab) -> None:
+    build(lab)
+    with timed(lab, SELDOM) as (_, end):
+        wait_until(lambda: names(lab)[-1:] == ["stopped"], "the first run has ended")
+        with lab.store() as database:
+            assert ask_start(database, "p", "operator")
+        wait_until(lambda: starts(lab) == 2, "it began again")
+        began = time.monotonic()
+        end()
+    assert time.monotonic() - began < 30
+
+
+def test_a_users_stop_between_two_ticks_ends_it(lab: Lab) -> None:
+    build(lab)
+    with timed(lab, SELDOM) as (results, _):
+        wait_until(lambda: names(lab)[-1:] == ["stopped"], "the first run has ended")
+        with lab.store() as database:
+            assert stop(database, "p", "operator", False, 10, 20)
+        wait_until(lambda: bool(results), "it ended")
+    assert starts(lab) == 1
+    assert status(lab) == ("stopped", "user")
+
+
+def test_a_failure_is_recovered_within_its_tick(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "times": "once"})
+    with timed(lab, SELDOM):
+        wait_until(lambda: names(lab)[-1:] == ["stopped"], "the first run has ended")
+    assert names(lab)[:4] == ["started", "failed", "waiting", "restarted"]
+    assert ids(lab) == ALL
+
+
+def test_a_degraded_one_has_no_more_ticks(lab: Lab) -> None:
+    build(lab, {"fail-on": "read", "code": "422"})
+    with timed(lab, OFTEN) as (results, _):
+        wait_until(lambda: bool(results), "it ended")
+    assert [one.status for one in results] == ["degraded"]
+    assert starts(lab) == 1
+
+
+def test_cron_waits_for_its_time(lab: Lab) -> None:
+    build(lab)
+    with timed(lab, NIGHTLY) as (results, end):
+        end()
+    assert [(one.status, one.progress.read) for one in results] == [("stopped", 0)]
+    assert events(lab) == []

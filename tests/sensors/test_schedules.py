@@ -1,0 +1,75 @@
+"""Timed triggers as Dagster's schedules, with its run storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import dagster as dg
+import pytest
+from sensors_lab import Location
+
+EVERY = "{every: 90s}"
+NIGHTLY = '{cron: "15 3 * * *"}'
+
+
+@pytest.fixture
+def location(location: Location, tmp_path: Path) -> Iterator[Location]:
+    """A schedule opens Dagster's storage anew, so it has to be on the disk."""
+    home = tmp_path / "dagster"
+    home.mkdir()
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        location.instance = instance
+        yield location
+
+
+def schedule(location: Location) -> dg.ScheduleDefinition:
+    return location.definitions.get_repository_def().get_schedule_def("orders__schedule")
+
+
+def ticks(location: Location, now: datetime) -> list[str | None]:
+    """The keys of what the schedule asks for at this time."""
+    repository = location.definitions.get_repository_def()
+    with dg.build_schedule_context(location.instance, now, repository_def=repository) as context:
+        return [request.run_key for request in schedule(location).evaluate_tick(context).run_requests or []]
+
+
+def test_a_cron_is_dagsters_own(location: Location) -> None:
+    location.write(trigger=NIGHTLY)
+    location.write("always")
+    assert [one.name for one in location.definitions.get_repository_def().schedule_defs] == ["orders__schedule"]
+    one = schedule(location)
+    assert (one.cron_schedule, one.execution_timezone, one.job_name) == ("15 3 * * *", "UTC", "orders")
+    now = datetime(2026, 11, 22, 3, 15, tzinfo=UTC)
+    (key,) = ticks(location, now)
+    # the same tick, evaluated again after a crash, is the same run
+    assert ticks(location, now) == [key]
+    assert ticks(location, now + timedelta(days=1)) != [key]
+
+
+@pytest.mark.parametrize(("status", "on"), [("running", "RUNNING"), ("stopped", "STOPPED")])
+def test_the_file_says_whether_it_runs(location: Location, status: str, on: str) -> None:
+    location.write(status=status, trigger=EVERY)
+    assert schedule(location).default_status is dg.DefaultScheduleStatus(on)
+
+
+def test_every_is_counted_from_the_start_of_the_run_before(location: Location) -> None:
+    location.write(trigger=EVERY)
+    now = datetime.now(UTC)
+    assert schedule(location).cron_schedule == "* * * * *"
+    assert len(ticks(location, now)) == 1
+    location.run(status="SUCCESS")
+    began = datetime.now(UTC)
+    assert ticks(location, began + timedelta(seconds=60)) == []
+    assert len(ticks(location, began + timedelta(seconds=120))) == 1
+
+
+@pytest.mark.parametrize("trigger", [EVERY, NIGHTLY])
+def test_a_tick_that_overlaps_a_run_starts_nothing(location: Location, trigger: str) -> None:
+    location.write(trigger=trigger)
+    run = location.run()
+    later = datetime.now(UTC) + timedelta(days=1)
+    assert ticks(location, later) == []
+    location.instance.report_run_failed(run)
+    assert len(ticks(location, later)) == 1
