@@ -10,6 +10,7 @@ import typer
 from conduit_dagster.cli.history import history
 from conduit_dagster.cli.life import start, stop
 from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.reload import reload
 from conduit_dagster.cli.verb import AsJson, Paths, perform
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")
 app.command("start")(start)
 app.command("stop")(stop)
 app.command("history")(history)
+app.command("reload")(reload)
 Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline's id.")]
 
 
