@@ -33,8 +33,8 @@ def blamed_each(node: str, items: Iterable[T]) -> Iterator[T]:
         yield item
 
 
-def blame(error: Exception, node: str) -> ConduitError:
-    """Any error of a connector as one of ours that names its node; what nobody classified is transient."""
-    known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code="connector.failed")
+def blame(error: Exception, node: str, code: str = "connector.failed") -> ConduitError:
+    """Any error of a plugin as one of ours that names its node; what nobody classified is transient, under ``code``."""
+    known = classify(error, doing=f"{node} failed" if isinstance(error, OSError) else "", code=code)
     known.node = known.node or node
     return known

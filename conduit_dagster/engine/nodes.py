@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 
 import re2
 
+from conduit_dagster.engine.blame import blame
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors.base import DROP, Processor, Result, Results
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
@@ -70,11 +71,16 @@ class Node:
 
     def _process(self, records: list[Record]) -> Sequence[Result]:
         if self._processor.shares_records:
-            return self._processor.process_block(records)
+            return self._process_block(records)
         for record in records:
             record.metadata = dict(record.metadata)
-        results = self._processor.process_block(records)
-        return checked(results, records)
+        return checked(self._process_block(records), records)
+
+    def _process_block(self, records: list[Record]) -> list[Result]:
+        try:
+            return self._processor.process_block(records)
+        except Exception as error:
+            raise blame(error, self.node, "processor.failed") from error
 
     def _sort_out(
         self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: Fate

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.turn import RecordKey, Turn
 
 
@@ -76,7 +77,8 @@ class ProcessError(Exception):
 
 
 class Processor:
-    """Turns a record into one record or several, drops it, or raises to nack it.
+    """Turns a record into one record or several, drops it, or raises to nack it; a ``TransientError`` is no nack: the
+    pipeline recovers and the step is repeated.
 
     One instance lives in a Spark worker and sees many blocks, one after another; it may be made again at any time and
     a step may be repeated, so what ``process`` returns must depend on the record alone.
@@ -99,11 +101,12 @@ class Processor:
         return True
 
     def process(self, record: Record) -> Record | list[Record] | Drop:
-        """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record."""
+        """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record, unless it is a
+        ``TransientError``."""
         raise TypeError(f"{type(self).__name__} defines neither process nor process_block")
 
     def process_block(self, records: list[Record]) -> list[Result]:
-        """A result for each record, in order.
+        """A result for each record, in order. What it raises is an error of the step, not a nack.
 
         Returning the very list that was given says that every record was changed in place and goes on.
         """
@@ -114,5 +117,9 @@ class Processor:
             return self.process(record)
         except ProcessError as error:
             return Nack(error.code, error.message)
+        except TransientError:
+            raise  # an outage is not the record's fault: the step is repeated (reference 3, Open questions)
+        except FatalError as error:
+            return Nack(str(error.code), error.message)
         except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
             return Nack("processor.error", f"{type(error).__name__}: {error}")

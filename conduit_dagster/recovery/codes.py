@@ -47,6 +47,7 @@ _TRANSIENT: Final = {
     "lease": "held lost",
     "log": "second_attempt",
     "pipeline": "stopping",
+    "processor": "failed",
     "postgres": "busy disk_full read_only server timeout unreachable",
     "run": "died",
     "spark": "job_cancelled job_failed ledger_lost server_busy server_differs server_failed session_lost unreachable",

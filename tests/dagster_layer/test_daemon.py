@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ import pytest
 import sqlalchemy as sa
 from waiting import wait_until
 
+from benchmarks.daemon import Daemon
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.spark.server_files import ServerFiles
@@ -24,7 +22,6 @@ from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import NEVER, recovery_rows
 
-ROOT = Path(__file__).parents[2]
 PIPELINE = """
 version: "2.2"
 pipelines:
@@ -51,43 +48,13 @@ class Plant:
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "pipelines").mkdir()
-        self.home = root / "dagster"
-        self.home.mkdir()
-        (self.home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
-        self.daemon: subprocess.Popen[bytes] | None = None
+        self.daemon = Daemon(root)
 
     def write(self, name: str, delay: str = "1s", records: int = 200, fault: str = "", rate: int = 0) -> None:
         """A continuous pipeline."""
         text = f'rate: "{rate}", ' if rate else ""
         pipeline = PIPELINE.format(id=name, delay=delay, records=records, fault=fault, rate=text)
         (self.root / "pipelines" / f"{name}.yaml").write_text(pipeline)
-
-    def start(self) -> None:
-        """Daemon and code server, in a process group of their own."""
-        program = Path(sys.executable).parent / "dagster-daemon"
-        environment = {**os.environ, "DAGSTER_HOME": str(self.home), "PYTHONPATH": str(ROOT)}
-        for name in [name for name in environment if name.startswith("CONDUIT_")]:
-            del environment[name]
-        with (self.root / "daemon.log").open("ab") as log:
-            self.daemon = subprocess.Popen(
-                [str(program), "run", "-m", "conduit_dagster.definitions"],
-                cwd=self.root,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-
-    def kill(self) -> None:
-        """kill -9 of the daemon and its code server; runs are processes of the code server's group too."""
-        assert self.daemon is not None
-        os.kill(self.daemon.pid, signal.SIGKILL)
-        self.daemon.wait()
-
-    @contextmanager
-    def storage(self) -> Iterator[dg.DagsterInstance]:
-        with dg.DagsterInstance.from_config(str(self.home)) as instance:
-            yield instance
 
     @property
     def store(self) -> sa.Engine:
@@ -110,7 +77,7 @@ class Plant:
         return [json.loads(line)["id"] for line in path.read_text().splitlines()] if path.exists() else []
 
     def wait(self, condition: Any, what: str) -> None:
-        wait_until(condition, what, SECONDS, said=lambda: (self.root / "daemon.log").read_text()[-6000:])
+        wait_until(condition, what, SECONDS, said=lambda: self.daemon.said)
 
     def wait_for(self, name: str, records: int) -> None:
         self.wait(lambda: len(self.ids(name)) >= records, f"{records} records of {name}")
@@ -131,21 +98,19 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     plant.write("ended", records=100_000, rate=20)
     plant.write("patient", delay="30m", fault="fail-on: read, times: always")
     plant.write("asleep", delay="25s", fault="fail-on: read, times: once")
-    plant.start()
+    plant.daemon.start()
     yield plant
     for name in ("thrice", *STEADY, "ended", "patient", "asleep"):
         if plant.row(name)["owner"] is not None:
             stop(plant.store, name, "test", False, 10, 60)
-    assert plant.daemon is not None
-    plant.daemon.terminate()
-    plant.daemon.wait(60)
+    plant.daemon.stop()
 
 
 def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
     """B11: kill -9 of the daemon; the restart happens once, at its time or at once where that is over."""
     plant.wait(lambda: plant.recovery("asleep").restart_at_ns, "a restart is pending")
-    plant.kill()
-    plant.start()
+    plant.daemon.kill()
+    plant.daemon.start()
     plant.wait_for("asleep", 200)
     told = plant.events("asleep")
     (due,) = [event["detail"]["restart_at_ns"] for event in told if event["event"] == "waiting"]
@@ -166,7 +131,7 @@ def test_b01_b12_three_failures_three_restarts_no_record_lost(plant: Plant) -> N
     due = [event["detail"]["restart_at_ns"] for event in told if event["event"] == "waiting"]
     begun = [event["at_ns"] for event in told if event["event"] == "restarted"]
     assert all(at >= before for before, at in zip(due, begun, strict=True))
-    with plant.storage() as storage:
+    with plant.daemon.storage() as storage:
         runs = storage.get_runs(dg.RunsFilter(job_name="thrice"))
     assert sorted(run.tags.get("conduit/attempt", "0") for run in runs) == ["0", "1", "2", "3"]
 
@@ -183,7 +148,7 @@ def test_a_worker_that_was_killed_is_found_and_replaced(plant: Plant) -> None:
 
 def test_b09_a_run_that_a_user_terminates_stays_ended(plant: Plant) -> None:
     plant.wait_for("ended", 20)
-    with plant.storage() as storage:
+    with plant.daemon.storage() as storage:
         (run,) = storage.get_runs(dg.RunsFilter(job_name="ended", statuses=[dg.DagsterRunStatus.STARTED]))
         storage.report_run_canceling(run)
     os.kill(plant.row("ended")["owner"]["pid"], signal.SIGINT)

@@ -148,6 +148,51 @@ def test_b09_a_stop_is_no_failure(lab: Lab, force: bool) -> None:
     assert "waiting" not in names(lab)
 
 
+ASKING = """
+from pathlib import Path
+from conduit_dagster.processors.base import Processor
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+def ask(record):
+    away = Path("FOLDER") / "away"
+    if record.after["id"] == 41 and away.exists():
+        away.unlink()
+        raise TransientError("the service does not answer", code=503)
+    if record.after["id"] == 43:
+        raise FatalError("the service does not know it", code="asking.unknown")
+    return record
+
+class Asking(Processor):
+    name = "asking"
+
+    def process(self, record):
+        return ask(record)
+
+class Block(Processor):
+    name = "asking.block"
+
+    def process_block(self, records):
+        return [record if record.after["id"] == 43 else ask(record) for record in records]
+"""
+
+
+@pytest.mark.parametrize(("plugin", "refused"), [("asking", [43]), ("asking.block", [])])
+def test_b07_a_transient_error_of_a_processor_is_recovered_and_no_record_is_nacked(
+    lab: Lab, plugin: str, refused: list[int]
+) -> None:
+    """Reference 3, Open questions. Any other error is the record's own (B6)."""
+    lab.write("plugins/asking.py", [ASKING.replace("FOLDER", str(lab.root))])
+    (lab.root / "away").touch()
+    build(lab, processors=[processor("asks", plugin)])
+    result = keep(lab)
+    assert (result.status, result.error) == ("stopped", None)
+    assert ids(lab) == [number for number in ALL if number not in refused]
+    assert names(lab) == ["started", "failed", "waiting", "restarted", "recovered", "stopped"]
+    (failed,) = [detail for event, detail in events(lab) if event == "failed"]
+    assert (failed["code"], failed["node"], failed["fatal"]) == ("503", "p:asks", False)
+    assert [(node, payload["id"]) for node, _, payload in lab.letters()] == [("p:asks", number) for number in refused]
+
+
 @pytest.mark.parametrize("how", ["signal", "elsewhere"])
 def test_b10_a_stop_while_a_restart_is_pending_wins(lab: Lab, how: str) -> None:
     build(lab, {"fail-on": "read", "times": "always"})

@@ -1,0 +1,175 @@
+"""How long a failed pipeline is away: ``python -m benchmarks.restarts [--pipelines N...] [--spark MODE...]``.
+
+All pipelines of a project fail at the same moment, with a delay of one second, and come back. Times are seconds after
+the failure, as the state store and Dagster's run storage have them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import dagster as dg
+import sqlalchemy as sa
+
+from benchmarks.daemon import Daemon
+from conduit_dagster.config.project import Project
+from conduit_dagster.spark.server import stop_server
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+
+_PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    status: running
+    delivery: {{strategy: exactly-once}}
+    recovery: {{min-delay: 1s}}
+    connectors:
+      - id: in
+        type: source
+        plugin: chaos
+        settings: {{records: "1000000", rate: "20", fail-on: read, times: always, while: ./broken}}
+      - {{id: out, type: destination, plugin: chaos, settings: {{path: ./{id}.jsonl}}}}
+"""
+_MODES = {"shared": "shared", "classic": "local[2]", "run": "shared"}
+_SECONDS = 600.0
+
+
+class Away(NamedTuple):
+    """Seconds after its failure, of one pipeline."""
+
+    created: float
+    """Its next run was created; 0 without Dagster."""
+    restarted: float
+    """The run began, its delay being over."""
+    record: float
+    """The first record was acked."""
+
+
+class _Site:
+    """A project, and what its store tells."""
+
+    def __init__(self, root: Path, pipelines: int, spark: str) -> None:
+        self.root, self.names = root, [f"p{number}" for number in range(pipelines)]
+        (root / "pipelines").mkdir()
+        (root / "conduit.yaml").write_text(f"spark: {{url: '{spark}'}}\n")
+        for name in self.names:
+            (root / "pipelines" / f"{name}.yaml").write_text(_PIPELINE.format(id=name))
+
+    def store(self) -> sa.Engine:
+        return open_database(Project.find(self.root, {}).state_url)
+
+    def times(self, name: str) -> dict[str, float]:
+        """The last time of each event, in seconds since the epoch."""
+        return {row["event"]: row["at_ns"] / 1e9 for row in reversed(newest_events(self.store(), name, 1000))}
+
+    def lines(self, name: str) -> int:
+        path = self.root / f"{name}.jsonl"
+        return len(path.read_bytes().splitlines()) if path.exists() else 0
+
+    def all(self, holds: Callable[[str], bool], what: str) -> None:
+        end = time.monotonic() + _SECONDS
+        while not all(holds(name) for name in self.names):
+            if time.monotonic() > end:
+                raise SystemExit(f"in vain: {what}")
+            time.sleep(0.02)
+
+
+def measure(mode: str, pipelines: int) -> tuple[list[Away], float, float]:
+    """Each pipeline's times; CPU seconds of the machine from the failure to the last record; MB of one run."""
+    root = Path(tempfile.mkdtemp(prefix="conduit-restarts-"))
+    site = _Site(root, pipelines, _MODES[mode])
+    with _command(root) if mode == "run" else _daemon(root) as created:
+        site.all(lambda name: site.lines(name) >= 40, "records arrive")
+        before = _busy()
+        (root / "broken").touch()
+        site.all(lambda name: "failed" in site.times(name), "it failed")
+        (root / "broken").unlink()
+        site.all(lambda name: "recovered" in site.times(name), "it recovered")
+        used = _busy() - before
+        memory = [_resident(pipeline_rows(site.store())[name]["owner"]["pid"]) for name in site.names]
+        away = [_away(site.times(name), created(name)) for name in site.names]
+    stop_server(root / ".conduit")
+    shutil.rmtree(root, ignore_errors=True)
+    return away, used, statistics.median(memory)
+
+
+def _away(times: dict[str, float], created: float | None) -> Away:
+    failed = times["failed"]
+    begun = 0.0 if created is None else created - failed
+    return Away(begun, times["restarted"] - failed, times["recovered"] - failed)
+
+
+@contextmanager
+def _daemon(root: Path) -> Generator[Callable[[str], float | None]]:
+    daemon = Daemon(root)
+    daemon.start()
+
+    def created(name: str) -> float | None:
+        with daemon.storage() as storage:
+            (newest,) = storage.get_run_records(dg.RunsFilter(job_name=name), limit=1)
+            return newest.create_timestamp.timestamp()
+
+    try:
+        yield created
+        _stop_all(root)
+    finally:
+        daemon.stop()
+
+
+@contextmanager
+def _command(root: Path) -> Iterator[Callable[[str], float | None]]:
+    command = [sys.executable, "-m", "conduit_dagster.cli.main", "run"]
+    with (root / "run.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
+    try:
+        yield lambda name: None
+    finally:
+        process.terminate()
+        process.wait(120)
+
+
+def _stop_all(root: Path) -> None:
+    for file in (root / "pipelines").iterdir():
+        command = [sys.executable, "-m", "conduit_dagster.cli.main", "pipelines", "stop", file.stem]
+        subprocess.run(command, cwd=root, check=True, capture_output=True)
+
+
+def _busy() -> float:
+    """CPU seconds of the whole machine that were not idle, since it was started."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return (sum(fields[:8]) - fields[3] - fields[4]) / 100
+
+
+def _resident(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
+
+
+def main() -> None:
+    """Prints a table; nothing else should run on the machine."""
+    parser = argparse.ArgumentParser(prog="benchmarks.restarts", description=__doc__)
+    parser.add_argument("--pipelines", type=int, nargs="+", default=[1, 10])
+    parser.add_argument("--spark", nargs="+", choices=_MODES, default=list(_MODES))
+    arguments = parser.parse_args()
+    print("median, and the longest, of seconds after the failure; the delay is 1 s")
+    print("| Spark | pipelines | run created | restarted | first record | CPU s each | MB each |")
+    print("|---|---|---|---|---|---|---|")
+    for mode in arguments.spark:
+        for pipelines in arguments.pipelines:
+            away, used, memory = measure(mode, pipelines)
+            cells = [f"{statistics.median(column):.1f}, {max(column):.1f}" for column in zip(*away, strict=True)]
+            print(f"| {mode} | {pipelines} | {' | '.join(cells)} | {used / pipelines:.1f} | {memory:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
