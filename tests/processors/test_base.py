@@ -1,0 +1,47 @@
+"""What becomes of what an author's processor raises."""
+
+from __future__ import annotations
+
+import pytest
+
+from conduit_dagster.expressions import Clock
+from conduit_dagster.processors.base import ProcessError, Processor, ProcessorContext, ProcessorSettings
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.turn import Turn
+
+
+class Raising(Processor):
+    name = "raising"
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(ProcessorSettings(), ProcessorContext("p", "raising", Clock(), "", Turn()))
+        self._error = error
+
+    def process(self, record: Record) -> Record:
+        if record.after == {"bad": True}:
+            raise self._error
+        return record
+
+
+GOOD, BAD = Record(1, {}, {"bad": False}), Record(2, {}, {"bad": True})
+
+
+@pytest.mark.parametrize(
+    ("error", "nack"),
+    [
+        (ValueError("no"), Nack("processor.error", "ValueError: no")),
+        (ProcessError("no", code="mine.no"), Nack("mine.no", "no")),
+        (FatalError("no", code="mine.no"), Nack("mine.no", "no")),
+        (FatalError("no", code=422), Nack("422", "no")),
+    ],
+)
+def test_an_error_is_the_nack_of_its_record(error: Exception, nack: Nack) -> None:
+    assert Raising(error).process_block([GOOD, BAD, GOOD]) == [GOOD, nack, GOOD]
+
+
+def test_a_transient_error_is_no_nack() -> None:
+    error = TransientError("away", code="mine.away")
+    with pytest.raises(TransientError) as caught:
+        Raising(error).process_block([GOOD, BAD])
+    assert caught.value is error
