@@ -3,6 +3,8 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+# a file's tests share servers and run after one another; PYTEST_ARGS="-n 0" runs all of them so
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -52,8 +54,8 @@ demo: $(STAMP) ## what the project does, in a minute
 	@$(BIN)/python -m conduit_dagster.cli.demo
 
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 ui: export DAGSTER_HOME := $(CURDIR)/.conduit/dagster
 ui: $(STAMP) ## Dagster with its daemon, everything it keeps under .conduit/

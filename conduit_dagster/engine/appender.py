@@ -114,8 +114,7 @@ class Appender:
     def _run(self, job: AppendJob) -> list[Appended]:
         count = len(job.tasks)
         function = partial(run_append, self._program, msgspec.msgpack.encode(job))
-        frame = self._jobs.spark.range(0, count, 1, count).mapInArrow(function, APPENDED_SCHEMA)
-        rows = self._jobs.run(frame.toArrow).column(0).to_pylist()
+        rows = self._jobs.each(count, function, APPENDED_SCHEMA)
         reports = sorted((msgspec.msgpack.decode(row, type=Appended) for row in rows), key=lambda r: r.task)
         if len(reports) != count:
             raise TransientError(f"{count - len(reports)} of {count} tasks did not report", code="spark.ledger_lost")

@@ -45,10 +45,9 @@ class DirectSender:
             token, plan.hashes, generations(plan, self._pipeline.inlets),
         )  # fmt: skip
         function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
-        frame = self._jobs.spark.range(0, 1, 1, 1).mapInArrow(function, SENT_SCHEMA)
         with self._following(delivery.staging, token, flushed):
-            table = self._jobs.run(frame.toArrow)
-        return msgspec.msgpack.decode(table.column(0).to_pylist()[0], type=Sent)
+            (row,) = self._jobs.each(1, function, SENT_SCHEMA)
+        return msgspec.msgpack.decode(row, type=Sent)
 
     @contextmanager
     def _following(self, staging: str, token: str, flushed: Callable[[Acked], None]) -> Generator[None]:

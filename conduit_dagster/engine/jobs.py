@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
+from conduit_dagster.spark.session import parallelism
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    # of Arrow's record batches
+    Task = Callable[[Iterator[Any]], Iterator[Any]]
 
 T = TypeVar("T")
 
@@ -23,6 +27,23 @@ class Jobs:
         self._tags: set[str] = set()
         self._lock = threading.Lock()
         self._cancelled = False
+
+    def each(self, count: int, function: Task, schema: str) -> list[bytes]:
+        """What one task each for the numbers from 0 to ``count`` - 1 gives, in no order: the first column.
+
+        Raises what :func:`~conduit_dagster.spark.jobs.run_job` does, and as :meth:`run`.
+        """
+
+        def action() -> list[bytes]:
+            # all in here: a Connect server, which may end meanwhile, is asked while the frame is made too
+            frame = self.spark.range(0, count, 1, count).mapInArrow(function, schema)
+            return frame.toArrow().column(0).to_pylist()
+
+        return self.run(action)
+
+    def slots(self) -> int:
+        """How many tasks run at once. Raises as :meth:`each`."""
+        return self.run(lambda: parallelism(self.spark))
 
     def run(self, action: Callable[[], T]) -> T:
         """What ``action`` returns. Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile."""

@@ -92,9 +92,7 @@ class Stager:
     def _run(self, job: StageJob) -> list[Ledger]:
         count = len(job.tasks)
         function = partial(run_tasks, self._program, job.encode())
-        frame = self._jobs.spark.range(0, count, 1, count).mapInArrow(function, LEDGER_SCHEMA)
-        table = self._jobs.run(frame.toArrow)
-        ledgers = [Ledger.decode(row) for row in table.column(0).to_pylist()]
+        ledgers = [Ledger.decode(row) for row in self._jobs.each(count, function, LEDGER_SCHEMA)]
         if len(ledgers) != count:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)

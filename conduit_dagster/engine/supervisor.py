@@ -26,7 +26,6 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.spark.session import parallelism
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.store import PipelineStore
@@ -181,7 +180,7 @@ class _Run:
 
     @property
     def _slots(self) -> int:
-        return self._options.parallelism or parallelism(self._jobs.spark)
+        return self._options.parallelism or self._jobs.slots()
 
     def _loop(self) -> StepLoop:
         return make_loop(self._bound, self._store, self._jobs, self._options.staging, self._slots, self._report)
