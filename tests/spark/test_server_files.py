@@ -126,12 +126,12 @@ def test_the_users_conf_has_the_last_word_and_digests_hide_it() -> None:
     assert "hidden" not in str(digests(conf))
 
 
-def test_a_parent_without_workers_ends_by_itself(tmp_path: Path) -> None:
+def test_a_parent_without_workers_ends_by_itself(socket_folder: Path) -> None:
     """Spoken to as the JVM does; see ``test_worker_daemon``."""
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
-        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(tmp_path),
+        "PYTHON_WORKER_FACTORY_SOCK_DIR": str(socket_folder),
         "SPARK_REUSE_WORKER": "1",
         "CONDUIT_WORKER_DAEMON_SECONDS": "0.3",
     }

@@ -39,11 +39,11 @@ def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
     return told.decode()
 
 
-def test_a_worker_that_its_jvm_left_says_nothing(tmp_path: Path) -> None:
-    assert told_by_a_worker_that_is_left("conduit_dagster.spark.worker_daemon", tmp_path) == ""
+def test_a_worker_that_its_jvm_left_says_nothing(socket_folder: Path) -> None:
+    assert told_by_a_worker_that_is_left("conduit_dagster.spark.worker_daemon", socket_folder) == ""
 
 
-def test_pysparks_own_prints_a_stack_trace(tmp_path: Path) -> None:
+def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
     """Why there is one of ours: the day this fails it can go."""
-    told = told_by_a_worker_that_is_left("pyspark.daemon", tmp_path)
+    told = told_by_a_worker_that_is_left("pyspark.daemon", socket_folder)
     assert "BrokenPipeError" in told

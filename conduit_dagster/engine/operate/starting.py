@@ -12,7 +12,7 @@ from conduit_dagster.engine.reporting import end_waiting
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.lease import is_dead
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.recoveries import ask, recovery_rows
+from conduit_dagster.state.recoveries import NEVER, ask, recovery_rows
 
 _LOOK = 0.1
 
@@ -22,8 +22,9 @@ def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
 
     The lifecycle sensor obeys, or a ``run`` in which the pipeline waits for its restart.
     """
-    row = pipeline_rows(database).get(pipeline)
-    if row is not None and _is_owned(row):
+    row, state = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline, NEVER)
+    # one that has just failed still holds the lease for a moment, and waits for its restart already
+    if row is not None and _is_owned(row) and not state.restart_at_ns:
         return False
     ask(database, pipeline, "start", by)
     return True
