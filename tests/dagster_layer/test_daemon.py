@@ -36,7 +36,7 @@ pipelines:
         settings: {{records: "{records}", {rate}{fault}}}
       - {{id: out, type: destination, plugin: chaos, settings: {{path: ./{id}.jsonl}}}}
 """
-STEADY = ("killed", "second", "third")
+STEADY = ("thrice", "killed", "asleep")
 SECONDS = 240
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -91,16 +91,14 @@ class Plant:
 @pytest.fixture(scope="module")
 def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
     plant = Plant(tmp_path_factory.mktemp("plant"))
-    plant.write("thrice", fault='fail-on: read, after: "120", times: "3"')
+    plant.write("thrice", records=100_000, rate=20, fault='fail-on: read, after: "120", times: "3"')
     plant.write("killed", records=100_000, rate=20)
-    plant.write("second", records=100_000, rate=20)
-    plant.write("third", records=100_000, rate=20)
     plant.write("ended", records=100_000, rate=20)
     plant.write("patient", delay="30m", fault="fail-on: read, times: always")
-    plant.write("asleep", delay="25s", fault="fail-on: read, times: once")
+    plant.write("asleep", delay="25s", records=100_000, rate=20, fault="fail-on: read, times: once")
     plant.daemon.start()
     yield plant
-    for name in ("thrice", *STEADY, "ended", "patient", "asleep"):
+    for name in (*STEADY, "ended", "patient"):
         if plant.row(name)["owner"] is not None:
             stop(plant.store, name, "test", False, 10, 60)
     plant.daemon.stop()

@@ -58,6 +58,8 @@ _WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
 """In the choice. The scenario ``two`` has nacks as well."""
 _LEFT_OUT = {"file": (), "folder": (*_WITH_FILES_ONLY, "two")}
 """A folder is the file destination's other layout."""
+_ELSE = (*_WITH_FILES_ONLY, "one")
+"""What ``two`` does with postgres and delta is more than ``one``."""
 
 
 def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
@@ -65,7 +67,7 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
-    if kind not in scenario.kinds or (not _FULL and scenario.name in _LEFT_OUT.get(kind, _WITH_FILES_ONLY)):
+    if kind not in scenario.kinds or (not _FULL and scenario.name in _LEFT_OUT.get(kind, _ELSE)):
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
