@@ -17,6 +17,7 @@ from waiting import wait_until
 from benchmarks.daemon import Daemon
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.starting import ask_start, stop
+from conduit_dagster.spark.server import stop_server
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import newest_events, pipeline_rows
@@ -102,6 +103,7 @@ def plant(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plant]:
         if plant.row(name)["owner"] is not None:
             stop(plant.store, name, "test", False, 10, 60)
     plant.daemon.stop()
+    stop_server(plant.root / ".conduit")
 
 
 def test_a_restart_that_is_pending_outlives_the_daemon(plant: Plant) -> None:
