@@ -57,7 +57,7 @@ def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
 
 def resident() -> Memory:
     """Now. A PostgreSQL server that was started from here is left out."""
-    sizes = [(_name(pid), _resident(pid)) for pid in _tree(os.getpid())]
+    sizes = [(_name(pid), resident_of(pid)) for pid in _tree(os.getpid())]
     python = sum(size for name, size in sizes if name.startswith("python"))
     return Memory(python, sum(size for name, size in sizes if name != "postgres"))
 
@@ -95,7 +95,8 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _resident(pid: int) -> float:
+def resident_of(pid: int) -> float:
+    """Of one process, in MB; 0 of one that has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 1e6
     except (OSError, IndexError):

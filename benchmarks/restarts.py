@@ -13,8 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +23,9 @@ import dagster as dg
 import sqlalchemy as sa
 
 from benchmarks.daemon import Daemon
+from benchmarks.processes import resident_of
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.starting import stop
 from conduit_dagster.spark.server import stop_server
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.overview import newest_events, pipeline_rows
@@ -42,7 +45,7 @@ pipelines:
       - {{id: out, type: destination, plugin: chaos, settings: {{path: ./{id}.jsonl}}}}
 """
 _MODES = {"shared": "shared", "classic": "local[2]", "run": "shared"}
-_SECONDS = 600.0
+_SECONDS, _POLL = 600.0, 0.2
 
 
 class Away(NamedTuple):
@@ -66,12 +69,14 @@ class _Site:
         for name in self.names:
             (root / "pipelines" / f"{name}.yaml").write_text(_PIPELINE.format(id=name))
 
+    @cached_property
     def store(self) -> sa.Engine:
+        """Opened once: what looks must not cost more than what is looked at."""
         return open_database(Project.find(self.root, {}).state_url)
 
     def times(self, name: str) -> dict[str, float]:
         """The last time of each event, in seconds since the epoch."""
-        return {row["event"]: row["at_ns"] / 1e9 for row in reversed(newest_events(self.store(), name, 1000))}
+        return {row["event"]: row["at_ns"] / 1e9 for row in reversed(newest_events(self.store, name, 1000))}
 
     def lines(self, name: str) -> int:
         path = self.root / f"{name}.jsonl"
@@ -82,7 +87,7 @@ class _Site:
         while not all(holds(name) for name in self.names):
             if time.monotonic() > end:
                 raise SystemExit(f"in vain: {what}")
-            time.sleep(0.02)
+            time.sleep(_POLL)
 
 
 def measure(mode: str, pipelines: int) -> tuple[list[Away], float, float]:
@@ -97,8 +102,10 @@ def measure(mode: str, pipelines: int) -> tuple[list[Away], float, float]:
         (root / "broken").unlink()
         site.all(lambda name: "recovered" in site.times(name), "it recovered")
         used = _busy() - before
-        memory = [_resident(pipeline_rows(site.store())[name]["owner"]["pid"]) for name in site.names]
+        memory = [resident_of(pipeline_rows(site.store)[name]["owner"]["pid"]) for name in site.names]
         away = [_away(site.times(name), created(name)) for name in site.names]
+        for name in site.names:
+            stop(site.store, name, "the benchmark", False, 10, 60)
     stop_server(root / ".conduit")
     shutil.rmtree(root, ignore_errors=True)
     return away, used, statistics.median(memory)
@@ -122,13 +129,12 @@ def _daemon(root: Path) -> Generator[Callable[[str], float | None]]:
 
     try:
         yield created
-        _stop_all(root)
     finally:
         daemon.stop()
 
 
 @contextmanager
-def _command(root: Path) -> Iterator[Callable[[str], float | None]]:
+def _command(root: Path) -> Generator[Callable[[str], float | None]]:
     command = [sys.executable, "-m", "conduit_dagster.cli.main", "run"]
     with (root / "run.log").open("wb") as log:
         process = subprocess.Popen(command, cwd=root, stdout=log, stderr=log)
@@ -139,20 +145,10 @@ def _command(root: Path) -> Iterator[Callable[[str], float | None]]:
         process.wait(120)
 
 
-def _stop_all(root: Path) -> None:
-    for file in (root / "pipelines").iterdir():
-        command = [sys.executable, "-m", "conduit_dagster.cli.main", "pipelines", "stop", file.stem]
-        subprocess.run(command, cwd=root, check=True, capture_output=True)
-
-
 def _busy() -> float:
     """CPU seconds of the whole machine that were not idle, since it was started."""
     fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return (sum(fields[:8]) - fields[3] - fields[4]) / 100
-
-
-def _resident(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from postgres_server import PostgresServer, installations
 from support import Crashes, Lab
 from waiting import wait_until
 
+from conduit_dagster.processes import is_up
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -80,7 +81,7 @@ def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Connect
         server = subprocess.Popen(_command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output)
     try:
         wait_until(
-            lambda: _listens(port),
+            lambda: is_up(server.pid, port),
             "the Spark Connect server takes connections",
             120,
             over=lambda: server.poll() is not None,
@@ -122,11 +123,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True

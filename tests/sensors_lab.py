@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
+from as_owner import owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
@@ -15,12 +17,11 @@ from conduit_dagster.engine.reporting import report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.lease import acquire, myself
+from conduit_dagster.state.lease import myself
 from conduit_dagster.state.life import Start
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import recovery_rows
 from conduit_dagster.state.schema import pipelines
-from conduit_dagster.state.store import PipelineStore
 
 PIPELINE = """
 version: "2.2"
@@ -67,7 +68,7 @@ class Location:
     def reload(self) -> None:
         self._loaded = None
 
-    @property
+    @cached_property
     def store(self) -> sa.Engine:
         return open_store(self.project.state_url, self.project.home)
 
@@ -89,12 +90,10 @@ class Location:
 
     def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
         """It began, and its process is dead now, or is this one."""
-        store = self.store
-        lease = acquire(store, name, 10)
-        PipelineStore(store, lease).life.begin(Start(run, "f", digest))
-        lease.release()
+        with owned(self.root, name) as store:
+            store.life.begin(Start(run, "f", digest))
         owner = json.dumps({**myself(), **({} if alive else {"started": "1"})})
-        with store.begin() as connection:
+        with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 
     def fail(self, name: str = "orders", error: ConduitError = GONE, policy: Policy | None = None) -> None:
@@ -102,10 +101,8 @@ class Location:
         assert report_failure(self.store, name, "r1", error, policy or Policy()) is not None
 
     def end(self, status: str, reason: str, name: str = "orders") -> None:
-        store = self.store
-        lease = acquire(store, name, 10)
-        PipelineStore(store, lease).life.ended(status, reason)
-        lease.release()
+        with owned(self.root, name) as store:
+            store.life.ended(status, reason)
 
     def status(self, name: str = "orders") -> tuple[str, str]:
         row = pipeline_rows(self.store)[name]

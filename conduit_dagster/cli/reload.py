@@ -38,9 +38,10 @@ def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
 
 def _reload(url: str) -> Outcome:
     from conduit_dagster.cli.terminal import count
+    from conduit_dagster.config.secrets import masked
     from conduit_dagster.recovery.errors import FatalError
 
-    answer = _asked(url)
+    answer, url = _asked(url), masked(url)
     if answer["__typename"] != "Workspace":
         raise FatalError(answer["message"], code="dagster.reload_refused", place=url, fix="look at Dagster's own log")
     locations = [_location(entry) for entry in answer["locationEntries"]]
@@ -63,6 +64,7 @@ def _asked(url: str) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
+    from conduit_dagster.config.secrets import masked
     from conduit_dagster.recovery.errors import TransientError
 
     body = json.dumps({"query": _QUERY}).encode()
@@ -72,7 +74,7 @@ def _asked(url: str) -> dict[str, Any]:
             return json.load(answer)["data"]["reloadWorkspace"]
     except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
         raise TransientError(
-            f"Dagster does not answer at {url}: {error}",
+            masked(f"Dagster does not answer at {url}: {error}"),
             code="dagster.unreachable",
             fix="start it (make ui), or name its web server: --url http://HOST:PORT",
         ) from error

@@ -8,15 +8,13 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from as_owner import owned
 
 from conduit_dagster.cli.history import moment
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.database import open_database
-from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.life import Start
-from conduit_dagster.state.store import PipelineStore
 
 HOUR = 3600 * 1_000_000_000
 NOW = 1_785_600_000 * 1_000_000_000
@@ -33,13 +31,9 @@ ERROR = {
 @pytest.fixture
 def failing(project: Path) -> Path:
     """A project whose pipeline failed, and waits for its restart."""
-    database = open_database(Project.find(project).state_url)
-    lease = acquire(database, "orders", 10)
-    store = PipelineStore(database, lease)
-    store.life.begin(Start("first", "pipelines/orders.yaml"))
-    store.life.failed(ERROR, Policy(min_delay=4.0), "first")
-    lease.release()
-    database.dispose()
+    with owned(project) as store:
+        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.life.failed(ERROR, Policy(min_delay=4.0), "first")
     return project
 
 

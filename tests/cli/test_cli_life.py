@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from as_owner import owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.life import Start
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import recovery_rows
-from conduit_dagster.state.store import PipelineStore
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": False}
 
@@ -21,15 +20,10 @@ ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": Non
 @pytest.fixture
 def waiting(project: Path) -> Project:
     """A project whose pipeline waits for a restart that is an hour away."""
-    found = Project.find(project)
-    database = open_store(found.state_url, found.home)
-    lease = acquire(database, "orders", 10)
-    life = PipelineStore(database, lease).life
-    life.begin(Start("first", "pipelines/orders.yaml"))
-    life.failed(ERROR, Policy(min_delay=3600, max_delay=3600), "first")
-    lease.release()
-    database.dispose()
-    return found
+    with owned(project) as store:
+        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.life.failed(ERROR, Policy(min_delay=3600, max_delay=3600), "first")
+    return Project.find(project)
 
 
 def test_start_leaves_word_for_whoever_starts_pipelines(run, waiting: Project) -> None:
@@ -44,15 +38,11 @@ def test_start_leaves_word_for_whoever_starts_pipelines(run, waiting: Project) -
 
 
 def test_start_of_one_that_runs_asks_for_nothing(run, waiting: Project) -> None:
-    database = open_store(waiting.state_url, waiting.home)
-    lease = acquire(database, "orders", 10)
-    try:
-        PipelineStore(database, lease).life.begin(Start("second"))
+    with owned(waiting.root) as store:
+        store.life.begin(Start("second"))
         ran = run("pipelines", "start", "orders", "--json")
-    finally:
-        lease.release()
+        assert recovery_rows(store.engine)["orders"].asked == ""
     assert (ran.code, ran.envelope["result"]) == (0, {"asked": False})
-    assert recovery_rows(database)["orders"].asked == ""
 
 
 def test_stop_ends_a_pending_restart_at_once(run, waiting: Project) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from as_owner import owned
 
-from conduit_dagster.config.project import Project
-from conduit_dagster.state.database import open_database
-from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.life import Start
-from conduit_dagster.state.store import PipelineStore
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
 
@@ -18,15 +15,11 @@ ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": Non
 @pytest.fixture
 def failed(project: Path) -> Path:
     """A project whose pipeline ran and failed."""
-    database = open_database(Project.find(project).state_url)
-    lease = acquire(database, "orders", 10)
-    store = PipelineStore(database, lease)
-    store.life.begin(Start("first", "pipelines/orders.yaml"))
-    store.registry.register_source("in", {}, {"files": [], "seen": 0})
-    store.registry.register_consumer("out", "data")
-    store.life.failed(ERROR, None, "first")
-    lease.release()
-    database.dispose()
+    with owned(project) as store:
+        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.registry.register_source("in", {}, {"files": [], "seen": 0})
+        store.registry.register_consumer("out", "data")
+        store.life.failed(ERROR, None, "first")
     return project
 
 

@@ -21,3 +21,9 @@ def lab(database: str, tmp_path: Path) -> PostgresLab:
     made = PostgresLab(database, tmp_path)
     made.reset()
     return made
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The file that a file source reads."""
+    return tmp_path / "app.log"

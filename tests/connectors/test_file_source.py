@@ -1,61 +1,15 @@
-"""The file source: lines of growing, rotated, cut off and many files, each byte read once and in order."""
+"""The file source: lines of growing, cut off and many files, each byte read once and in order."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
+from file_reading import MUCH, Reader, append
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions
-from conduit_dagster.connectors.file import reach, source
-from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.connectors.file.source import FileSource
-from conduit_dagster.expressions import Clock
+from conduit_dagster.connectors.base import Limit, ReadOptions
 from conduit_dagster.recovery.errors import FatalError, TransientError
-
-MUCH = Limit(1_000_000, 100_000_000)
-
-
-class Reader:
-    """A source and where it stands; each read is one step."""
-
-    def __init__(self, root: Path, path: str = "app.log", **settings: str) -> None:
-        self._make = lambda: FileSource(
-            FileSourceSettings.model_validate({"path": path, **settings}),
-            ConnectorContext("p", "in", str(root), Clock(7)),
-        )
-        self.source = self._make()
-        self.position = self.source.initial()
-
-    def restart(self) -> None:
-        self.source = self._make()
-
-    def step(self, limit: Limit = MUCH, drain: bool = False, n: int = 1) -> list[str]:
-        end = self.source.latest(self.position, limit, self.source.horizon() if drain else None)
-        lines = [record.after.decode() for record in self.records(end, n)]
-        self.position = end
-        return lines
-
-    def records(self, end: Any, n: int = 1, **options: Any) -> list[Any]:
-        found: list[Any] = []
-        for split in self.source.split(self.position, end, n):
-            assert split.ordinal == len(found)
-            for block in self.source.read(split, ReadOptions(**options)):
-                assert isinstance(block, Block)
-                found.extend(block.records)
-        return found
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    return tmp_path / "app.log"
-
-
-def append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
 
 
 def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
@@ -147,53 +101,6 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
             )
 
 
-def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> None:
-    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
-    append(log, "a\nb\n")
-    assert reader.step() == ["a", "b"]
-    append(log, "c\nunfinished")
-    log.rename(tmp_path / "app.log.1")
-    append(log, "d\n")
-    assert reader.step() == ["c", "unfinished", "d"]
-    append(log, "e\n")
-    reader.restart()
-    assert reader.step() == ["e"]
-
-
-def test_a_writer_may_finish_its_line_in_the_renamed_file(tmp_path: Path, log: Path) -> None:
-    """Until the renamed file has been quiet for a while, its unfinished line waits, and the next file with it."""
-    reader = Reader(tmp_path, **{"rotate-wait": "1h"})
-    append(log, "a\nunfin")
-    assert reader.step() == ["a"]
-    log.rename(tmp_path / "app.log.1")
-    append(log, "b\n")
-    assert reader.step() == []
-    append(tmp_path / "app.log.1", "ished\n")
-    assert reader.step() == ["unfinished", "b"]
-
-
-def test_an_unfinished_line_that_was_looked_at_is_read_after_rotation(tmp_path: Path, log: Path) -> None:
-    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
-    append(log, "one\n")
-    assert reader.step() == ["one"]
-    append(log, "two")
-    assert reader.step() == []
-    log.rename(tmp_path / "app.log.1")
-    append(log, "three\n")
-    assert reader.step() == ["two", "three"]
-
-
-def test_the_end_of_a_line_that_was_drained_without_it(tmp_path: Path, log: Path) -> None:
-    """It belongs to the line before and is no line of its own."""
-    reader = Reader(tmp_path)
-    append(log, "a\nlast")
-    assert reader.step(drain=True) == ["a", "last"]
-    append(log, "\nnext\n")
-    assert reader.step(drain=True, n=3) == ["next"]
-    end = reader.source.latest(reader.position, MUCH)
-    assert end == reader.position
-
-
 @pytest.mark.parametrize("size", [5, 500, 3_000_000])
 def test_a_long_last_line_is_drained_whatever_the_limit(tmp_path: Path, log: Path, size: int) -> None:
     append(log, "a\n" + "x" * size)
@@ -221,69 +128,6 @@ def test_a_file_under_two_names_is_read_once(tmp_path: Path) -> None:
     reader = Reader(tmp_path, "*.jsonl")
     assert reader.step() == ["a"]
     assert reader.step() == []
-
-
-def test_files_rotated_while_the_pipeline_was_down(tmp_path: Path, log: Path) -> None:
-    """Also when the file that was being read has been deleted in the meantime, all of it read."""
-    append(log, "mon\n")
-    reader = Reader(tmp_path)
-    assert reader.step() == ["mon"]
-    began = log.stat().st_mtime_ns
-    log.unlink()
-    for i, (name, text) in enumerate((("app.log.2", "tue"), ("app.log.1", "wed"), ("app.log", "thu"))):
-        append(tmp_path / name, f"{text}\n")
-        os.utime(tmp_path / name, ns=(1, began + (i + 1) * 1_000_000))
-    reader.restart()
-    assert reader.step() == ["tue", "wed", "thu"]
-
-
-def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None:
-    """What was in vain for one file says nothing of another."""
-    append(tmp_path / "m", "12345")
-    reader = Reader(tmp_path, "[a-z]")
-    assert reader.step() == []
-    append(tmp_path / "a", "abcd\n")
-    assert reader.step() == ["abcd"]
-
-
-def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the listing and the reading: nothing of the new file is taken for the old one's."""
-    append(log, "a\n")
-    reader = Reader(tmp_path, **{"rotate-wait": "0s"})
-    assert reader.step() == ["a"]
-    append(log, "bb\n")
-
-    def rotating(*args: Any) -> Any:
-        if not (tmp_path / "app.log.1").exists():
-            log.rename(tmp_path / "app.log.1")
-            append(log, "x\ny\nzz\n")
-        return reach.reach(*args)
-
-    monkeypatch.setattr(source, "reach", rotating)
-    assert reader.step() == ["bb", "x", "y", "zz"]
-
-
-def test_a_planned_range_that_is_gone_may_be_given_up(tmp_path: Path, log: Path) -> None:
-    """Only with on-gone: skip; otherwise it is named."""
-    append(log, "a\nb\n")
-    reader, skipping = Reader(tmp_path), Reader(tmp_path, **{"on-gone": "skip"})
-    end = reader.source.latest(reader.position, MUCH)
-    assert not skipping.source.gives_up(reader.position, end)
-    log.unlink()
-    with pytest.raises(FatalError, match="is gone or was changed"):
-        reader.source.split(reader.position, end, 1)
-    assert not reader.source.gives_up(reader.position, end)
-    assert skipping.source.gives_up(reader.position, end)
-
-
-def test_a_split_is_found_again_after_a_rename(tmp_path: Path, log: Path) -> None:
-    append(log, "a\nb\n")
-    reader = Reader(tmp_path)
-    [split] = reader.source.split(reader.position, reader.source.latest(reader.position, MUCH), 1)
-    log.rename(tmp_path / "app.log.1")
-    [block] = reader.source.read(reader.source.relocate(split), ReadOptions())
-    assert isinstance(block, Block)
-    assert [record.after for record in block.records] == [b"a", b"b"]
 
 
 def test_a_root_with_the_characters_of_a_glob(tmp_path: Path) -> None:
@@ -323,98 +167,6 @@ def test_splits_do_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
     assert len(reader.step()) == 1000
     assert len(reader.step()) == 200
     assert reader.step() == []
-
-
-def test_rotation_twice_between_two_looks(tmp_path: Path, log: Path) -> None:
-    """A file that came and was rotated away in between is read as well, in its place."""
-    append(log, "a\n")
-    reader = Reader(tmp_path)
-    assert reader.step() == ["a"]
-    append(log, "b\n")
-    log.rename(tmp_path / "app.log.2")
-    append(log, "c\n")
-    os.utime(log, ns=(1, (tmp_path / "app.log.2").stat().st_mtime_ns + 1_000_000))
-    log.rename(tmp_path / "app.log.1")
-    append(log, "d\n")
-    assert reader.step() == ["b", "c", "d"]
-
-
-def test_older_rotated_files_are_not_ours(tmp_path: Path, log: Path) -> None:
-    """As Conduit, a new source reads the path, not what was rotated away before it began."""
-    append(tmp_path / "app.log.1", "old\n")
-    append(log, "a\n")
-    assert Reader(tmp_path).step() == ["a"]
-
-
-def test_between_rename_and_create_nothing_is_missing(tmp_path: Path, log: Path) -> None:
-    append(log, "a\n")
-    reader = Reader(tmp_path)
-    reader.step()
-    append(log, "b\n")
-    log.rename(tmp_path / "app.log.1")
-    assert reader.step() == ["b"]
-
-
-def test_positions_stay_unique_after_rotation(tmp_path: Path, log: Path) -> None:
-    append(log, "a\n")
-    reader = Reader(tmp_path)
-    reader.step()
-    log.rename(tmp_path / "app.log.1")
-    append(log, "b\n")
-    end = reader.source.latest(reader.position, MUCH)
-    assert [r.position for r in reader.records(end)] == ["1:2"]
-
-
-@pytest.mark.parametrize("how", ["deleted", "cut off", "replaced"])
-def test_a_known_range_that_is_gone_is_named(tmp_path: Path, log: Path, how: str) -> None:
-    """Bytes that were seen and not read: the run stops with the range; ``on-gone: skip`` goes on without it."""
-    append(log, "a\nb\nc\n")
-    reader = Reader(tmp_path)
-    assert reader.step(Limit(1, 100)) == ["a"]
-    match how:
-        case "deleted":
-            log.unlink()
-        case "cut off":
-            log.write_text("")
-        case _:
-            log.unlink()
-            append(log, "other file\n")
-    reader.restart()
-    with pytest.raises(FatalError, match=r"bytes 2 to 6 of app\.log are gone") as error:
-        reader.step()
-    assert error.value.code == "file.range_gone"
-    skipping = Reader(tmp_path, **{"on-gone": "skip"})
-    skipping.position = reader.position
-    assert skipping.step() == (["other file"] if how == "replaced" else [])
-
-
-def test_a_file_begun_anew_after_all_of_it_was_read(tmp_path: Path, log: Path) -> None:
-    """Truncated by copytruncate, say: nothing that was seen is missing, so it is read from its beginning."""
-    append(log, "a\nb\n")
-    reader = Reader(tmp_path)
-    reader.step()
-    log.write_text("")
-    assert reader.step() == []
-    append(log, "c\n")
-    assert reader.step() == ["c"]
-
-
-def test_another_file_on_the_same_inode_is_not_taken_for_it(tmp_path: Path, log: Path) -> None:
-    append(log, "aaaa\n")
-    reader = Reader(tmp_path)
-    reader.step()
-    log.write_text("bbbb\ncccc\n")
-    assert reader.step() == ["bbbb", "cccc"]
-
-
-def test_verify_finds_what_changed_under_a_plan(tmp_path: Path, log: Path) -> None:
-    append(log, "a\nb\n")
-    reader = Reader(tmp_path)
-    end = reader.source.latest(reader.position, MUCH)
-    reader.source.verify(reader.position, end)
-    log.write_text("x\ny\n")
-    with pytest.raises(FatalError, match="is gone or was changed"):
-        reader.source.verify(reader.position, end)
 
 
 def test_a_folder_is_read_by_name(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ class Plant:
         pipeline = PIPELINE.format(id=name, delay=delay, records=records, fault=fault, rate=text)
         (self.root / "pipelines" / f"{name}.yaml").write_text(pipeline)
 
-    @property
+    @cached_property
     def store(self) -> sa.Engine:
         return open_database(Project.find(self.root, {}).state_url)
 

@@ -313,6 +313,16 @@ def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
     )
     assert result.restart is not None
     assert (result.restart.attempt, result.restart.delay) == (2, 0.1)
+    # the store is back: it is still recovering, until a record is through
+    about = Circumstances(QUICK, "run-1", past=result.restart.past)
+    seen: list[str] = []
+    with lab.store() as database:
+        back = RunOptions(options.staging, drain=True, about=about)
+        look = lambda step, progress: seen.append(status(lab)[0])  # noqa: E731
+        assert run_pipeline(bound, lab._spark, database, back, StopFlag(), look).error is None
+    assert names(lab) == ["started", "recovered", "stopped"]
+    assert [detail["attempt"] for event, detail in events(lab) if event == "recovered"] == [2]
+    assert seen[-1] == "running"
 
 
 def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:

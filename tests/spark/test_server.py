@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from waiting import wait_until
 
 from conduit_dagster.spark.server import server_status, start_server, stop_server
 from conduit_dagster.spark.server_files import Server, ServerFiles
 from conduit_dagster.spark.server_probe import answered
 from conduit_dagster.spark.settings import SparkSettings
 
+SECONDS = 120
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # does what it is told on stdin, one line of Python at a time, and prints what came of it
@@ -27,7 +29,7 @@ _CLIENT = """
 import sys
 from pathlib import Path
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.spark.jobs import run_job
+from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
 
@@ -47,7 +49,7 @@ def opened(**settings):
     return ServerFiles(home).read().pid
 
 def stage(task=same):
-    return run_job(spark, "job", lambda: spark.range(10).mapInArrow(task, "id long").toArrow().num_rows)
+    return len(Jobs(spark).each(10, task, "id long"))
 
 print("ready", flush=True)
 for line in sys.stdin:
@@ -92,13 +94,6 @@ def read(home: Path) -> Server:
     server = ServerFiles(home).read()
     assert server is not None
     return server
-
-
-def wait_until(holds: Callable[[], bool], what: str, seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.1)
 
 
 def _children(pid: int) -> list[int]:
@@ -172,7 +167,7 @@ def test_killed_it_is_said_at_once_and_replaced(home: Path, client: Callable[[],
     first = int(one.ask("opened()"))
     assert one.ask("stage()") == "10"
     one.say("stage(nap)")
-    wait_until(lambda: bool(_children(first)), "a worker runs")
+    wait_until(lambda: bool(_children(first)), "a worker runs", SECONDS)
     os.kill(first, signal.SIGKILL)
     start = time.monotonic()
     assert one.heard() == "spark.session_lost"
@@ -186,7 +181,7 @@ def test_killed_it_is_said_at_once_and_replaced(home: Path, client: Callable[[],
 def test_a_keeper_that_was_killed_is_replaced(home: Path, client: Callable[[], Client]) -> None:
     server, _ = start_server(SparkSettings("shared", home=home))
     os.kill(server.keeper, signal.SIGKILL)
-    wait_until(lambda: not server.is_kept(), "the keeper ends")
+    wait_until(lambda: not server.is_kept(), "the keeper ends", SECONDS)
     assert client().ask("opened()") == str(server.pid)
     kept = read(home)
     assert kept.is_kept()
@@ -211,7 +206,7 @@ def test_stop_ends_it_under_an_open_session(home: Path, client: Callable[[], Cli
     one = client()
     pid = int(one.ask("opened()"))
     one.say("stage(nap)")
-    wait_until(lambda: bool(_children(pid)), "a worker runs")
+    wait_until(lambda: bool(_children(pid)), "a worker runs", SECONDS)
     stopped = stop_server(home)
     assert stopped is not None
     assert stopped["pid"] == pid
@@ -242,10 +237,10 @@ def test_whoever_is_alone_on_a_server_of_another_configuration_gets_one_of_its_o
     other.kill()
     # without a worker the parents end, and Spark starts others
     assert one.ask("stage()") == "10"
-    wait_until(lambda: not _children(pid), "the parents of the workers end")
+    wait_until(lambda: not _children(pid), "the parents of the workers end", SECONDS)
     assert server.is_alive(), "it ended under a session that was silent for longer than idle"
     assert one.ask("stage()") == "10"
     one.kill()
-    wait_until(lambda: not server.is_alive(), "the idle server ends")
-    wait_until(lambda: not server.is_kept(), "its keeper ends")
+    wait_until(lambda: not server.is_alive(), "the idle server ends", SECONDS)
+    wait_until(lambda: not server.is_kept(), "its keeper ends", SECONDS)
     assert ServerFiles(home).read() is None

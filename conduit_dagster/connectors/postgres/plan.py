@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import IO, NamedTuple
 
@@ -67,32 +67,27 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
         yield data
 
 
-Planned = Callable[[list[tuple[Group, Slice]]], list[Batch]]
-
-
-def batches(slices: list[tuple[Group, Slice]]) -> list[Batch]:
+def batches(slices: list[tuple[Group, Slice]], strict: bool = False) -> list[Batch]:
     """Batches whose order has the effect of the records' order.
 
     Tables come in the order of their first record. Within one, inserts between two merges are taken together,
     whatever their columns; merges keep their order. Between tables the order of records is given up.
+
+    ``strict``: inserts keep their order as well, so that of a table's records the first bad one is refused; it may take
+    many more batches.
     """
     found: dict[TableName, list[Batch]] = {}
     for group, one in slices:
-        _into(found.setdefault(group.table, []), group, one)
+        _into(found.setdefault(group.table, []), group, one, strict)
     return [batch for table in found.values() for batch in table]
 
 
-def in_order(slices: list[tuple[Group, Slice]]) -> list[Batch]:
-    """Batches in the records' own order, however many that are."""
-    return [Batch(group, [one for _, one in run]) for group, run in groupby(slices, lambda pair: pair[0])]
-
-
-def _into(table: list[Batch], group: Group, one: Slice) -> None:
+def _into(table: list[Batch], group: Group, one: Slice, strict: bool) -> None:
     for batch in reversed(table):
         if batch.group == group:
             batch.slices.append(one)
             return
-        if batch.group.merge or group.merge:
+        if strict or batch.group.merge or group.merge:
             break
     table.append(Batch(group, [one]))
 

@@ -14,7 +14,7 @@ from conduit_dagster.connectors.postgres.deliveries import Claims, is_race
 from conduit_dagster.connectors.postgres.errors import RowError, copy_line
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
 from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.plan import Batch, Locator, Planned, batches, in_order
+from conduit_dagster.connectors.postgres.plan import Batch, Locator, batches
 from conduit_dagster.connectors.postgres.session import Connection
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.record import Nack
@@ -36,7 +36,7 @@ class Publisher:
         while it committed: ``holds`` tells.
         """
         try:
-            return self._first_refused(connection, delivery)
+            return self._publish(connection, delivery)
         except RowError as error:
             raise self._claims.verdicts.verdict(error.cause, error.place) from error.cause
         except psycopg.Error as error:
@@ -51,21 +51,21 @@ class Publisher:
         # found at the end, by a deferred constraint say: with one record it can only be that one
         return verdicts.verdict(error, 0 if delivery.records == 1 else None)
 
-    def _first_refused(self, connection: Connection, delivery: Delivery) -> Claim | None:
+    def _publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
         try:
-            return self._write(connection, delivery, batches)
+            return self._write(connection, delivery)
         except RowError:
             slices = self._locator.slices(delivery)
-            if batches(slices) == in_order(slices):
+            if batches(slices) == batches(slices, strict=True):
                 raise
             # inserts were taken together: in the records' own order another one may be the first that is refused
-            return self._write(connection, delivery, in_order)
+            return self._write(connection, delivery, strict=True)
 
-    def _write(self, connection: Connection, delivery: Delivery, planned: Planned) -> Claim | None:
+    def _write(self, connection: Connection, delivery: Delivery, strict: bool = False) -> Claim | None:
         with connection.transaction():
-            return self._put(connection, delivery, planned)
+            return self._put(connection, delivery, strict)
 
-    def _put(self, connection: Connection, delivery: Delivery, planned: Planned) -> Claim | None:
+    def _put(self, connection: Connection, delivery: Delivery, strict: bool) -> Claim | None:
         # first of all: the insert waits for another transaction with the same hash, and decides between the two
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
@@ -74,7 +74,7 @@ class Publisher:
         slices = self._locator.slices(delivery)
         size = sum(one.bytes for _, one in slices)
         progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
-        for batch in planned(slices):
+        for batch in batches(slices, strict):
             self._batch(connection, batch, progress)
         progress.pass_half()
         self._claims.prune(connection, delivery)

@@ -17,11 +17,9 @@ from conduit_dagster.recovery.kill_points import POINTS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first of a kind plays the round of all of them
 
 FULL = os.environ.get("CONDUIT_MATRIX") == "full"
-CHOICE = KINDS if FULL else tuple(kind for kind in KINDS if kind != "folder")
-"""All of them where ``CONDUIT_MATRIX=full`` (``make matrix``); a folder is the file destination's other layout."""
 ONCE = KINDS if FULL else ("file",)
-"""With which at-most-once is tried as well."""
-PAIRS = [*((kind, "exactly-once") for kind in CHOICE), *((kind, "at-most-once") for kind in ONCE)]
+"""With which at-most-once is tried as well; with all of them where ``CONDUIT_MATRIX=full`` (``make matrix``)."""
+PAIRS = [*((kind, "exactly-once") for kind in KINDS), *((kind, "at-most-once") for kind in ONCE)]
 CASES = [case for pair in PAIRS for case in cases(*pair)]
 LOST = {"lease.lost", "file.changed", "file.missing", "delta.transaction_taken", "postgres.unreachable"}
 """What an old owner may say: it finds out at the store, or earlier: later bytes or commits are behind its own, its

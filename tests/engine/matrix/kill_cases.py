@@ -58,17 +58,16 @@ _WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
 """In the choice. The scenario ``two`` has nacks as well."""
 _LEFT_OUT = {"file": (), "folder": (*_WITH_FILES_ONLY, "two")}
 """A folder is the file destination's other layout."""
-_ELSE = (*_WITH_FILES_ONLY, "one", "refused")
-"""What ``two`` does with postgres and delta is more than ``one``; ``bulk`` splits a delivery as ``refused`` does."""
 
 
 def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
-    """Those that are tried. By default a choice of four minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
+    """Those that are tried. By default a choice of six minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
-    if kind not in scenario.kinds or (not _FULL and scenario.name in _LEFT_OUT.get(kind, _ELSE)):
+    if kind not in scenario.kinds or (not _FULL and scenario.name in _LEFT_OUT.get(kind, _WITH_FILES_ONLY)):
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
-    return scenario.strategies[:1]
+    both = kind == "file" and scenario.name in ("two", "nacks", "join")
+    return ("exactly-once", "at-most-once") if both else scenario.strategies[:1]

@@ -19,7 +19,7 @@ from conduit_dagster.recovery.kill_points import POINTS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GROUPS = list(dict.fromkeys((of.kind, of.scenario) for of in combinations(list(PLACES))))
-PAIRS_SEED, PAIRS = 20, 15
+PAIRS_SEED, PAIRS = 20, 30
 
 
 def judged(world: World, cases: list[Case]) -> None:

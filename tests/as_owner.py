@@ -1,0 +1,24 @@
+"""What a run would have done to the state store, without a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.store import PipelineStore
+
+
+@contextmanager
+def owned(project: Path, pipeline: str = "orders") -> Iterator[PipelineStore]:
+    """The pipeline's store under its lease."""
+    database = project_store(Project.find(project))
+    lease = acquire(database, pipeline, 10)
+    try:
+        yield PipelineStore(database, lease)
+    finally:
+        lease.release()
+        database.dispose()

@@ -1,0 +1,48 @@
+"""A file source that is read step by step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.expressions import Clock
+
+MUCH = Limit(1_000_000, 100_000_000)
+
+
+class Reader:
+    """A source and where it stands; each read is one step."""
+
+    def __init__(self, root: Path, path: str = "app.log", **settings: str) -> None:
+        self._make = lambda: FileSource(
+            FileSourceSettings.model_validate({"path": path, **settings}),
+            ConnectorContext("p", "in", str(root), Clock(7)),
+        )
+        self.source = self._make()
+        self.position = self.source.initial()
+
+    def restart(self) -> None:
+        self.source = self._make()
+
+    def step(self, limit: Limit = MUCH, drain: bool = False, n: int = 1) -> list[str]:
+        end = self.source.latest(self.position, limit, self.source.horizon() if drain else None)
+        lines = [record.after.decode() for record in self.records(end, n)]
+        self.position = end
+        return lines
+
+    def records(self, end: Any, n: int = 1, **options: Any) -> list[Any]:
+        found: list[Any] = []
+        for split in self.source.split(self.position, end, n):
+            assert split.ordinal == len(found)
+            for block in self.source.read(split, ReadOptions(**options)):
+                assert isinstance(block, Block)
+                found.extend(block.records)
+        return found
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
