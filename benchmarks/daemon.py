@@ -1,9 +1,10 @@
-"""Dagster's daemon with a code server, for a project in a folder of its own."""
+"""Dagster's daemon and a code server, for a project in a folder of its own, as `dagster dev` has them."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,23 +17,32 @@ ROOT = Path(__file__).parents[1]
 
 
 class Daemon:
-    """One process and what it starts; what it says goes to ``daemon.log`` in the project."""
+    """Two processes and what they start; what they say goes to ``daemon.log`` in the project."""
 
     def __init__(self, root: Path) -> None:
         self._root, self._home = root, root / "dagster"
         self._home.mkdir()
         (self._home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
-        self._process: subprocess.Popen[bytes] | None = None
+        self._daemon: subprocess.Popen[bytes] | None = None
+        self._code: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Daemon and code server, in a process group of their own, with Dagster's defaults for Spark."""
-        program = Path(sys.executable).parent / "dagster-daemon"
+        """With Dagster's defaults for Spark. The code server is one of its own: a daemon that has to start it itself
+        starts another one every minute."""
+        if self._code is None:
+            port = _free_port()
+            server = f"grpc_server: {{host: localhost, port: {port}, location_name: conduit}}"
+            (self._home / "workspace.yaml").write_text(f"load_from:\n  - {server}\n")
+            self._code = self._run("dagster", "code-server", "start", "-m", "conduit_dagster.definitions", f"-p{port}")
+        self._daemon = self._run("dagster-daemon", "run", "-w", str(self._home / "workspace.yaml"))
+
+    def _run(self, program: str, *words: str) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "DAGSTER_HOME": str(self._home), "PYTHONPATH": str(ROOT)}
         for name in [name for name in environment if name.startswith("CONDUIT_")]:
             del environment[name]
         with (self._root / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [str(program), "run", "-m", "conduit_dagster.definitions"],
+            return subprocess.Popen(
+                [str(Path(sys.executable).parent / program), *words],
                 cwd=self._root,
                 env=environment,
                 stdout=log,
@@ -41,16 +51,17 @@ class Daemon:
             )
 
     def kill(self) -> None:
-        """kill -9 of the daemon itself; runs are processes of their own."""
-        assert self._process is not None
-        os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        """kill -9 of the daemon itself; runs belong to the code server."""
+        assert self._daemon is not None
+        os.kill(self._daemon.pid, signal.SIGKILL)
+        self._daemon.wait()
 
     def stop(self) -> None:
         """In good order."""
-        assert self._process is not None
-        self._process.terminate()
-        self._process.wait(60)
+        for process in (self._daemon, self._code):
+            if process is not None:
+                process.terminate()
+                process.wait(60)
 
     @property
     def said(self) -> str:
@@ -62,3 +73,9 @@ class Daemon:
         """Dagster's own storage."""
         with dg.DagsterInstance.from_config(str(self._home)) as instance:
             yield instance
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
