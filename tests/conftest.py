@@ -7,6 +7,7 @@ import secrets
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,13 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer(found[0])
     yield server
     server.close()
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """The path of a socket has at most 107 bytes; that of a test's own folder may be longer."""
+    with tempfile.TemporaryDirectory(prefix="conduit-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture

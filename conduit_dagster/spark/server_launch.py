@@ -61,7 +61,7 @@ def server_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.memory": "2g",
         "spark.pyspark.python": sys.executable,
-        "spark.python.daemon.module": "conduit_dagster.spark.server_daemon",
+        "spark.python.daemon.module": "conduit_dagster.spark.daemon_stub",
         "spark.python.unix.domain.socket.enabled": "true",
         # one job at a time per pipeline, the oldest first: nobody waits for more than one step of each other one.
         # FAIR settles ties by name, where TaskSet_1000 is before TaskSet_999: that one waits as long as Spark is busy

@@ -3,64 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
-from waiting import wait_until
+from dagster_layer.web import jobs, web_server
 
 from conduit_dagster.cli.main import main
-
-ROOT = Path(__file__).parents[2]
-JOBS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { jobs { name } } } } }"
 
 
 @pytest.fixture
 def server(folder: Folder) -> Iterator[str]:
     """The URL of a web server that has loaded the project's first pipeline."""
     folder.numbers()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    (folder.root / "location.py").write_text("from conduit_dagster.definitions import defs\n")
-    home = folder.root / "dagster"
-    home.mkdir()
-    (home / "dagster.yaml").touch()
-    own = {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "DAGSTER_DISABLE_TELEMETRY": "1"}
-    program = Path(sys.executable).parent / "dagster-webserver"
-    with (folder.root / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(program), "-f", "location.py", "-h", "127.0.0.1", "-p", str(port)],
-            cwd=folder.root,
-            env={**os.environ, **own},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        wait_until(lambda: jobs(url) == {"numbers"}, "it has loaded the project", 120)
+    with web_server(folder) as url:
         yield url
-    finally:
-        process.terminate()
-        process.wait(60)
-
-
-def jobs(url: str) -> set[str]:
-    """The pipelines that the web server knows."""
-    body = json.dumps({"query": JOBS}).encode()
-    try:
-        with urlopen(Request(f"{url}/graphql", body, {"Content-Type": "application/json"}), timeout=30) as answer:
-            (repository,) = json.load(answer)["data"]["repositoriesOrError"]["nodes"]
-    except OSError:
-        return set()
-    return {one["name"] for one in repository["jobs"] if not one["name"].startswith("__")}
 
 
 def reload(capsys: pytest.CaptureFixture[str], url: str) -> tuple[int, dict[str, Any]]:

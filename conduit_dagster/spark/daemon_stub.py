@@ -1,0 +1,35 @@
+"""What the shared server starts as the parent of its Python workers (``spark.python.daemon.module``).
+
+Spark starts one for each session, and a session is a pipeline's start: two seconds of imports. So it asks for a process
+that has them already, lends it its streams and ends as that does; where it gets none it does the work itself.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import sys
+from pathlib import Path
+
+from conduit_dagster.warm.client import NotWarmError, spawn
+from conduit_dagster.warm.wire import Wanted
+
+_MODULE = "conduit_dagster.spark.server_daemon"
+
+
+def main() -> None:
+    """Ends with the exit code of the real one."""
+    wanted = Wanted(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
+    try:
+        child = spawn("workers", wanted, [0, 1, 2])
+    except NotWarmError:
+        runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
+        return
+    # Spark ends what it started
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+    sys.exit(child.wait())
+
+
+if __name__ == "__main__":
+    main()

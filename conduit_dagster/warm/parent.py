@@ -1,0 +1,146 @@
+"""The process that others are forked from: ``python -m conduit_dagster.warm.parent SOCKET MODULE...``."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from conduit_dagster.processes import started_at
+from conduit_dagster.warm.child import become
+from conduit_dagster.warm.wire import Wanted, receive_wanted, send_answer
+
+_IDLE_SECONDS = float(os.environ.get("CONDUIT_WARM_SECONDS", "300"))
+_LOOK_SECONDS = 5.0
+_REQUEST_SECONDS = 5.0
+
+
+class Parent:
+    """Answers one client after the other, and tells those that still listen how their child ended."""
+
+    def __init__(self, path: Path, listener: socket.socket) -> None:
+        self._path, self._listener = path, listener
+        self._inode = path.stat().st_ino
+        self._code = _code()
+        self._children: dict[int, socket.socket] = {}
+        self._busy_at = time.monotonic()
+        # a child that ends wakes the loop
+        self._woken, self._wakes = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wakes.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
+
+    def serve(self) -> tuple[Wanted, list[int]] | None:
+        """None at its end; in a forked child what that shall become, so that the stack is left behind there."""
+        while self._is_wanted():
+            readable, _, _ = select.select([self._listener, self._woken], [], [], _LOOK_SECONDS)
+            if self._woken in readable:
+                self._woken.recv(4096)
+                self._reap()
+            if self._listener in readable and (found := self._answer()):
+                signal.set_wakeup_fd(-1)
+                return found
+        return None
+
+    def close(self) -> None:
+        """Nobody finds it any more. Its children live on."""
+        if not self._is_replaced():
+            self._path.unlink(missing_ok=True)
+
+    def _is_wanted(self) -> bool:
+        if self._children:
+            self._busy_at = time.monotonic()
+        return not self._is_replaced() and time.monotonic() - self._busy_at < _IDLE_SECONDS
+
+    def _is_replaced(self) -> bool:
+        try:
+            return self._path.stat().st_ino != self._inode
+        except FileNotFoundError:
+            return True
+
+    def _answer(self) -> tuple[Wanted, list[int]] | None:
+        connection, _ = self._listener.accept()
+        self._busy_at = time.monotonic()
+        try:
+            connection.settimeout(_REQUEST_SECONDS)
+            wanted, streams = receive_wanted(connection)
+        except (OSError, ValueError, TypeError):
+            connection.close()
+            return None
+        if _code() != self._code:
+            # never run code that is no longer what its file says: the client starts another parent
+            self._path.unlink(missing_ok=True)
+            connection.close()
+            return None
+        pid = os.fork()
+        if pid == 0:
+            return wanted, streams
+        for stream in streams:
+            os.close(stream)
+        self._children[pid] = connection
+        self._tell(connection, pid=pid, started=started_at(pid))
+        return None
+
+    def _reap(self) -> None:
+        for pid, connection in list(self._children.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                self._tell(connection, exit=os.waitstatus_to_exitcode(status))
+                self._children.pop(pid).close()
+
+    @staticmethod
+    def _tell(connection: socket.socket, **answer: object) -> None:
+        try:
+            send_answer(connection, **answer)
+        except OSError:
+            pass  # it does not listen any more
+
+
+def _code() -> dict[str, int]:
+    """When each file that was imported was last changed."""
+    names = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return {name: _changed_at(name) for name in names if name}
+
+
+def _changed_at(name: str) -> int:
+    try:
+        return os.stat(name).st_mtime_ns  # noqa: PTH116 two thousand of them, before each child
+    except OSError:
+        return 0
+
+
+def _serve(path: Path, modules: list[str]) -> tuple[Wanted, list[int]] | None:
+    with path.with_suffix(".lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None  # of two that are started at the same moment one serves
+        path.unlink(missing_ok=True)
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+            listener.listen(64)
+            for module in modules:
+                importlib.import_module(module)
+            gc.collect()
+            # what is here now stays shared: a collection in a child would copy every page it touches
+            gc.freeze()
+            parent = Parent(path, listener)
+            found = parent.serve()
+            if found is None:
+                parent.close()
+            return found
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wanted = _serve(Path(sys.argv[1]), sys.argv[2:])
+    if wanted is not None:
+        become(*wanted)

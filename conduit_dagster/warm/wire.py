@@ -1,0 +1,66 @@
+"""What a client and a parent say to each other over a Unix socket. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_HEAD = struct.Struct("!I")
+_STREAMS = 3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A Python module to run as a process: ``python -m MODULE WORDS`` in a folder, with this whole environment."""
+
+    module: str
+    words: list[str]
+    folder: str
+    environment: dict[str, str]
+    own_session: bool = False
+    """Whether it leaves the terminal and the process group of whoever asked."""
+
+
+def send_wanted(connection: socket.socket, wanted: Wanted, streams: list[int]) -> None:
+    """With the three file descriptors that become the child's standard streams."""
+    data = json.dumps(asdict(wanted)).encode()
+    socket.send_fds(connection, [_HEAD.pack(len(data))], streams)
+    connection.sendall(data)
+
+
+def receive_wanted(connection: socket.socket) -> tuple[Wanted, list[int]]:
+    """What :func:`send_wanted` sent. Raises ``OSError`` or ``ValueError`` for anything else."""
+    head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
+    if len(head) != _HEAD.size or len(streams) != _STREAMS:
+        raise ValueError("not a request")
+    return Wanted(**json.loads(_exactly(connection, _HEAD.unpack(head)[0]))), streams
+
+
+def send_answer(connection: socket.socket, **answer: Any) -> None:
+    """One line of JSON."""
+    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def receive_answer(connection: socket.socket) -> dict[str, Any] | None:
+    """The next line; none at the connection's end. Raises ``OSError``, a timeout for one."""
+    line = b""
+    while not line.endswith(b"\n"):
+        # a byte at a time: what follows belongs to the next answer, and both are short
+        byte = connection.recv(1)
+        if not byte:
+            return None
+        line += byte
+    return json.loads(line)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        part = connection.recv(count - len(data))
+        if not part:
+            raise ValueError("half a request")
+        data += part
+    return data

@@ -1,0 +1,79 @@
+"""Runs from a warm process, and from Dagster's code server where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import dagster as dg
+import pytest
+from dagster._core.launcher.base import WorkerStatus
+from dagster._core.storage.tags import GRPC_INFO_TAG
+from dagster_layer.project_folder import Folder
+from dagster_layer.web import launch, web_server
+from waiting import wait_until
+
+from conduit_dagster.processes import is_alive
+from resources.launcher import WarmRunLauncher
+
+LAUNCHER = """
+run_launcher: {module: resources.launcher, class: WarmRunLauncher}
+run_coordinator: {module: dagster._core.run_coordinator.default_run_coordinator, class: DefaultRunCoordinator}
+"""
+SECONDS = 180
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@contextmanager
+def storage(folder: Folder) -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.from_config(str(folder.root / "dagster")) as instance:
+        yield instance
+
+
+def ended(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    wait_until(lambda: _again(instance, run_id).is_finished, "the run ended", SECONDS, said=lambda: str(run))
+    return _again(instance, run_id)
+
+
+def _again(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    return run
+
+
+def worker(run: dg.DagsterRun) -> tuple[int, str]:
+    _, pid, started = run.tags["conduit/worker"].split()
+    return int(pid), started
+
+
+def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -> None:
+    folder.numbers(trigger="continuous")
+    with web_server(folder, LAUNCHER) as url, storage(folder) as instance:
+        launcher = instance.run_launcher
+        assert isinstance(launcher, WarmRunLauncher)
+        run_id = launch(url, "numbers")
+        wait_until(lambda: (folder.root / "out.jsonl").exists(), "records arrive", SECONDS)
+        run = _again(instance, run_id)
+        assert GRPC_INFO_TAG not in run.tags
+        assert is_alive(*worker(run))
+        assert launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
+        assert launcher.terminate(run_id)
+        assert ended(instance, run_id).status == dg.DagsterRunStatus.CANCELED
+        wait_until(lambda: not is_alive(*worker(run)), "its process ended", SECONDS)
+        # it is over: there is nothing to terminate, and Dagster's monitoring is told
+        assert not launcher.terminate(run_id)
+        assert launcher.check_run_worker_health(run).status == WorkerStatus.FAILED
+
+
+def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
+    folder.numbers()
+    with web_server(folder, LAUNCHER, CONDUIT_WARM_SECONDS="0") as url, storage(folder) as instance:
+        run = ended(instance, launch(url, "numbers"))
+        assert run.status == dg.DagsterRunStatus.SUCCESS
+        assert "conduit/worker" not in run.tags
+        assert GRPC_INFO_TAG in run.tags
+        assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
+        assert not instance.run_launcher.terminate(run.run_id)

@@ -1,0 +1,81 @@
+"""Dagster's real web server for a project, and what it answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+from dagster_layer.project_folder import Folder
+from waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+_JOBS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } jobs { name } } } } }"
+_LAUNCH = """
+mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }
+"""
+
+
+@contextmanager
+def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generator[str]:
+    """The URL of a server that has loaded the project; ``dagster`` is its ``dagster.yaml``."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (folder.root / "location.py").write_text("from conduit_dagster.definitions import defs\n")
+    home = folder.root / "dagster"
+    home.mkdir()
+    (home / "dagster.yaml").write_text(dagster)
+    own = {"DAGSTER_HOME": str(home), "PYTHONPATH": str(ROOT), "DAGSTER_DISABLE_TELEMETRY": "1", **environment}
+    program = Path(sys.executable).parent / "dagster-webserver"
+    with (folder.root / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(program), "-f", "location.py", "-h", "127.0.0.1", "-p", str(port)],
+            cwd=folder.root,
+            env={**os.environ, **own},
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        wait_until(lambda: jobs(url), "it has loaded the project", 120)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def jobs(url: str) -> set[str]:
+    """The pipelines that the web server knows; none while it comes up."""
+    try:
+        (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
+    except OSError:
+        return set()
+    return {one["name"] for one in repository["jobs"] if not one["name"].startswith("__")}
+
+
+def launch(url: str, job: str) -> str:
+    """Starts a run of a job, as the UI's Launchpad does; its id."""
+    (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
+    selector = {
+        "repositoryLocationName": repository["location"]["name"],
+        "repositoryName": repository["name"],
+        "pipelineName": job,
+    }
+    launched = _ask(url, _LAUNCH, params={"selector": selector, "runConfigData": {}, "mode": "default"})["launchRun"]
+    assert launched["__typename"] == "LaunchRunSuccess", launched
+    return launched["run"]["runId"]
+
+
+def _ask(url: str, query: str, **variables: Any) -> dict[str, Any]:
+    body = json.dumps({"query": query, "variables": variables}).encode()
+    with urlopen(Request(f"{url}/graphql", body, {"Content-Type": "application/json"}), timeout=60) as answer:
+        return json.load(answer)["data"]
