@@ -13,7 +13,7 @@ from sensors.known import Known
 from sensors.tick import Tick, sensor_of
 
 _DOES = "Restarts failed pipelines with backoff, and finds runs that died without a word."
-_STAY = 4.5
+_STAY = 4.25
 """Seconds. Dagster's loop asks a sensor at most every 5 s (DAGSTER_FACTS, 3): it looks on meanwhile. A tick that took
 longer than that would miss the next one."""
 _LEAD_NS = 10_000_000_000

@@ -47,8 +47,11 @@ class Tick:
             if rows != seen:
                 runs.look()
                 seen = rows
+            before = len(attendant.requests)
             self._attend(context, files, rows, attendant, runs)
-            if attendant.requests or time.monotonic() + _POLL >= end:
+            # what fails together is restarted together: the next tick is seconds away
+            settled = before == len(attendant.requests) > 0
+            if settled or time.monotonic() + _POLL >= end:
                 break
             time.sleep(_POLL)
         if self._finds_gone:
@@ -67,6 +70,8 @@ class Tick:
         runs: Runs,
     ) -> None:
         for file in files:
+            if attendant.has_requested(file.pipeline):
+                continue
             # one broken pipeline must not keep the others waiting
             try:
                 known = Known(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))

@@ -31,6 +31,21 @@ def test_b11_a_failure_is_restarted_once(location: Location) -> None:
     assert location.tick() == []
 
 
+def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"p{number}" for number in range(3)]
+    for name in names:
+        location.write(name)
+        location.begin(name)
+    # one has failed when the tick begins, and one more each time that it looks again
+    late = list(names)
+    location.fail(late.pop(0))
+    monkeypatch.setattr("sensors.recovery._STAY", 60.0)
+    monkeypatch.setattr("sensors.tick.time.sleep", lambda _: location.fail(late.pop(0)) if late else None)
+    requests = location.tick()
+    assert [request.job_name for request in requests] == names
+    assert len({request.run_key for request in requests}) == 3
+
+
 def test_the_next_failure_has_another_key(location: Location) -> None:
     location.write()
     location.begin()
