@@ -77,7 +77,8 @@ def _pending(known: Known, now_ns: int, lead_ns: int) -> Decision:
     state, run = known.stored.recovery, known.run
     if run is not None and run.failure == state.failure:
         return _launched(run, state.restart_at_ns, now_ns)
-    if run is not None and run.active:
+    # the one that failed is still at its last words in Dagster, and holds nothing any more
+    if run is not None and run.active and run.run_id != state.run:
         return None  # somebody starts it by hand
     if state.asked or state.restart_at_ns - now_ns > lead_ns:
         return None

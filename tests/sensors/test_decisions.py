@@ -86,6 +86,11 @@ def test_a_start_by_hand_goes_before_a_restart() -> None:
     assert recover(waiting(0), run("r2", "active")) is None
 
 
+def test_a_restart_does_not_wait_for_the_last_words_of_the_run_that_failed() -> None:
+    """It has given its lease back; where the sensor waited for Dagster's word it came a tick late."""
+    assert recover(waiting(0), run("r1", "active")) == Restart(3, 2, NOW)
+
+
 @pytest.mark.parametrize("last", [run(), run(state="active"), run(state="succeeded"), None, run("r0")])
 def test_a_pipeline_without_a_living_owner_died(last: LastRun | None) -> None:
     assert recover(began(), last) == Report("r1", "died")
