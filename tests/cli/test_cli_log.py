@@ -25,7 +25,7 @@ def logged(lab: Lab, count: int, **more: Any) -> None:
 # -- looking --------------------------------------------------------------------------------------------------------
 
 
-def test_c06_c9_seven_entries_in_order(run, lab: Lab, script: Script) -> None:
+def test_c09_seven_entries_in_order(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, delivery=RECORDS)
     facts = result(run("log", "show", "p", "--from", "9", "--to", "15", "--json"))
     assert (facts["source"], facts["from"], facts["more"]) == ("in", "log", False)
@@ -40,7 +40,7 @@ def test_c06_c9_seven_entries_in_order(run, lab: Lab, script: Script) -> None:
     assert lines[-1] == "7 entries of in, from the log"
 
 
-def test_c06_c9_without_a_log_the_open_step_as_it_is_staged(run, lab: Lab, script: Script) -> None:
+def test_c09_without_a_log_the_open_step_as_it_is_staged(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, processors=[DECODE, NAMESPACE])
     facts = result(run("log", "show", "p", "--from", "9", "--to", "15", "--json"))
     assert facts["from"] == "step, as it is staged for out"
@@ -124,7 +124,7 @@ def test_compaction_keeps_the_last_entry_and_a_dry_run_counts(run, lab: Lab) -> 
     assert result(run("log", "compact", "p", "--json"))["logs"][0]["entries"] == 0
 
 
-def test_c06_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: Lab) -> None:
+def test_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: Lab) -> None:
     logged(lab, 40, **{"batch-size": 20, "log-segment-size": "1KB"})
     assert lab.run().error is None
     entries = result(run("log", "show", "p", "--from", "3", "--to", "21", "--json"))["entries"]
@@ -143,7 +143,7 @@ def test_an_open_step_is_not_compacted(run, lab: Lab, script: Script) -> None:
 # -- export and import ------------------------------------------------------------------------------------------------
 
 
-def test_c06_c22_an_export_is_in_the_reference_layout(run, lab: Lab) -> None:
+def test_c22_an_export_is_in_the_reference_layout(run, lab: Lab) -> None:
     logged(lab, 3)
     assert lab.run().error is None
     facts = result(run("log", "export", "p", "out.log", "--from", "1", "--to", "1", "--json"))
@@ -169,7 +169,7 @@ def fresh(lab: Lab, **delivery: Any) -> None:
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={**RECORDS, **delivery})
 
 
-def test_c06_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:
+def test_c22_what_was_exported_is_imported_and_delivered(run, lab: Lab) -> None:
     logged(lab, 10)
     assert lab.run().error is None
     delivered = lab.documents("out.jsonl")

@@ -12,7 +12,7 @@ from support import DECODE, Lab, destination
 pytestmark = pytest.mark.usefixtures("shared_session")
 
 
-def test_c06_c8_a_marked_record_is_not_sent_and_the_rest_is(run, lab: Lab, script: Script) -> None:
+def test_c08_a_marked_record_is_not_sent_and_the_rest_is(run, lab: Lab, script: Script) -> None:
     fails_at_14(lab, script)
     facts = result(run("offsets", "mark", "p", "out", "14", "--json"))
     assert (facts["did"], facts["offsets"], facts["next"]) == ("marked", [14], 15)
@@ -25,7 +25,7 @@ def test_c06_c8_a_marked_record_is_not_sent_and_the_rest_is(run, lab: Lab, scrip
     assert event["by"] is not None
 
 
-def test_c06_c8_right_after_the_bulk_error_and_with_a_log_of_records(run, lab: Lab, script: Script) -> None:
+def test_c08_right_after_the_bulk_error_and_with_a_log_of_records(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, delivery={"log": "records"})
     assert result(run("offsets", "mark", "p", "out", "14", "--json"))["offsets"] == [9, 10, 11, 12, 13, 14]
     assert lab.run().error is None

@@ -12,7 +12,7 @@ from support import DECODE, Lab, processor
 pytestmark = pytest.mark.usefixtures("shared_session")
 
 
-def test_c06_c10_a_step_sends_exactly_one_record(run, lab: Lab, script: Script) -> None:
+def test_c10_a_step_sends_exactly_one_record(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script)
     facts = result(run("offsets", "step", "p", "--json"))
     assert (facts["did"], facts["offset"], facts["handled"], facts["records"]) == ("sent", 9, 1, 7)

@@ -67,7 +67,7 @@ def test_a02_a_filtered_record_is_acked(lab: Lab) -> None:
     assert position["files"][0]["offset"] == (lab.root / "in.jsonl").stat().st_size
 
 
-def test_c06_a5_a_nack_without_a_queue_stops_before_it(lab: Lab) -> None:
+def test_a05_a_nack_without_a_queue_stops_before_it(lab: Lab) -> None:
     """1..4 are acked, 5 never is, in this run or the next; the error is kept on the pipeline."""
     lab.write("in.jsonl", numbers(8))
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE, fails_at(5)])
@@ -82,7 +82,7 @@ def test_c06_a5_a_nack_without_a_queue_stops_before_it(lab: Lab) -> None:
     assert (row["status"], row["error"]["message"], row["error"]["fatal"]) == ("degraded", "bad 5", True)
 
 
-def test_c06_a6_a_dead_letter_is_acked_and_the_order_kept(lab: Lab) -> None:
+def test_a06_a_dead_letter_is_acked_and_the_order_kept(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(8))
     lab.pipeline(
         connectors=[source(), destination()],
@@ -111,7 +111,7 @@ class Gate(Processor):
 """
 
 
-def test_c06_a9_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
+def test_a09_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
     """The batch is finished, acked, checkpointed; status stopped; nothing redelivered at the next start."""
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
@@ -135,7 +135,7 @@ def test_c06_a9_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == numbers(4)
 
 
-def test_c06_a9_forced_stop_prepares_nothing(lab: Lab) -> None:
+def test_a09_forced_stop_prepares_nothing(lab: Lab) -> None:
     """A forced stop cancels the job; the records are read again at the next start, and none is doubled."""
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
@@ -247,7 +247,7 @@ def test_a16_the_window_must_be_larger_than_the_threshold(tmp_path: Path) -> Non
     assert lab.catalogue().get("p") is None
 
 
-def test_c06_c14_namespaces_are_searched_unanchored(lab: Lab) -> None:
+def test_c14_namespaces_are_searched_unanchored(lab: Lab) -> None:
     names = ["events", "emails", "emails_archive", "events_old"]
     lab.write("in.jsonl", [{"ns": name} for name in names])
     tag = processor("tag", "field.set", field=".Metadata.opencdc.collection", value="{{ .Payload.After.ns }}")
@@ -266,7 +266,7 @@ def test_c06_c14_namespaces_are_searched_unanchored(lab: Lab) -> None:
     assert (result.progress.acked, result.progress.filtered) == (4, 0)
 
 
-def test_c06_c21_one_branch_never_sees_the_others_changes(lab: Lab) -> None:
+def test_c21_one_branch_never_sees_the_others_changes(lab: Lab) -> None:
     lab.write("in.jsonl", [{"a": {"b": [1, {"c": 2}]}, "m": 1}])
     change = processor("deep", "field.set", field=".Payload.After.a.b", value="gone")
     drop = processor("drop", "field.exclude", fields=".Payload.After.m")

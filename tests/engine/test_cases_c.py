@@ -17,12 +17,12 @@ def partly_acked(lab: Lab, script: Script) -> None:
     script.sent("c1")
 
 
-def test_c06_c1_a_late_ack_does_not_move_an_offset_back(lab: Lab, script: Script) -> None:
+def test_c01_a_late_ack_does_not_move_an_offset_back(lab: Lab, script: Script) -> None:
     partly_acked(lab, script)
     assert offsets(lab) == {"c0": 12, "c1": 13}
 
 
-def test_c06_c2_a_restart_sends_exactly_what_is_missing(lab: Lab, script: Script) -> None:
+def test_c02_a_restart_sends_exactly_what_is_missing(lab: Lab, script: Script) -> None:
     """Nothing new is read before both have caught up."""
     partly_acked(lab, script)
     lab.write("in.jsonl", [{"i": 16}], mode="a")
@@ -39,11 +39,11 @@ def test_c06_c2_a_restart_sends_exactly_what_is_missing(lab: Lab, script: Script
     assert offsets(lab) == {"c0": 16, "c1": 16, "dead_letters": 16}
 
 
-def test_c06_c5_a_bulk_error_stops_the_run_and_moves_nothing(lab: Lab, script: Script) -> None:
+def test_c05_a_bulk_error_stops_the_run_and_moves_nothing(lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script)
 
 
-def test_c06_c6_then_one_record_at_a_time_and_then_bulk_again(lab: Lab, script: Script) -> None:
+def test_c06_then_one_record_at_a_time_and_then_bulk_again(lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script)
     lab.write("in.jsonl", [{"i": 16}, {"i": 17}], mode="a")
     script.says()
@@ -52,7 +52,7 @@ def test_c06_c6_then_one_record_at_a_time_and_then_bulk_again(lab: Lab, script: 
     assert offsets(lab)["out"] == 17
 
 
-def test_c06_c7_a_record_that_goes_on_failing_stops_the_run_before_it(lab: Lab, script: Script) -> None:
+def test_c07_a_record_that_goes_on_failing_stops_the_run_before_it(lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script)
     result = lab.run()
     assert code_of(result) == "delivery.record_failed"
@@ -75,7 +75,7 @@ def test_bisect_finds_the_record_with_fewer_writes(lab: Lab, script: Script) -> 
     assert script.sent() == [[14], [15]]
 
 
-def test_c06_c11_destinations_with_namespaces_reach_the_end_independently(lab: Lab, script: Script) -> None:
+def test_c11_destinations_with_namespaces_reach_the_end_independently(lab: Lab, script: Script) -> None:
     lab.write("in.jsonl", [{"i": i, "c": c} for i, c in enumerate("xabacbxb")])
     lab.pipeline(
         connectors=[
@@ -91,7 +91,7 @@ def test_c06_c11_destinations_with_namespaces_reach_the_end_independently(lab: L
     assert offsets(lab) == {"one": 7, "two": 7, "dead_letters": 7}
 
 
-def test_c06_c12_an_offset_waits_for_the_record_before_a_filtered_one(lab: Lab, script: Script) -> None:
+def test_c12_an_offset_waits_for_the_record_before_a_filtered_one(lab: Lab, script: Script) -> None:
     build(lab, 15, processors=[DECODE, processor("skip", "filter", "after.i == 14")])
     script.says(acks=[[12, "upto"]])
     assert code_of(lab.run()) == "delivery.unacked"
@@ -101,7 +101,7 @@ def test_c06_c12_an_offset_waits_for_the_record_before_a_filtered_one(lab: Lab, 
     assert offsets(lab)["out"] == 14
 
 
-def test_c06_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, script: Script) -> None:
+def test_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, script: Script) -> None:
     """A and C are acked to their ends; of B the record 24 is not."""
     names = {24: "B", 23: "B", 26: "A", 25: "A", 27: "C"}
     lab.write("in.jsonl", [{"i": i, "c": names.get(i, "ABC"[i % 3])} for i in range(28)])
@@ -116,7 +116,7 @@ def test_c06_c13_only_what_its_namespace_has_not_acked_is_sent_again(lab: Lab, s
     assert offsets(lab)["out"] == 27
 
 
-def test_c06_a4_acks_out_of_order_reach_the_source_in_order(lab: Lab, script: Script) -> None:
+def test_a04_acks_out_of_order_reach_the_source_in_order(lab: Lab, script: Script) -> None:
     """The destination acknowledges backwards; record 4 is filtered before 3 is done."""
     build(lab, 11, processors=[DECODE, processor("skip", "filter", "after.i == 4")])
     script.says(acks=[[v, "only"] for v in range(10, 0, -1)])
@@ -177,7 +177,7 @@ def test_a_refusal_without_a_queue_is_transient_and_the_record_is_tried_again(la
     assert lab.lines("dead.jsonl") == []
 
 
-def test_c06_d11_d12_every_attempt_has_the_same_hash_and_keys(lab: Lab, script: Script) -> None:
+def test_d11_d12_every_attempt_has_the_same_hash_and_keys(lab: Lab, script: Script) -> None:
     """D11, D12: three attempts of one step, then the next step."""
     build(lab, 3)
     script.says(outage=[0])

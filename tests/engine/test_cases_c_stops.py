@@ -56,7 +56,7 @@ def stop_when(stop: StopFlag, condition: Callable[[], bool], what: str) -> None:
         stop.request()
 
 
-def test_c06_c3_a_stop_waits_for_the_writers_and_then_the_rest_is_delivered_again(lab: Lab, script: Script) -> None:
+def test_c03_a_stop_waits_for_the_writers_and_then_the_rest_is_delivered_again(lab: Lab, script: Script) -> None:
     stop = StopFlag()
     build(lab, **{"shutdown-timeout": "1s", "offset-flush-interval": "100ms"})
     with ThreadPoolExecutor(1) as pool:
@@ -85,7 +85,7 @@ def kill(lab: Lab, server: Any, when: Callable[[], bool], what: str) -> None:
 
 
 @pytest.mark.slow
-def test_c06_c4_acks_older_than_the_interval_survive_a_kill(lab: Lab, script: Script, connect_server: Any) -> None:
+def test_c04_acks_older_than_the_interval_survive_a_kill(lab: Lab, script: Script, connect_server: Any) -> None:
     build(lab, **{"offset-flush-interval": "200ms"})
     kill(lab, connect_server, lambda: offset(lab) == 99, "100 records are acked")
     assert script.values() == list(range(100))
@@ -97,7 +97,7 @@ def test_c06_c4_acks_older_than_the_interval_survive_a_kill(lab: Lab, script: Sc
 
 
 @pytest.mark.slow
-def test_c06_c4_younger_acks_are_sent_again_and_none_is_lost(lab: Lab, script: Script, connect_server: Any) -> None:
+def test_c04_younger_acks_are_sent_again_and_none_is_lost(lab: Lab, script: Script, connect_server: Any) -> None:
     build(lab, **{"offset-flush-interval": "1h"})
     kill(lab, connect_server, (lab.root / "out.sent").exists, "records are sent")
     assert script.values() == list(range(100))

@@ -59,16 +59,14 @@ def assert_once(lab: Lab, layout: str, wanted: list[int]) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_c06_d4_an_attempt_that_was_recorded_and_not_committed_is_retried(
-    lab: Lab, crashes: Crashes, layout: str
-) -> None:
+def test_d04_an_attempt_that_was_recorded_and_not_committed_is_retried(lab: Lab, crashes: Crashes, layout: str) -> None:
     build(lab, layout)
     crashes(lab, "after-prepare")
     assert_once(lab, layout, list(range(6)))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_c06_d5_a_committed_output_is_not_repeated(lab: Lab, crashes: Crashes, layout: str) -> None:
+def test_d05_a_committed_output_is_not_repeated(lab: Lab, crashes: Crashes, layout: str) -> None:
     build(lab, layout)
     crashes(lab, "after-publish")
     before = delivered(lab, layout)
@@ -76,7 +74,7 @@ def test_c06_d5_a_committed_output_is_not_repeated(lab: Lab, crashes: Crashes, l
     assert_once(lab, layout, before)
 
 
-def test_c06_d6_another_writer_took_the_provisional_index(lab: Lab, crashes: Crashes) -> None:
+def test_d06_another_writer_took_the_provisional_index(lab: Lab, crashes: Crashes) -> None:
     """In a Delta table another commit takes the version that was meant; the attempt is retried behind it."""
     import pyarrow as pa
     from deltalake import write_deltalake
@@ -89,7 +87,7 @@ def test_c06_d6_another_writer_took_the_provisional_index(lab: Lab, crashes: Cra
 
 
 @pytest.mark.parametrize("point", ["after-prepare", "before-done", "after-done"])
-def test_c06_d7_a_step_without_output_is_not_repeated(lab: Lab, crashes: Crashes, point: str) -> None:
+def test_d07_a_step_without_output_is_not_repeated(lab: Lab, crashes: Crashes, point: str) -> None:
     build(lab, "file", processor("none", "filter", "True"))
     crashes(lab, point)
     result = lab.run()
@@ -105,7 +103,7 @@ def test_c06_d7_a_step_without_output_is_not_repeated(lab: Lab, crashes: Crashes
 
 
 @pytest.mark.parametrize("point", ["after-prepare", "mid-publish", "after-publish"])
-def test_c06_d8_a_dead_letter_is_written_once(lab: Lab, crashes: Crashes, point: str) -> None:
+def test_d08_a_dead_letter_is_written_once(lab: Lab, crashes: Crashes, point: str) -> None:
     """Recorded and not committed: retried; committed: not repeated."""
     build(lab, "file", processor("odd", "error", "after.i % 2 == 1", message="odd"))
     crashes(lab, point)
@@ -114,7 +112,7 @@ def test_c06_d8_a_dead_letter_is_written_once(lab: Lab, crashes: Crashes, point:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_c06_d9_recovery_that_is_killed_at_any_line_ends_in_the_same_state(
+def test_d09_recovery_that_is_killed_at_any_line_ends_in_the_same_state(
     lab: Lab, crashes: Crashes, layout: str
 ) -> None:
     build(lab, layout, processor("odd", "error", "after.i % 2 == 1", message="odd"))
@@ -126,13 +124,13 @@ def test_c06_d9_recovery_that_is_killed_at_any_line_ends_in_the_same_state(
     assert [after["i"] for _, _, after in lab.letters()] == [1, 3, 5]
 
 
-def test_c06_d10_a_pipeline_that_never_ran_starts_from_the_beginning(lab: Lab, crashes: Crashes) -> None:
+def test_d10_a_pipeline_that_never_ran_starts_from_the_beginning(lab: Lab, crashes: Crashes) -> None:
     build(lab, "file")
     crashes(lab, "before-plan")
     assert_once(lab, "file", list(range(6)))
 
 
-def test_c06_d12_a_destination_that_stores_the_hash_with_its_result_has_one_row(lab: Lab) -> None:
+def test_d12_a_destination_that_stores_the_hash_with_its_result_has_one_row(lab: Lab) -> None:
     """At least once, and its own side effect once: whatever the number of attempts."""
     script = Script(lab)
     lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **{"dead-letter-queue": queue()})
@@ -153,7 +151,7 @@ def test_c06_d12_a_destination_that_stores_the_hash_with_its_result_has_one_row(
 # -- section A ------------------------------------------------------------------------------------------------------
 
 
-def test_c06_a7_when_the_dead_letter_write_fails_nothing_beyond_it_is_acked(lab: Lab) -> None:
+def test_a07_when_the_dead_letter_write_fails_nothing_beyond_it_is_acked(lab: Lab) -> None:
     """Recoverable: once the queue can be written again, everything arrives once."""
     refuse = processor("refuse", "error", "after.i == 3", message="three")
     script = Script(lab)
@@ -177,7 +175,7 @@ def test_c06_a7_when_the_dead_letter_write_fails_nothing_beyond_it_is_acked(lab:
 
 
 @pytest.mark.parametrize("second", ["scripted", "file"])
-def test_c06_a8_a_restart_sends_to_b_what_only_a_had(lab: Lab, second: str) -> None:
+def test_a08_a_restart_sends_to_b_what_only_a_had(lab: Lab, second: str) -> None:
     """A gets it again only where it may: a destination that knows what it holds does not."""
     script = Script(lab)
     a = scripted("a") if second == "scripted" else destination("a")
@@ -195,7 +193,7 @@ def test_c06_a8_a_restart_sends_to_b_what_only_a_had(lab: Lab, second: str) -> N
         assert script.values("a") == list(range(6))
 
 
-def test_c06_a10_after_an_error_in_flight_records_are_delivered_again_and_the_error_is_kept(lab: Lab) -> None:
+def test_a10_after_an_error_in_flight_records_are_delivered_again_and_the_error_is_kept(lab: Lab) -> None:
     script = Script(lab)
     lab.pipeline(connectors=[source(), scripted()], processors=[DECODE], **{"dead-letter-queue": queue()})
     script.says(outage=[2])
@@ -263,7 +261,7 @@ def modes(lab: Lab) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("log", ["positions", "records"])
-def test_c06_c20_one_collection_goes_on_with_sync_and_the_other_resumes_its_copy(
+def test_c20_one_collection_goes_on_with_sync_and_the_other_resumes_its_copy(
     lab: Lab, crashes: Crashes, log: str
 ) -> None:
     (lab.root / "plugins").mkdir()

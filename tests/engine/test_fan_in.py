@@ -41,7 +41,7 @@ def sums(lab: Lab, name: str = "out.jsonl") -> list[int]:
     return [row["sum"] for row in lab.documents(name)]
 
 
-def test_c06_d13_a_join_of_incremented_numbers_is_summed(lab: Lab) -> None:
+def test_d13_a_join_of_incremented_numbers_is_summed(lab: Lab) -> None:
     lab.write("s1.jsonl", xs(1, 3))
     lab.write("s2.jsonl", xs(2, 4))
     plus = [processor(f"plus{i}", "field.set", field=".Payload.After.x", expression="after.x + 1") for i in (1, 2)]
@@ -52,7 +52,7 @@ def test_c06_d13_a_join_of_incremented_numbers_is_summed(lab: Lab) -> None:
     assert lab.run().progress.read == 0
 
 
-def test_c06_d14_a_join_forks_into_even_and_odd(lab: Lab) -> None:
+def test_d14_a_join_forks_into_even_and_odd(lab: Lab) -> None:
     lab.write("s1.jsonl", xs(1, 2))
     lab.write("s2.jsonl", xs(1, 3))
     even = destination("even", processors=[processor("e", "filter", "after.sum % 2 == 1")])
@@ -62,7 +62,7 @@ def test_c06_d14_a_join_forks_into_even_and_odd(lab: Lab) -> None:
     assert (sums(lab, "even.jsonl"), sums(lab, "odd.jsonl")) == ([2], [5])
 
 
-def test_c06_d15_odd_values_go_to_the_error_queue(lab: Lab) -> None:
+def test_d15_odd_values_go_to_the_error_queue(lab: Lab) -> None:
     lab.write("in.jsonl", xs(1, 2, 3, 4))
     odd = processor("odd", "error", "after.x % 2 == 1", message="odd")
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE, odd], **{"dead-letter-queue": queue()})
@@ -71,7 +71,7 @@ def test_c06_d15_odd_values_go_to_the_error_queue(lab: Lab) -> None:
     assert [after["x"] for _, _, after in lab.letters()] == [1, 3]
 
 
-def test_c06_d16_a_record_waits_for_its_partner_over_a_stop(lab: Lab) -> None:
+def test_d16_a_record_waits_for_its_partner_over_a_stop(lab: Lab) -> None:
     lab.write("s1.jsonl", xs(1, 2))
     lab.write("s2.jsonl", xs(10))
     join(lab)
@@ -132,7 +132,7 @@ POINTS = (
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_c06_d1_d2_a_join_that_crashes_is_delivered_once(lab: Lab, crashes: Crashes, point: str) -> None:
+def test_d01_d02_a_join_that_crashes_is_delivered_once(lab: Lab, crashes: Crashes, point: str) -> None:
     lab.write("s1.jsonl", xs(1, 2, 3))
     lab.write("s2.jsonl", xs(10, 20, 30))
     join(lab)
@@ -161,9 +161,7 @@ def test_alternate_takes_one_source_per_step_in_turns(lab: Lab, log: str) -> Non
 
 @pytest.mark.parametrize("log", ["auto", "positions"])
 @pytest.mark.parametrize("point", ["after-plan", "after-stage", "after-prepare"])
-def test_c06_d3_the_choice_of_a_source_is_pinned_across_retries(
-    lab: Lab, crashes: Crashes, point: str, log: str
-) -> None:
+def test_d03_the_choice_of_a_source_is_pinned_across_retries(lab: Lab, crashes: Crashes, point: str, log: str) -> None:
     """The first attempt read from s2; when s1 fills up before the second one, s2 is read first again."""
     lab.write("s1.jsonl", [])
     lab.write("s2.jsonl", xs(20, 21))

@@ -92,7 +92,7 @@ def test_switching_the_log_on_and_off_reads_nothing_twice(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}, {"i": 200}, {"i": 300}]
 
 
-def test_c06_c19_a_full_segment_is_closed(lab: Lab) -> None:
+def test_c19_a_full_segment_is_closed(lab: Lab) -> None:
     build(lab, **{"batch-size": 20, "log-segment-size": "1KB"})
     assert lab.run().error is None
     segments = sorted(path.name for path in (lab.root / ".conduit" / "log" / "p" / "in").iterdir())

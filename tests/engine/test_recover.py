@@ -151,7 +151,7 @@ def test_nothing_is_left_in_staging(lab: Lab, crash: Callable[[str], None]) -> N
     assert list((lab.root / ".conduit" / "staging" / "p").iterdir()) == []
 
 
-def test_c06_b14_a_crash_between_publish_and_mark_sends_nothing_again(lab: Lab, crash: Callable[[str], None]) -> None:
+def test_b14_a_crash_between_publish_and_mark_sends_nothing_again(lab: Lab, crash: Callable[[str], None]) -> None:
     """The destination is asked, and what it holds is not published a second time (CASES B14)."""
     lab.pipeline(connectors=[source(), destination("out", "./out/")], processors=[DECODE])
     crash("after-publish")

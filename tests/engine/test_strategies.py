@@ -51,7 +51,7 @@ def _json(line: str) -> Any:
 @pytest.mark.parametrize(
     "point", ["after-plan", "after-stage", "after-prepare", "mid-publish", "after-publish", "after-ack"]
 )
-def test_c06_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, point: str, layout: str) -> None:
+def test_d17_at_most_once_delivers_nothing_twice(lab: Lab, crashes: Crashes, point: str, layout: str) -> None:
     """Killed after the offset moved and before the write, that step is not delivered again; half of it may be there."""
     output = destination("out", "./out.jsonl" if layout == "file" else "./out/")
     build(lab, "at-most-once", output)
@@ -92,7 +92,7 @@ def test_steps_in_flight_arrive_in_order(lab: Lab, depth: int) -> None:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-def test_c06_a3_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
+def test_a03_unacked_steps_never_exceed_the_bound(lab: Lab, depth: int) -> None:
     """The publishing of the first step is held back: so many are staged, and no more are planned, then or later."""
     passed: Counter[str] = Counter()
     unacked: list[int] = []
@@ -172,7 +172,7 @@ def stopped_after_the_first(lab: Lab) -> RunResult:
         return lab.run(stop=stop, observe=lambda step, progress: stop.request())
 
 
-def test_c06_a9_a_graceful_stop_finishes_what_is_in_flight(lab: Lab) -> None:
+def test_a09_a_graceful_stop_finishes_what_is_in_flight(lab: Lab) -> None:
     """A staged step is finished as well while the shutdown timeout lasts; nothing is delivered again."""
     build(lab, "exactly-once", **{"max-in-flight": 2})
     result = stopped_after_the_first(lab)

@@ -41,8 +41,7 @@ def files(log: LogLab, segment: int = 0) -> list[str]:
     return log.folder.names(segment)
 
 
-def test_the_example_of_the_reference(log: LogLab) -> None:
-    """CASES C15."""
+def test_c15_the_example_of_the_reference(log: LogLab) -> None:
     reference_log(log)
     log.move("c0", A=26, B=23, C=27)
     active = files(log, 17)
@@ -67,8 +66,7 @@ def test_again_changes_nothing(log: LogLab) -> None:
 
 
 @pytest.mark.parametrize("consumers", [[], ["c1"], ["c0", "c1"]])
-def test_nothing_while_somebody_has_acknowledged_nothing(log: LogLab, consumers: list[str]) -> None:
-    """CASES C16."""
+def test_c16_nothing_while_somebody_has_acknowledged_nothing(log: LogLab, consumers: list[str]) -> None:
     reference_log(log)
     log.move("c0", all=33)
     before = log.parts(), files(log)
@@ -125,8 +123,7 @@ def test_nacked_entries_are_counted_anew(log: LogLab) -> None:
 
 
 @pytest.mark.parametrize("start", range(18))
-def test_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, start: int) -> None:
-    """CASES C18."""
+def test_c18_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, start: int) -> None:
     reference_log(local_log)
     local_log.move("c0", all=33)
     local_log.compact("c0")
@@ -134,8 +131,8 @@ def test_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, start:
 
 
 @pytest.mark.parametrize(("point", "times"), KILLS)
-def test_killed_at_any_point(log: LogLab, point: str, times: int) -> None:
-    """CASES C17: every entry that is needed is readable, nothing twice, and the next one finishes and cleans."""
+def test_c17_killed_at_any_point(log: LogLab, point: str, times: int) -> None:
+    """Every entry that is needed is readable, nothing twice, and the next one finishes and cleans."""
     reference_log(log)
     log.append(OLD, size=0)
     log.append(["A"], size=0)
