@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of every JVM that tests start: it lives for seconds, so compiling well costs more than it gives."""
+
+
+def pytest_configure() -> None:
+    """For this process and all that it starts."""
+    os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One local session with two tasks at a time for the whole test run."""

@@ -47,7 +47,7 @@ def test_our_settings_reach_spark(spark: SparkSession) -> None:
 
 
 def test_the_environment_is_left_as_it_was(spark: SparkSession) -> None:
-    assert "SPARK_SUBMIT_OPTS" not in os.environ
+    assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # conftest's
     assert "PYSPARK_PYTHON" not in os.environ
 
 
