@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import dagster as dg
+
+from conduit_dagster.processes import free_port
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,7 +31,7 @@ class Daemon:
         """With Dagster's defaults for Spark. The code server is one of its own: a daemon that has to start it itself
         starts another one every minute."""
         if self._code is None:
-            port = _free_port()
+            port = free_port()
             server = f"grpc_server: {{host: localhost, port: {port}, location_name: conduit}}"
             (self._home / "workspace.yaml").write_text(f"load_from:\n  - {server}\n")
             self._code = self._run("dagster", "code-server", "start", "-m", "conduit_dagster.definitions", f"-p{port}")
@@ -51,7 +52,7 @@ class Daemon:
             )
 
     def kill(self) -> None:
-        """kill -9 of the daemon itself; runs belong to the code server."""
+        """kill -9 of the daemon itself: code server and runs live on."""
         assert self._daemon is not None
         os.kill(self._daemon.pid, signal.SIGKILL)
         self._daemon.wait()
@@ -73,9 +74,3 @@ class Daemon:
         """Dagster's own storage."""
         with dg.DagsterInstance.from_config(str(self._home)) as instance:
             yield instance
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return probe.getsockname()[1]

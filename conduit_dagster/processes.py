@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 _PROC = Path("/proc")
 _LISTEN = "0A"
@@ -35,6 +38,60 @@ def _asked(pid: int) -> str | None:
 def is_alive(pid: int, started: str) -> bool:
     """Whether this very process still runs."""
     return started_at(pid) == started
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """A process of this machine, such that another one on it can tell whether it still lives; goes through JSON."""
+    return {
+        "host": socket.gethostname(),
+        "boot": _read("/proc/sys/kernel/random/boot_id"),
+        "namespace": _target(_PROC / "self" / "ns" / "pid"),
+        "pid": pid,
+        "started": started_at(pid),
+    }
+
+
+def is_running(process: dict[str, Any]) -> bool:
+    """Whether it certainly runs: its id, here and now, means this very process."""
+    return _is_here(process) and is_alive(int(process["pid"]), process["started"])
+
+
+def is_dead(process: dict[str, Any]) -> bool:
+    """Whether it certainly does not run any more: it ran on this machine, since this boot, and is gone."""
+    return _is_here(process) and not is_alive(int(process["pid"]), process["started"])
+
+
+def wait_for_end(process: dict[str, Any]) -> None:
+    """Of any process here, not only of a child. Linux only."""
+    try:
+        watched = os.pidfd_open(int(process["pid"]))
+    except ProcessLookupError:
+        return
+    try:
+        # the id was there when it was opened; whether it meant this process then is asked after
+        if is_running(process):
+            select.select([watched], [], [])
+    finally:
+        os.close(watched)
+
+
+def _is_here(process: dict[str, Any]) -> bool:
+    here = identity(os.getpid())
+    return all(here[name] and here[name] == process.get(name) for name in ("boot", "namespace"))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def is_up(pid: int, port: int) -> bool:
@@ -70,8 +127,6 @@ def _target(entry: Path) -> str:
 
 
 def _connects(port: int) -> bool:
-    import socket
-
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
-import socket
 from pathlib import Path
 from typing import Any, cast
 
 from dagster import DagsterRun, DefaultRunLauncher
 from dagster._core.launcher.base import CheckRunHealthResult, LaunchRunContext, WorkerStatus
 from dagster._core.origin import JobPythonOrigin
+from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster._grpc.types import ExecuteRunArgs
 from dagster._serdes import serialize_value
 
-from conduit_dagster.processes import is_alive
+from conduit_dagster.processes import is_dead, is_running
 from conduit_dagster.warm.client import Child, NotWarmError, spawn
 from conduit_dagster.warm.wire import Wanted
 
 _OURS = "conduit/pipeline"
 _WORKER = "conduit/worker"
-"""On a run: host, id and start time of its process."""
+"""On a run: its process, as :func:`conduit_dagster.processes.identity` tells it."""
 _HERE = ("", "localhost", "127.0.0.1")
 
 
@@ -34,19 +35,22 @@ class WarmRunLauncher(DefaultRunLauncher):
 
     def launch_run(self, context: LaunchRunContext) -> None:
         """Raises as Dagster's own."""
-        origin = context.job_code_origin
+        if not self._launched(context):
+            super().launch_run(context)
+
+    def _launched(self, context: LaunchRunContext) -> bool:
+        """Whether a warm process has the run; where it has not, nobody has."""
+        origin, run_id = context.job_code_origin, context.dagster_run.run_id
         if origin is None or not self._is_here(context):
-            super().launch_run(context)
-            return
+            return False
         try:
-            child = self._spawn(context.dagster_run, origin)
+            with self._spawn(context.dagster_run, origin) as child:
+                self._instance.add_run_tags(run_id, {_WORKER: json.dumps(child.process)})
+                child.begin()
         except NotWarmError:
-            super().launch_run(context)
-            return
-        child.forget()
-        worker = f"{socket.gethostname()} {child.pid} {child.started}"
-        self._instance.add_run_tags(context.dagster_run.run_id, {_WORKER: worker})
-        self._run_ids.add(context.dagster_run.run_id)
+            return False
+        self._run_ids.add(run_id)
+        return True
 
     def terminate(self, run_id: str) -> bool:
         """Interrupts the run's process: it drains, and is cancelled."""
@@ -54,10 +58,10 @@ class WarmRunLauncher(DefaultRunLauncher):
         worker = None if run is None else _worker(run)
         if run is None or worker is None:
             return super().terminate(run_id)
-        if run.is_finished or not is_alive(*worker):
+        if run.is_finished or not is_running(worker):
             return False
         self._instance.report_run_canceling(run)
-        os.kill(worker[0], signal.SIGINT)
+        os.kill(worker["pid"], signal.SIGINT)
         return True
 
     @property
@@ -68,9 +72,9 @@ class WarmRunLauncher(DefaultRunLauncher):
     def check_run_worker_health(self, run: DagsterRun) -> CheckRunHealthResult:
         """Of a run that is not this launcher's, or not this machine's: that it runs, as nobody here knows better."""
         worker = _worker(run)
-        if worker is None or is_alive(*worker):
+        if worker is None or not is_dead(worker):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.FAILED, f"process {worker[0]} has ended without a word")
+        return CheckRunHealthResult(WorkerStatus.FAILED, f"process {worker['pid']} has ended without a word")
 
     @staticmethod
     def _is_here(context: LaunchRunContext) -> bool:
@@ -93,8 +97,7 @@ class WarmRunLauncher(DefaultRunLauncher):
             return spawn("runs", wanted, [nothing.fileno(), 1, 2], code.executable_path)
 
 
-def _worker(run: DagsterRun) -> tuple[int, str] | None:
-    """Id and start time of its process, if that is on this machine."""
-    host, _, process = run.tags.get(_WORKER, "").partition(" ")
-    pid, _, started = process.partition(" ")
-    return (int(pid), started) if host == socket.gethostname() and pid.isdecimal() else None
+def _worker(run: DagsterRun) -> dict[str, Any] | None:
+    """Its process; none where the code server has the run, even if a process was meant to."""
+    tag = run.tags.get(_WORKER)
+    return None if tag is None or GRPC_INFO_TAG in run.tags else json.loads(tag)

@@ -27,7 +27,6 @@ class Attendant:
         self._instance, self._database = instance, database
         self.requests: list[dg.RunRequest] = []
         self.events: list[dg.AssetObservation] = []
-        self._requested: set[str] = set()
 
     def carry_out(self, known: Known, decision: Decision) -> None:
         """One decision of one pipeline."""
@@ -45,9 +44,9 @@ class Attendant:
             case None:
                 return
 
-    def has_requested(self, pipeline: str) -> bool:
+    def has_requested(self, job: str) -> bool:
         """Whether a run of it is among the requests."""
-        return pipeline in self._requested
+        return any(request.job_name == job for request in self.requests)
 
     def _restart(self, known: Known, restart: Restart) -> None:
         file, state = known.file, known.stored.recovery
@@ -82,7 +81,6 @@ class Attendant:
         file = known.file
         tags = {"conduit/pipeline": short(file.pipeline), "dagster/max_retries": "0", **tags}
         config = config_of(self._instance, like)
-        self._requested.add(file.pipeline)
         self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
 
     def _report(self, known: Known, report: Report) -> None:

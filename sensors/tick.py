@@ -70,7 +70,7 @@ class Tick:
         runs: Runs,
     ) -> None:
         for file in files:
-            if attendant.has_requested(file.pipeline):
+            if attendant.has_requested(file.job):
                 continue
             # one broken pipeline must not keep the others waiting
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,21 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from jvm_options import SHORT_LIVED
 from kills import crashing
 from postgres_server import PostgresServer, installations
 from support import Crashes, Lab
 from waiting import wait_until
 
-from conduit_dagster.processes import is_up
+from conduit_dagster.processes import free_port, is_up
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options of every JVM that tests start: it lives for seconds, so compiling well costs more than it gives."""
 
 
 def pytest_configure() -> None:
@@ -92,7 +88,7 @@ class ConnectServer:
 def connect_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
     """A Spark Connect server on loopback with a token. Mark tests that ask for it ``slow``."""
     folder = tmp_path_factory.mktemp("connect")
-    port, token = _free_port(), secrets.token_urlsafe(16)
+    port, token = free_port(), secrets.token_urlsafe(16)
     log = folder / "server.log"
     with log.open("wb") as output:
         server = subprocess.Popen(_command(port, token), cwd=folder, env=_server_env(), stdout=output, stderr=output)
@@ -134,9 +130,3 @@ def _server_env() -> dict[str, str]:
     root = str(Path(__file__).parent.parent)
     own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": root}
     return {**os.environ, **java_environment(), **own}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from as_owner import owned
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.lease import myself
 from conduit_dagster.state.life import Start
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recoveries import recovery_rows
@@ -92,7 +93,7 @@ class Location:
         """It began, and its process is dead now, or is this one."""
         with owned(self.root, name) as store:
             store.life.begin(Start(run, "f", digest))
-        owner = json.dumps({**myself(), **({} if alive else {"started": "1"})})
+        owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
         with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))
 

@@ -10,8 +10,8 @@ from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.secrets import masked
 from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.processes import is_dead
 from conduit_dagster.state import overview
-from conduit_dagster.state.lease import is_dead
 from conduit_dagster.state.recoveries import NEVER, recovery_rows
 
 if TYPE_CHECKING:

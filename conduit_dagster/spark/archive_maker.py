@@ -5,7 +5,6 @@ Run as a module, by :func:`conduit_dagster.spark.archive.make_archive_later`. Ab
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import tempfile
@@ -14,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import is_up, started_at
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.archive import archive_path, mark_failed
@@ -37,9 +37,7 @@ def main() -> None:
         return
     os.nice(19)
     with path.with_suffix(".lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             return
         time.sleep(float(os.environ.get("CONDUIT_SPARK_ARCHIVE_DELAY") or _DELAY))
         if not path.exists() and not make_archive(path):

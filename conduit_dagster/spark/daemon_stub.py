@@ -20,15 +20,25 @@ _MODULE = "conduit_dagster.spark.server_daemon"
 
 def main() -> None:
     """Ends with the exit code of the real one."""
-    wanted = Wanted(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
     try:
-        child = spawn("workers", wanted, [0, 1, 2])
+        code = _lent()
     except NotWarmError:
         runpy.run_module(_MODULE, run_name="__main__", alter_sys=True)
-        return
-    # Spark ends what it started
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())
-    sys.exit(child.wait())
+    else:
+        sys.exit(code)
+
+
+def _lent() -> int:
+    wanted = Wanted(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
+    with spawn("workers", wanted, [0, 1, 2]) as child:
+        # Spark ends what it started; a child that is still held ends with this process
+        usual = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
+        try:
+            child.begin()
+        except NotWarmError:
+            signal.signal(signal.SIGTERM, usual)
+            raise
+        return child.wait()
 
 
 if __name__ == "__main__":

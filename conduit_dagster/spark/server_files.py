@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import is_alive
 from conduit_dagster.recovery.errors import TransientError, from_os_error
 
@@ -99,7 +100,7 @@ class ServerFiles:
         self.make()
         with self._lock.open("ab") as file:
             deadline = time.monotonic() + seconds
-            while not _taken(file.fileno()):
+            while not try_lock(file):
                 if time.monotonic() >= deadline:
                     raise _busy(self.folder)
                 time.sleep(_TICK)
@@ -157,23 +158,12 @@ def write_private(path: Path, text: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _taken(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _is_held(path: Path) -> bool:
     try:
         with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+            return not try_lock(file, shared=True)
     except OSError:
         return False
-    return False
 
 
 def _session(path: Path) -> dict[str, Any] | None:

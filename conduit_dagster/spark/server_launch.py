@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.processes import free_port
 from conduit_dagster.spark.archive import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
@@ -35,7 +35,7 @@ _NOT_INHERITED = (
 def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> dict[str, Any]:
     """What the keeper is told; writes the server's configuration, for its user alone."""
     conf = server_conf(settings)
-    port, token = _free_port(), secrets.token_urlsafe(24)
+    port, token = free_port(), secrets.token_urlsafe(24)
     own = {"spark.connect.grpc.binding.address": LOOPBACK, _PORT: str(port), _TOKEN: token}
     write_private(files.conf, "".join(_line(key, value) for key, value in {**conf, **own}.items()))
     return {
@@ -117,9 +117,3 @@ def _command(conf: Path) -> list[str]:
 def _line(key: str, value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("\n", "\\n")
     return f"{key}={escaped}\n"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.processes import is_alive, started_at
+from conduit_dagster.processes import identity, is_dead
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.schema import pipelines
@@ -22,38 +20,6 @@ from conduit_dagster.state.schema import pipelines
 
 class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of anybody
     """Somebody else owns the pipeline now; this process must not decide anything any more."""
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _namespace() -> str:
-    try:
-        return str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        return ""
-
-
-def myself() -> dict[str, Any]:
-    """This process, such that another one on the same machine can tell whether it still lives."""
-    return {
-        "host": socket.gethostname(),
-        "boot": _read("/proc/sys/kernel/random/boot_id"),
-        "namespace": _namespace(),
-        "pid": os.getpid(),
-        "started": started_at(os.getpid()),
-    }
-
-
-def is_dead(owner: dict[str, Any]) -> bool:
-    """Whether the owner certainly does not run any more: it ran on this machine, since this boot, and is gone."""
-    here = myself()
-    same = all(here[name] and here[name] == owner.get(name) for name in ("boot", "namespace"))
-    return same and not is_alive(int(owner["pid"]), owner["started"])
 
 
 class Lease:
@@ -156,7 +122,7 @@ def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
         changed = connection.execute(
             sa.update(pipelines)
             .where(pipelines.c.pipeline == pipeline, pipelines.c.epoch == seen["epoch"])
-            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(myself()))
+            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(identity(os.getpid())))
         )
         if changed.rowcount != 1:
             now = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar_one()

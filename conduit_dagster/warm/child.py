@@ -6,16 +6,31 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
 import time
+from dataclasses import dataclass
 
-from conduit_dagster.warm.wire import Wanted
-
-_USUAL = (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP)
+from conduit_dagster.warm.wire import Wanted, receive_go
 
 
-def become(wanted: Wanted, streams: list[int]) -> None:
+@dataclass(frozen=True)
+class Held:
+    """What a child that was just forked shall become, and whom it asks before it does."""
+
+    wanted: Wanted
+    streams: list[int]
+    connection: socket.socket
+
+
+def become(held: Held) -> None:
     """Runs the module; returns or raises as it does. Its streams, folder and environment are the client's."""
+    with held.connection as connection:
+        connection.settimeout(None)
+        # nothing runs that its client does not know of: one that gave up starts the same work elsewhere
+        if not receive_go(connection):
+            return
+    wanted, streams = held.wanted, held.streams
     if wanted.own_session:
         os.setsid()
     for number, stream in enumerate(streams):
@@ -25,8 +40,7 @@ def become(wanted: Wanted, streams: list[int]) -> None:
     os.environ.update(wanted.environment)
     time.tzset()
     os.chdir(wanted.folder)
-    for one in _USUAL:
-        signal.signal(one, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     random.seed()
     _open_streams()

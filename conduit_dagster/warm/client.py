@@ -9,14 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, Self
 
-from conduit_dagster.processes import is_alive
+from conduit_dagster.processes import is_running, wait_for_end
 from conduit_dagster.warm.places import MODULES, socket_path
-from conduit_dagster.warm.wire import Wanted, receive_answer, send_wanted
+from conduit_dagster.warm.wire import Wanted, receive_answer, send_go, send_wanted
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Threads of a numeric library would not survive the fork."""
-_SECONDS = 60.0
 _TICK = 0.05
 _TRIES = 3
 
@@ -26,10 +26,26 @@ class NotWarmError(Exception):
 
 
 class Child:
-    """A process that a parent forked."""
+    """A process that a parent forked. It is held until :meth:`begin`, and ends where that never comes.
 
-    def __init__(self, pid: int, started: str, connection: socket.socket) -> None:
-        self.pid, self.started, self._connection = pid, started, connection
+    A context manager: at its end nobody listens any more. One that has begun lives on.
+    """
+
+    def __init__(self, process: dict[str, Any], connection: socket.socket) -> None:
+        self.process, self._connection = process, connection
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+    def begin(self) -> None:
+        """Lets it go. Raises :class:`NotWarmError` where nobody is there any more: it has not begun then."""
+        try:
+            send_go(self._connection)
+        except OSError as error:
+            raise NotWarmError(str(error)) from error
 
     def wait(self) -> int:
         """Its exit code, as ``subprocess`` has them; 1 where its parent ended before it."""
@@ -37,31 +53,26 @@ class Child:
         answer = receive_answer(self._connection)
         if answer is not None:
             return int(answer["exit"])
-        while is_alive(self.pid, self.started):
-            time.sleep(_TICK)
+        wait_for_end(self.process)
         return 1
 
     def terminate(self) -> None:
         """SIGTERM, if it still runs."""
-        if is_alive(self.pid, self.started):
-            os.kill(self.pid, signal.SIGTERM)
-
-    def forget(self) -> None:
-        """Nobody will wait for it."""
-        self._connection.close()
+        if is_running(self.process):
+            os.kill(self.process["pid"], signal.SIGTERM)
 
 
-def spawn(role: str, wanted: Wanted, streams: list[int], python: str = sys.executable) -> Child:
-    """A child of the role's parent, which is started where there is none.
+def spawn(role: str, wanted: Wanted, streams: list[int], python: str = sys.executable, seconds: float = 60.0) -> Child:
+    """A child of the role's parent, held; the parent is started where there is none.
 
-    Raises :class:`NotWarmError` when a minute was not enough, where this system can't, and where its user does not
+    Raises :class:`NotWarmError` when ``seconds`` were not enough, where this system can't, and where its user does not
     want it (``CONDUIT_WARM_SECONDS=0``).
     """
     if sys.platform != "linux":
         raise NotWarmError("forking is safe on Linux only")
     if wanted.environment.get("CONDUIT_WARM_SECONDS") == "0":
         raise NotWarmError("CONDUIT_WARM_SECONDS is 0")
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + seconds
     try:
         path = socket_path(role, python, wanted.environment.get("PYTHONPATH", ""))
         for _ in range(_TRIES):
@@ -75,16 +86,17 @@ def spawn(role: str, wanted: Wanted, streams: list[int], python: str = sys.execu
 
 def _asked(connection: socket.socket, wanted: Wanted, streams: list[int], deadline: float) -> Child | None:
     """None where the parent's code has changed, or it ended just now."""
+    answer = None
     try:
-        connection.settimeout(max(1.0, deadline - time.monotonic()))
+        connection.settimeout(max(0.1, deadline - time.monotonic()))
         send_wanted(connection, wanted, streams)
         answer = receive_answer(connection)
     except (BrokenPipeError, ConnectionResetError):
-        answer = None
-    if answer is not None:
-        return Child(answer["pid"], answer["started"], connection)
-    connection.close()
-    return None
+        pass  # as when it says nothing
+    finally:
+        if answer is None:
+            connection.close()
+    return None if answer is None else Child(answer["process"], connection)
 
 
 def _connected(role: str, path: Path, python: str, environment: dict[str, str], deadline: float) -> socket.socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import importlib
 import os
@@ -13,9 +12,10 @@ import sys
 import time
 from pathlib import Path
 
-from conduit_dagster.processes import started_at
-from conduit_dagster.warm.child import become
-from conduit_dagster.warm.wire import Wanted, receive_wanted, send_answer
+from conduit_dagster.file_locks import try_lock
+from conduit_dagster.processes import identity
+from conduit_dagster.warm.child import Held, become
+from conduit_dagster.warm.wire import receive_wanted, send_answer
 
 _IDLE_SECONDS = float(os.environ.get("CONDUIT_WARM_SECONDS", "300"))
 _LOOK_SECONDS = 5.0
@@ -38,8 +38,11 @@ class Parent:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
 
-    def serve(self) -> tuple[Wanted, list[int]] | None:
-        """None at its end; in a forked child what that shall become, so that the stack is left behind there."""
+    def serve(self) -> Held | None:
+        """None at its end; in a forked child what that shall become.
+
+        The child leaves this stack behind, and with it all connections but its own.
+        """
         while self._is_wanted():
             readable, _, _ = select.select([self._listener, self._woken], [], [], _LOOK_SECONDS)
             if self._woken in readable:
@@ -66,7 +69,7 @@ class Parent:
         except FileNotFoundError:
             return True
 
-    def _answer(self) -> tuple[Wanted, list[int]] | None:
+    def _answer(self) -> Held | None:
         connection, _ = self._listener.accept()
         self._busy_at = time.monotonic()
         try:
@@ -75,19 +78,24 @@ class Parent:
         except (OSError, ValueError, TypeError):
             connection.close()
             return None
-        if _code() != self._code:
+        if self._is_stale():
             # never run code that is no longer what its file says: the client starts another parent
             self._path.unlink(missing_ok=True)
             connection.close()
             return None
         pid = os.fork()
         if pid == 0:
-            return wanted, streams
+            return Held(wanted, streams, connection)
         for stream in streams:
             os.close(stream)
         self._children[pid] = connection
-        self._tell(connection, pid=pid, started=started_at(pid))
+        self._tell(connection, process=identity(pid))
         return None
+
+    def _is_stale(self) -> bool:
+        before, self._code = self._code, _code()
+        # what was imported since the last look is new, not changed
+        return any(self._code.get(name) != changed for name, changed in before.items())
 
     def _reap(self) -> None:
         for pid, connection in list(self._children.items()):
@@ -117,11 +125,9 @@ def _changed_at(name: str) -> int:
         return 0
 
 
-def _serve(path: Path, modules: list[str]) -> tuple[Wanted, list[int]] | None:
+def _serve(path: Path, modules: list[str]) -> Held | None:
     with path.with_suffix(".lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(lock):
             return None  # of two that are started at the same moment one serves
         path.unlink(missing_ok=True)
         with socket.socket(socket.AF_UNIX) as listener:
@@ -141,6 +147,6 @@ def _serve(path: Path, modules: list[str]) -> tuple[Wanted, list[int]] | None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    wanted = _serve(Path(sys.argv[1]), sys.argv[2:])
-    if wanted is not None:
-        become(*wanted)
+    held = _serve(Path(sys.argv[1]), sys.argv[2:])
+    if held is not None:
+        become(held)

@@ -10,6 +10,7 @@ from typing import Any
 
 _HEAD = struct.Struct("!I")
 _STREAMS = 3
+_GO = b"+"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ def receive_answer(connection: socket.socket) -> dict[str, Any] | None:
             return None
         line += byte
     return json.loads(line)
+
+
+def send_go(connection: socket.socket) -> None:
+    """To a child that is held: it may begin."""
+    connection.sendall(_GO)
+
+
+def receive_go(connection: socket.socket) -> bool:
+    """Waits for :func:`send_go`; whether it came, and not the connection's end."""
+    try:
+        return connection.recv(len(_GO)) == _GO
+    except OSError:
+        return False
 
 
 def _exactly(connection: socket.socket, count: int) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import dagster as dg
 import pytest
@@ -13,7 +15,7 @@ from dagster_layer.project_folder import Folder
 from dagster_layer.web import launch, web_server
 from waiting import wait_until
 
-from conduit_dagster.processes import is_alive
+from conduit_dagster.processes import is_dead, is_running
 from resources.launcher import WarmRunLauncher
 
 LAUNCHER = """
@@ -32,21 +34,18 @@ def storage(folder: Folder) -> Iterator[dg.DagsterInstance]:
 
 
 def ended(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
-    run = instance.get_run_by_id(run_id)
-    assert run is not None
-    wait_until(lambda: _again(instance, run_id).is_finished, "the run ended", SECONDS, said=lambda: str(run))
-    return _again(instance, run_id)
+    wait_until(lambda: found(instance, run_id).is_finished, "the run ended", SECONDS)
+    return found(instance, run_id)
 
 
-def _again(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
+def found(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
     run = instance.get_run_by_id(run_id)
     assert run is not None
     return run
 
 
-def worker(run: dg.DagsterRun) -> tuple[int, str]:
-    _, pid, started = run.tags["conduit/worker"].split()
-    return int(pid), started
+def worker(run: dg.DagsterRun) -> dict[str, Any]:
+    return json.loads(run.tags["conduit/worker"])
 
 
 def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -> None:
@@ -56,13 +55,13 @@ def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -
         assert isinstance(launcher, WarmRunLauncher)
         run_id = launch(url, "numbers")
         wait_until(lambda: (folder.root / "out.jsonl").exists(), "records arrive", SECONDS)
-        run = _again(instance, run_id)
+        run = found(instance, run_id)
         assert GRPC_INFO_TAG not in run.tags
-        assert is_alive(*worker(run))
+        assert is_running(worker(run))
         assert launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
         assert launcher.terminate(run_id)
         assert ended(instance, run_id).status == dg.DagsterRunStatus.CANCELED
-        wait_until(lambda: not is_alive(*worker(run)), "its process ended", SECONDS)
+        wait_until(lambda: is_dead(worker(run)), "its process ended", SECONDS)
         # it is over: there is nothing to terminate, and Dagster's monitoring is told
         assert not launcher.terminate(run_id)
         assert launcher.check_run_worker_health(run).status == WorkerStatus.FAILED
@@ -73,6 +72,7 @@ def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
     with web_server(folder, LAUNCHER, CONDUIT_WARM_SECONDS="0") as url, storage(folder) as instance:
         run = ended(instance, launch(url, "numbers"))
         assert run.status == dg.DagsterRunStatus.SUCCESS
+        assert len((folder.root / "out.jsonl").read_text().splitlines()) == 40
         assert "conduit/worker" not in run.tags
         assert GRPC_INFO_TAG in run.tags
         assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING

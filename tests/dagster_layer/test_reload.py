@@ -52,3 +52,12 @@ def test_without_a_server_there_is_one_clear_error(capsys: pytest.CaptureFixture
         code, envelope = reload(capsys, f"http://127.0.0.1:{closed.getsockname()[1]}")
     assert (code, envelope["error"]["code"]) == (1, "dagster.unreachable")
     assert "--url" in envelope["error"]["fix"]
+
+
+@pytest.mark.parametrize("user", ["reader:s3cret", "reader:s3c@ret", ":s3cret"])
+def test_a_password_in_the_url_is_not_said(capsys: pytest.CaptureFixture[str], user: str) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        code, envelope = reload(capsys, f"http://{user}@127.0.0.1:{closed.getsockname()[1]}")
+    assert (code, envelope["error"]["code"]) == (1, "dagster.unreachable")
+    assert "s3c" not in json.dumps(envelope)

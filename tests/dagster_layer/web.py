@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Generator
@@ -15,6 +14,8 @@ from urllib.request import Request, urlopen
 
 from dagster_layer.project_folder import Folder
 from waiting import wait_until
+
+from conduit_dagster.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 _JOBS = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name location { name } jobs { name } } } } }"
@@ -27,9 +28,7 @@ mutation($params: ExecutionParams!) { launchRun(executionParams: $params) {
 @contextmanager
 def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generator[str]:
     """The URL of a server that has loaded the project; ``dagster`` is its ``dagster.yaml``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (folder.root / "location.py").write_text("from conduit_dagster.definitions import defs\n")
     home = folder.root / "dagster"
     home.mkdir()

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from jvm_options import SHORT_LIVED
 
 from conduit_dagster.spark.session import SparkSettings, is_connect, open_session, parallelism
 
@@ -47,7 +48,7 @@ def test_our_settings_reach_spark(spark: SparkSession) -> None:
 
 
 def test_the_environment_is_left_as_it_was(spark: SparkSession) -> None:
-    assert os.environ["SPARK_SUBMIT_OPTS"] == "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # conftest's
+    assert os.environ["SPARK_SUBMIT_OPTS"] == SHORT_LIVED
     assert "PYSPARK_PYTHON" not in os.environ
 
 

@@ -16,7 +16,7 @@ from waiting import at_once
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import schema
 from conduit_dagster.state.database import open_database
-from conduit_dagster.state.lease import Lease, LeaseLost, acquire, is_dead, myself
+from conduit_dagster.state.lease import Lease, LeaseLost, acquire
 from conduit_dagster.state.life import Start
 from conduit_dagster.state.store import PipelineStore
 
@@ -112,12 +112,6 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
         PipelineStore(database, first).life.begin(Start("r"))
     PipelineStore(database, second).life.begin(Start("r"))
     second.release()
-
-
-def test_this_process_is_not_dead() -> None:
-    assert not is_dead(myself())
-    assert is_dead({**myself(), "started": "1"})
-    assert not is_dead({**myself(), "started": "1", "boot": "another machine"})
 
 
 def test_of_two_who_find_the_owner_silent_at_the_same_moment_one_wins(database: sa.Engine) -> None:

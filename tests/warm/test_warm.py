@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from waiting import at_once, wait_until
 
-from conduit_dagster.processes import is_alive, started_at
+from conduit_dagster.processes import is_alive, is_dead, is_running, started_at
 from conduit_dagster.warm import client, places
 from conduit_dagster.warm.client import Child, NotWarmError, spawn
 from conduit_dagster.warm.wire import Wanted
@@ -52,10 +52,18 @@ class Nursery:
         self.out = root / "out"
 
     def spawn(self, *words: str, streams: list[int] | None = None, **environment: str) -> Child:
-        env = {**os.environ, "PYTHONPATH": str(self.root), **environment}
-        wanted = Wanted("says", list(words), str(self.root), env)
+        child = self.held(*words, streams=streams, **environment)
+        child.begin()
+        return child
+
+    def held(self, *words: str, streams: list[int] | None = None, **environment: str) -> Child:
+        wanted = self.wanted(*words, **environment)
         with self.out.open("ab") as out, Path(os.devnull).open("rb") as nothing:
             return spawn("tests", wanted, streams or [nothing.fileno(), out.fileno(), out.fileno()])
+
+    def wanted(self, *words: str, **environment: str) -> Wanted:
+        env = {**os.environ, "PYTHONPATH": str(self.root), **environment}
+        return Wanted("says", list(words), str(self.root), env)
 
     def said(self) -> list[dict[str, Any]]:
         lines = self.out.read_text().splitlines() if self.out.exists() else []
@@ -64,6 +72,10 @@ class Nursery:
     def run(self, *words: str) -> dict[str, Any]:
         assert self.spawn(*words).wait() == 0
         return self.said()[-1]
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
 @pytest.fixture
@@ -103,8 +115,39 @@ def test_its_exit_code_comes_back(nursery: Nursery, code: str, expected: int) ->
 
 def test_a_killed_child_is_told_by_its_signal(nursery: Nursery) -> None:
     child = nursery.spawn("wait")
-    os.kill(child.pid, signal.SIGKILL)
+    os.kill(child.process["pid"], signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
+
+
+def test_it_does_nothing_before_it_may_begin(nursery: Nursery) -> None:
+    with nursery.held() as child:
+        assert nursery.run()["words"] == []
+        assert len(nursery.said()) == 1
+        child.begin()
+        assert child.wait() == 0
+    assert len(nursery.said()) == 2
+
+
+def test_where_its_client_goes_away_before_it_never_begins(nursery: Nursery) -> None:
+    """Who does not know of a child does the work elsewhere: it would be done twice."""
+    with nursery.held() as child:
+        assert is_running(child.process)
+    wait_until(lambda: is_dead(child.process), "it ended")
+    assert nursery.said() == []
+
+
+def test_a_client_that_dies_without_an_answer_leaves_nobody_behind(nursery: Nursery) -> None:
+    parent = nursery.run()["parent"]
+    os.kill(parent, signal.SIGSTOP)
+    try:
+        with pytest.raises(NotWarmError):
+            spawn("tests", nursery.wanted(), [0, 1, 2], seconds=1)
+    finally:
+        os.kill(parent, signal.SIGCONT)
+    # the parent answers the request that is there, and only then the next one
+    assert nursery.run()["parent"] == parent
+    wait_until(lambda: not children_of(parent), "it ended")
+    assert len(nursery.said()) == 2
 
 
 def test_terminate_ends_it(nursery: Nursery) -> None:
@@ -138,9 +181,10 @@ def test_a_parent_that_was_killed_is_replaced_and_its_child_lives(nursery: Nurse
     wait_until(nursery.said, "it runs")
     os.kill(nursery.said()[0]["parent"], signal.SIGKILL)
     assert nursery.run()["parent"] != nursery.said()[0]["parent"]
-    assert is_alive(child.pid, child.started)
+    assert is_running(child.process)
     child.terminate()
     assert child.wait() == 1  # nobody is left who knows its code
+    assert is_dead(child.process)
 
 
 @pytest.mark.parametrize("change", [lambda path: os.utime(path, (1, 1)), lambda path: path.unlink()])

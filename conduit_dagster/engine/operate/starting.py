@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.operate.refused import never_ran
 from conduit_dagster.engine.reporting import end_waiting
+from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.state.lease import is_dead
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recoveries import NEVER, ask, recovery_rows
 

@@ -1,0 +1,15 @@
+"""Locks on files, which the system lets go however their process ends. Standard library only."""
+
+from __future__ import annotations
+
+import fcntl
+from typing import IO, Any
+
+
+def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
+    """Whether the lock is ours now; until the file is closed, or its last copy in a forked process."""
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,42 @@
+"""Which process is which, and whether it lives."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+from conduit_dagster.processes import identity, is_dead, is_running, wait_for_end
+
+
+def test_this_process_runs() -> None:
+    myself = identity(os.getpid())
+    assert is_running(myself)
+    assert not is_dead(myself)
+
+
+def test_a_later_process_with_the_same_id_is_another_one() -> None:
+    earlier = {**identity(os.getpid()), "started": "1"}
+    assert is_dead(earlier)
+    assert not is_running(earlier)
+
+
+def test_of_another_machine_or_boot_nothing_is_certain() -> None:
+    for name in ("boot", "namespace"):
+        elsewhere = {**identity(os.getpid()), name: "another one"}
+        assert not is_dead({**elsewhere, "started": "1"})
+        assert not is_running(elsewhere)
+
+
+def test_the_end_of_a_process_is_awaited() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    waiter = threading.Thread(target=wait_for_end, args=(who := identity(process.pid),))
+    waiter.start()
+    waiter.join(0.2)
+    assert waiter.is_alive()
+    process.communicate(b"\n")
+    waiter.join(30)
+    assert not waiter.is_alive()
+    assert is_dead(who)
+    wait_for_end(who)  # at once
