@@ -22,6 +22,11 @@ _POLL = 0.25
 _UNKNOWN = Stored()
 
 
+def pause(seconds: float) -> None:
+    """Between two looks of a tick."""
+    time.sleep(seconds)
+
+
 class Tick:
     """What a sensor does; lives as long as the code server's process."""
 
@@ -53,7 +58,7 @@ class Tick:
             settled = before == len(attendant.requests) > 0
             if settled or time.monotonic() + _POLL >= end:
                 break
-            time.sleep(_POLL)
+            pause(_POLL)
         if self._finds_gone:
             for pipeline in self._files.gone(seen or {}):
                 deprovision(database, pipeline)

@@ -82,6 +82,18 @@ class Connector(Section):
     processors: list[Processor] = []
     """Processors for the records of this connector alone."""
 
+    start_from: Literal["boundary", "log"] = "boundary"
+    """Where a destination starts that is added later: where the pipeline stands, or what the log of records holds."""
+
+    @model_validator(mode="after")
+    def _only_destinations_are_added_to_a_log(self) -> Self:
+        if self.type == "source" and self.start_from == "log":
+            message = "only a destination starts from the log"
+            raise refuse(
+                message, expected="boundary", fix="remove it: a source starts at its beginning", at="start-from"
+            )
+        return self
+
 
 class DeadLetterQueue(Section):
     """Where records go that were nacked, and how many nacks a pipeline bears."""

@@ -49,10 +49,21 @@ class Binder:
         if config.fan_in == "join" and config.delivery.log == "positions":
             message = "a join pairs records that were logged"
             self._add("/delivery/log", "fan_in.needs_log", message, fix="remove log, or set log: records")
+        for late in config.destinations:
+            if late.start_from == "log":
+                self._check_from_log(config, f"{late.where}/start-from")
         for option in not_yet(config):
             name, _, value = option.partition(": ")
             message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
             self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
+
+    def _check_from_log(self, config: Pipeline, pointer: str) -> None:
+        if config.delivery.log == "positions":
+            message, fix = "without a log of records there is nothing to start from", "remove log, or set log: records"
+            self._add(pointer, "destination.needs_log", message, fix=fix)
+        if config.fan_in == "join":
+            message, fix = "the log holds records before they are joined", "remove it: it starts where the join stands"
+            self._add(pointer, "destination.needs_log", message, fix=fix)
 
     def _add(self, pointer: str, code: str, message: str, **more: Any) -> None:
         self._parsed.findings.append(self._parsed.finding(pointer, code, message, **more))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from conduit_dagster.connectors.base import Source
+from conduit_dagster.engine.catch_up import CatchUpSource, catch_up_id
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
@@ -21,12 +22,22 @@ class Inlet:
     source: Source
     nodes: Sequence[Step]
 
+    @property
+    def only(self) -> str:
+        """The destination that catches up on it; empty: it is for all of them."""
+        return self.source.consumer if isinstance(self.source, CatchUpSource) else ""
+
+    @property
+    def origin(self) -> str:
+        """The connector whose records these are."""
+        return self.source.source if isinstance(self.source, CatchUpSource) else self.id
+
     def offsets(self, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
         """The offsets ``[first, stop)`` of the range's first ``count`` records, by the source they belong to."""
         if isinstance(self.source, JoinSource):
             # entries of joined records are not told apart: their offsets move with the whole range
             return {name: (span.start[name], span.end[name]) for name in self.source.members} if whole else {}
-        return {self.id: (span.offset, span.offset + count)}
+        return {self.origin: (span.offset, span.offset + count)}
 
 
 def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
@@ -37,7 +48,15 @@ def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
     if program.fan_in == "join":
         # the source's own processors have run when its records were logged
         return [Inlet("+".join(logged), JoinSource(logged), ())]
-    return [Inlet(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources]
+    late = [spec.id for spec in program.destinations if spec.from_log]
+    return [
+        *(Inlet(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources),
+        *(_catch_up(inlet, consumer) for consumer in late for inlet in sources),
+    ]
+
+
+def _catch_up(inlet: Inlet, consumer: str) -> Inlet:
+    return Inlet(catch_up_id(inlet.id, consumer), CatchUpSource(inlet.source, inlet.id, consumer), inlet.nodes)
 
 
 def generations(plan: Plan, inlets: Sequence[Inlet]) -> dict[str, int]:

@@ -63,7 +63,8 @@ class StepLoop:
 
     def plan_next(self, horizons: dict[str, Any] | None) -> Plan | None:
         """Records a range per source that has something new; None where no source has."""
-        ranges = self._ranges(horizons)
+        # who was added later comes first: nothing new is read before all have caught up (reference 4)
+        only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
         if not ranges:
             return None
         hashes, targets = self._names.of_step(ranges), self._targets()
@@ -71,14 +72,38 @@ class StepLoop:
         with self._planning:
             if self._closed:
                 return None  # a step before was cut: nothing follows it in this run
-            plan = Plan(self._take_number(), time.time_ns(), ranges, targets, hashes, self.pipeline.reads)
+            number, reads = self._take_number(), self.pipeline.reads
+            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, self._nacked(only, ranges))
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
         return plan
 
-    def _ranges(self, horizons: dict[str, Any] | None) -> list[Range]:
-        inlets = [inlet.id for inlet in self.pipeline.inlets]
+    def _missed(self) -> tuple[str, list[Range]] | None:
+        """A destination that catches up, and what it gets next."""
+        ends = {name: source.unit["upto"] for name, source in self.tail.sources.items() if "upto" in source.unit}
+        for consumer in self.pipeline.consumers():
+            if ranges := self._ranges([name for name in self._inlets_of(consumer) if name in ends], ends):
+                return consumer, ranges
+        return None
+
+    def _inlets_of(self, only: str) -> list[str]:
+        return [inlet.id for inlet in self.pipeline.inlets if inlet.only == only]
+
+    def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
+        """Pinned with the plan: a step that is staged again must not take its own nacks for earlier ones."""
+        if not only:
+            return {}
+        nacked = self.store.deliveries.nacked_offsets
+        same = {span.source: self._same_origin(span.source) for span in ranges}
+        found = {span.source: nacked(same[span.source], span.start, span.end) for span in ranges}
+        return {name: offsets for name, offsets in found.items() if offsets}
+
+    def _same_origin(self, source: str) -> list[str]:
+        origin = self.pipeline.inlet(source).origin
+        return [inlet.id for inlet in self.pipeline.inlets if inlet.origin == origin]
+
+    def _ranges(self, inlets: list[str], horizons: dict[str, Any] | None) -> list[Range]:
         if self.pipeline.program.fan_in != "alternate":
             return [span for name in inlets if (span := self._range(name, horizons))]
         # one source per step; the choice is pinned, because a plan is never made again with other ranges

@@ -17,7 +17,8 @@ def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Of
         count = decision.sources.get(span.source, SourceCount())
         for source, (first, stop) in _offsets(pipeline, span, count.read, whole=True).items():
             if stop > first:
-                seen = decision.namespaces.get(span.source, {}) if source == span.source else {}
+                # a join's namespaces are not told apart
+                seen = decision.namespaces.get(span.source, {}) if source == origin_of(pipeline, span.source) else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
                 moves[source] = {**named, EVERYTHING: stop - 1}
     return moves
@@ -49,6 +50,12 @@ def before_next(
 def _offsets(pipeline: CompiledPipeline, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
     inlet = pipeline.known(span.source)
     return {span.source: (span.offset, span.offset + count)} if inlet is None else inlet.offsets(span, count, whole)
+
+
+def origin_of(pipeline: CompiledPipeline, source: str) -> str:
+    """The connector whose records a step reads under this name."""
+    inlet = pipeline.known(source)
+    return source if inlet is None else inlet.origin
 
 
 def offset_of(plan: Plan, source: str, ordinal: int) -> int:

@@ -114,6 +114,8 @@ def choose_log(
         return "records", "drift lets each destination read the log at its own pace"
     if config.fan_in != "merge":
         return "records", f"fan-in {config.fan_in} reads what was logged"
+    if late := [connector.id for connector in config.destinations if connector.start_from == "log"]:
+        return "records", f"the destination {late[0]} starts from the log"
     if once := [source.name for source in sources if not source.replayable]:
         return "records", f"the source {once[0]} can't be read twice"
     return "positions", "every source can be read again, and the fan-in is merge"
@@ -131,7 +133,8 @@ def _sections(config: Pipeline) -> list[Connector | Processor | DeadLetterQueue]
 
 def _connector(pipeline: str, connector: Connector) -> ConnectorSpec:
     specs = [_processor(f"{pipeline}:{connector.id}", processor) for processor in connector.processors]
-    return ConnectorSpec(connector.id, connector.plugin, dict(connector.settings), connector.namespace or "", specs)
+    settings, from_log = dict(connector.settings), connector.start_from == "log"
+    return ConnectorSpec(connector.id, connector.plugin, settings, connector.namespace or "", specs, from_log)
 
 
 def _processor(parent: str, processor: Processor) -> ProcessorSpec:

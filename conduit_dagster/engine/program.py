@@ -26,6 +26,8 @@ class ConnectorSpec(msgspec.Struct, frozen=True):
     settings: dict[str, str]
     namespace: str = ""
     processors: list[ProcessorSpec] = []
+    from_log: bool = False
+    """A destination that is sent what the log holds, when it is added later."""
 
 
 class Program(msgspec.Struct, frozen=True):

@@ -194,7 +194,8 @@ class Publisher:
         reached("before-done", self._name)
         if not decision.once:
             moves = after_step(self._pipeline, plan, decision)
-            self._store.done(plan, decision, moves, list(self._pipeline.consumers()))
+            names = [name for name in self._pipeline.consumers() if plan.only in ("", name)]
+            self._store.done(plan, decision, moves, names)
         reached("after-done", self._name)
         for span in plan.ranges:
             if inlet := self._pipeline.known(span.source):

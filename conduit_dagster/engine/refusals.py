@@ -12,7 +12,7 @@ from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.ledger import NackRow
-from conduit_dagster.engine.moves import Offsets, offset_of, span_of
+from conduit_dagster.engine.moves import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.naming import LETTERS, Names
 from conduit_dagster.engine.resolve import base_of, refusal
@@ -63,6 +63,7 @@ class Refusals:
             offset = offset_of(shipment.plan, record.source, record.ordinal)
             # one source record makes at most one nack and one dead letter, however many of its copies fail
             known = self._store.deliveries.is_nacked(shipment.plan.step, record.source, offset)
+            known = known or offset in shipment.plan.nacked.get(record.source, ())
             window = self._state.window if known else self._accept(row)
             if not self._claim(shipment, place):
                 return False
@@ -128,7 +129,8 @@ class Refusals:
         name = self._names.child(plan, DEAD_LETTERS, skip, 1)
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
         node = self._node(shipment.consumer)
-        row = dead_letter(program.pipeline, record.source, node, nack, record.record, plan.clock_ns)
+        origin = origin_of(self._pipeline, record.source)
+        row = dead_letter(program.pipeline, origin, node, nack, record.record, plan.clock_ns)
         writer.place(record.source, record.ordinal, [0])
         refused = writer.write([row])
         part = writer.finish()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.catch_up import CatchUpSource
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
@@ -29,6 +30,7 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     store.registry.retire(set(consumers))
     store.registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
     register_sources(pipeline, store)
+    _register_catch_ups(pipeline, store)
     for consumer, destination in consumers.items():
         store.registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
         if destination.owned is not None:
@@ -63,10 +65,20 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
             store.log_registry.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
 
 
+def _register_catch_ups(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    # before the consumers themselves: one that is known by now is never new again
+    late = [inlet for inlet in pipeline.inlets if inlet.only]
+    store.log_registry.drop_catch_ups({inlet.id for inlet in late})
+    for inlet in late:
+        store.log_registry.register_catch_up(inlet.id, inlet.origin, inlet.only)
+
+
 def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     # the ranges of a prepared step mean something else behind a switch: it is finished before
     state = store.load()
     for step in state.open_steps:
+        if step.plan.only and step.plan.only not in pipeline.consumers():
+            continue  # what it held for that destination is void
         if step.decision is not None and step.plan.reads == pipeline.reads != "positions":
             _require_same_log(pipeline, step.plan, state)
         if step.decision is not None and step.plan.reads != pipeline.reads:
@@ -83,7 +95,7 @@ def _require_same_log(pipeline: CompiledPipeline, plan: Plan, state: PipelineSta
     # offsets of the log of one source; where that means other data now, the step's end would not be known as such
     for span in plan.ranges:
         inlet, known = pipeline.known(span.source), state.sources.get(span.source)
-        if inlet is None or known is None or inlet.source.unit != known.unit:
+        if inlet is None or known is None or (not inlet.only and inlet.source.unit != known.unit):
             raise FatalError(
                 f"step {plan.step} was prepared reading {span.source}, which the file removes or changes",
                 code="delivery.source_changed",
@@ -105,4 +117,6 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
 def _logged(name: str, source: object) -> list[tuple[str, LogSource]]:
     if isinstance(source, JoinSource):
         return list(source.members.items())
+    if isinstance(source, CatchUpSource):
+        return [(source.source, source)]
     return [(name, source)] if isinstance(source, LogSource) else []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from conduit_dagster.engine.ledger import Ledger, NackRow
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -70,7 +72,9 @@ def cut(
                 ranges.append(Range(span.source, span.generation, span.start, end, span.offset))
             break
         ranges.append(span)
-    return Plan(step, clock_ns, ranges, plan.targets, hashes(ranges), plan.reads) if ranges else None
+    if not ranges:
+        return None
+    return msgspec.structs.replace(plan, step=step, clock_ns=clock_ns, ranges=ranges, hashes=hashes(ranges))
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

@@ -46,6 +46,8 @@ class StageJob(msgspec.Struct, frozen=True):
     generations: dict[str, int] = {}
     as_records: list[str] = []
     """Consumers whose share is staged as whole records with their origins, whatever their own writer would stage."""
+    nacked: dict[str, list[int]] = {}
+    """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -113,7 +115,8 @@ class _Task:
 
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
-        run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger)
+        nacked = frozenset(self._job.nacked.get(inlet.id, ()))
+        run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger, nacked)
         options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
         for read in blamed_each(self._node(inlet.id), inlet.source.read(split.split, options)):
             block = read if isinstance(read, Block) else Block.of(read)
@@ -132,7 +135,9 @@ class _SplitRun:
         split: Split,
         writers: dict[str, Writer],
         ledger: Ledger,
+        nacked: frozenset[int],
     ) -> None:
+        self._nacked_before = nacked
         self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
         self._ordinal = split.ordinal
         self._before: Callable[[], Any] = lambda: split.start
@@ -144,8 +149,9 @@ class _SplitRun:
         self._seen = Tracker(ledger.namespaces.setdefault(inlet.id, {}))
         self._rows = NackRows(pipeline.program.window_size, pipeline.program.window_threshold)
         self._cuts = pipeline.program.window_size > 0
-        plain = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if not o.needs_own_records]
-        own = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if o.needs_own_records]
+        outlets = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if inlet.only in ("", o.id)]
+        plain = [(i, o) for i, o in outlets if not o.needs_own_records]
+        own = [(i, o) for i, o in outlets if o.needs_own_records]
         # branches that change records come last, so that the last of them may have the originals
         self._branches = [*plain, *own]
 
@@ -210,6 +216,8 @@ class _SplitRun:
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         """One source record makes at most one nack, that of the first node in file order (DELIVERY.md)."""
+        if self._nacked_before and self._block.boundary(origin) - 1 in self._nacked_before:
+            return
         known = self._nacks.get(origin)
         if known is None or self._rank < known[0]:
             if self._block.complete is not None:
@@ -226,7 +234,7 @@ class _SplitRun:
             if self._rows.wants(self._ordinal + origin):
                 self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
             program, clock = self._pipeline.program, self._pipeline.clock
-            letters.append(dead_letter(program.pipeline, self._inlet.id, node, nack, record, clock.now_ns))
+            letters.append(dead_letter(program.pipeline, self._inlet.origin, node, nack, record, clock.now_ns))
         node = f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
         if refused := blamed(node, self._writers[DEAD_LETTERS].write, letters):
             raise FatalError(

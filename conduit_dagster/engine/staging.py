@@ -59,7 +59,7 @@ class Stager:
         tasks = self._tasks(plan) if tasks is None else self._relocated(tasks)
         staging = self._folders(plan.step)
         known = generations(plan, self._pipeline.inlets)
-        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records))
+        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records), plan.nacked)
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
             if ledger.error is not None:

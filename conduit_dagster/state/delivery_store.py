@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -105,6 +105,20 @@ class DeliveryStore:
             mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == step)
             at = (dead_letters.c.source == source, dead_letters.c.offset == offset)
             return connection.execute(sa.select(dead_letters.c.number).where(*mine, *at)).first() is not None
+
+        return self._transactions.read(work)
+
+    def nacked_offsets(self, names: Sequence[str], start: int, stop: int) -> list[int]:
+        """Offsets in ``[start, stop)`` of records that were nacked when they were read under any of these names.
+
+        As far as the index of dead letters reaches back.
+        """
+
+        def work(connection: sa.Connection) -> list[int]:
+            mine = (dead_letters.c.pipeline == self._id, dead_letters.c.source.in_(names))
+            within = (dead_letters.c.offset >= start, dead_letters.c.offset < stop)
+            found = sa.select(dead_letters.c.offset).where(*mine, *within).distinct()
+            return list(connection.execute(found.order_by(dead_letters.c.offset)).scalars())
 
         return self._transactions.read(work)
 

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.events import record_event
+from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.registry import first_generation
-from conduit_dagster.state.schema import log_parts, logs, sources
+from conduit_dagster.state.schema import consumers, log_parts, logs, sources
 from conduit_dagster.state.transactions import Transactions
 
 LOGGED = {"log": "records"}
@@ -86,6 +87,46 @@ class LogRegistry:
 
     def _offset(self, connection: sa.Connection, source: str) -> int:
         return json.loads(connection.execute(sa.select(sources.c.position).where(*self._source(source))).scalar_one())
+
+    def register_catch_up(self, name: str, source: str, consumer: str) -> None:
+        """What a destination that is not known yet missed of a source: its whole log, up to where the pipeline stands.
+
+        Before the consumer is registered; of one that is known nothing changes.
+        """
+        self._run(lambda connection: self._register_catch_up(connection, name, source, consumer))
+
+    def _register_catch_up(self, connection: sa.Connection, name: str, source: str, consumer: str) -> None:
+        mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+        if connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
+            return
+        log, upto = LogStore(self._id), self._offset(connection, source)
+        end = log.state(connection, source).next_offset
+        first = min(upto, whole_from(log.parts(connection, source), end))
+        before = connection.execute(sa.select(sources.c.generation).where(*self._source(name))).scalar()
+        connection.execute(sa.delete(sources).where(*self._source(name)))
+        unit = json.dumps({"plugin": "catch-up", "source": source, "destination": consumer, "upto": upto})
+        fresh = {"records": first, "acked": 0, "filtered": 0, "nacked": 0}
+        # never that of an earlier time: it is to get everything again
+        generation = max(first_generation(), (before or 0) + 1)
+        values = {"pipeline": self._id, "source": name, "unit": unit, "position": json.dumps(first)}
+        connection.execute(sources.insert().values(**values, **fresh, generation=generation))
+        record_event(connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
+
+    def drop_catch_ups(self, present: set[str]) -> None:
+        """Those that the file does not ask for any more; what was left of them is in the history."""
+
+        def work(connection: sa.Connection) -> None:
+            rows = connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
+            for row in rows:
+                unit = json.loads(row["unit"])
+                if unit.get("plugin") != "catch-up" or row["source"] in present:
+                    continue
+                connection.execute(sa.delete(sources).where(*self._source(row["source"])))
+                if (position := json.loads(row["position"])) < unit["upto"]:
+                    left = {"source": unit["source"], "first": position, "upto": unit["upto"]}
+                    record_event(connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
+
+        self._run(work)
 
     def leave(self, present: set[str]) -> None:
         """Joined sources that are read one by one again: each goes on where the join stands."""

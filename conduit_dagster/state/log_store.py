@@ -148,6 +148,19 @@ class LogStore:
         return {"pipeline": self._pipeline, "source": source, **msgspec.structs.asdict(part), **own}
 
 
+def whole_from(parts: Sequence[LogPart], end: int) -> int:
+    """The first offset from which on none is missing in these files of a log that ends before offset ``end``.
+
+    A step reads no range with gaps.
+    """
+    first, expected = end, end
+    for part in reversed(parts):
+        if part.next != expected or part.entries != part.next - part.first:
+            return first
+        first = expected = part.first
+    return first
+
+
 def _part(row: Mapping[Any, Any]) -> LogPart:
     values: dict[str, Any] = {name: row[name] for name in LogPart.__struct_fields__}
     values.update(compacted=bool(row["compacted"]), position=json.loads(row["position"]))

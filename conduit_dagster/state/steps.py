@@ -40,6 +40,10 @@ class Plan(msgspec.Struct, frozen=True):
     """The delivery hash of each consumer, computed once; under the empty name the step's own, for processors."""
     reads: str = "positions"
     """What its ranges are: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
+    only: str = ""
+    """The destination that this step is for, which catches up; empty: all of them."""
+    nacked: dict[str, list[int]] = {}
+    """Of a step for one destination: by source, offsets of records that made their nack and dead letter before."""
 
 
 class SourceCount(msgspec.Struct):

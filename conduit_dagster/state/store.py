@@ -159,8 +159,9 @@ class PipelineStore:
             }
             current = (*mine, sources.c.generation == span.generation)
             connection.execute(sa.update(sources).where(*current).values(**values))
-        seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
-        move_collections(connection, self._id, seen)
+        if not plan.only:
+            seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
+            move_collections(connection, self._id, seen)
         if plan.step % _KEPT_STEPS == 0:
             self._forget(connection, plan.step)
 

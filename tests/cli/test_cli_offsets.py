@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from operating import NAMESPACE, after_bulk_error, build, error, fails_at_14, result
-from scripted import Script
-from support import DECODE, Lab
+from operating import NAMESPACE, RECORDS, after_bulk_error, build, error, fails_at_14, result
+from scripted import Script, scripted
+from support import DECODE, Lab, destination, source
 
 from conduit_dagster.state.lease import acquire
 
@@ -82,3 +82,31 @@ def test_list_is_quick_and_starts_no_spark(lab: Lab, script: Script) -> None:
     ran = subprocess.run([sys.executable, "-c", code], cwd=lab.root, capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
     assert time.monotonic() - began < 10  # about 1 s on an idle machine
+
+
+def test_a_destination_that_catches_up_is_behind_by_that(run, lab: Lab, script: Script) -> None:
+    build(lab, 16, destination(), delivery=RECORDS)
+    assert lab.run().error is None
+    late = scripted("late", **{"start-from": "log"})
+    script.says("late", outage=[9])
+    lab.pipeline(connectors=[source(), destination(), late], processors=[DECODE], delivery=RECORDS)
+    assert lab.run().error is not None
+    rows = {row["id"]: row for row in result(run("offsets", "list", "p", "--json"))["consumers"]}
+    assert rows["late"]["sources"] == [{"id": "in", "offset": None, "behind": 16}]
+    assert rows["late"]["open"]["records"] == 16
+    assert rows["out"]["sources"] == [{"id": "in", "offset": 15, "behind": 0}]
+    assert rows["out"]["open"] is None
+    shown = result(run("positions", "show", "p", "--json"))["pipelines"][0]["sources"]
+    assert [(row["id"], row["position"]) for row in shown] == [("in", 16), ("in@late", 0)]
+    assert "in@late" in run("positions", "show").out
+    # it can be helped over the record like any other
+    script.says("late")
+    assert result(run("offsets", "mark", "p", "late", "3", "--json"))["offsets"] == [0, 1, 2, 3]
+    assert result(run("offsets", "step", "p", "late", "--json"))["offset"] == 4
+    assert script.values("late")[-1] == 4
+    assert lab.run().error is None
+    assert script.values("late") == list(range(5, 16))
+    rows = {row["id"]: row for row in result(run("offsets", "list", "p", "--json"))["consumers"]}
+    assert rows["late"]["sources"] == [{"id": "in", "offset": 15, "behind": 0}]
+    # nothing to go back to: the source itself is rewound
+    assert error(run("positions", "rewind", "p", "in@late", "--to-start", "--json"))["code"] == "usage.unknown_source"

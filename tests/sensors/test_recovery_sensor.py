@@ -40,7 +40,7 @@ def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkey
     late = list(names)
     location.fail(late.pop(0))
     monkeypatch.setattr("sensors.recovery._STAY", 60.0)
-    monkeypatch.setattr("sensors.tick.time.sleep", lambda _: location.fail(late.pop(0)) if late else None)
+    monkeypatch.setattr("sensors.tick.pause", lambda _: location.fail(late.pop(0)) if late else None)
     requests = location.tick()
     assert [request.job_name for request in requests] == names
     assert len({request.run_key for request in requests}) == 3

@@ -12,7 +12,7 @@ from conduit_dagster.engine.commit_log.layout import LogFolder
 from conduit_dagster.engine.commit_log.reader import read_current
 from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
 from conduit_dagster.state.overview import log_names
 
 
@@ -52,16 +52,6 @@ class LogView:
     def whole_from(self) -> int:
         """The first offset from which on none is missing: a step reads no range with gaps."""
         return whole_from(self.parts(), self.state().next_offset)
-
-
-def whole_from(parts: Sequence[LogPart], end: int) -> int:
-    """As :meth:`LogView.whole_from`, of these files in a log that ends before offset ``end``."""
-    first, expected = end, end
-    for part in reversed(parts):
-        if part.next != expected or part.entries != part.next - part.first:
-            return first
-        first = expected = part.first
-    return first
 
 
 def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:

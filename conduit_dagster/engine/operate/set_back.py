@@ -7,6 +7,7 @@ from typing import Final
 import sqlalchemy as sa
 
 from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.moves import origin_of
 from conduit_dagster.engine.operate.cut import Cut
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.operate.refused import refused
@@ -76,5 +77,5 @@ def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:
         # the offsets of a join's members move with the whole step only
         if behind and not isinstance(opened.desk.pipeline.inlet(span.source).source, JoinSource):
             ordinal = following.ordinal if span.source == following.source else 0
-            found.append((span.source, span.offset + ordinal - 1))
+            found.append((origin_of(opened.desk.pipeline, span.source), span.offset + ordinal - 1))
     return found

@@ -15,7 +15,7 @@ from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.state.offsets import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
-from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
+from conduit_dagster.state.pipeline_state import OpenStep, PipelineState, SourceState
 from conduit_dagster.state.steps import Decision, Progress, StagedDelivery
 
 Facts = dict[str, Any]
@@ -34,6 +34,8 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
         mine = {o["source"]: o["offset"] for o in offsets if o["consumer"] == name and o["namespace"] == EVERYTHING}
         stands = error if error and error.get("node") == f"{pipeline}:{name}" else None
         sources = [_in_source(source, mine.get(source), end) for source, end in ends.items()]
+        for late in (one for one in state.sources.values() if one.unit.get("destination") == name):
+            _missing(sources, late)
         facts.append({**row, "sources": sources, "open": _open(state, name, bound), "error": stands})
     return facts
 
@@ -44,6 +46,13 @@ def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
     return {"id": source, "offset": offset, "behind": max(0, last - max(handled, -1 if offset is None else offset))}
 
 
+def _missing(sources: list[Facts], late: SourceState) -> None:
+    """A destination that catches up is behind by that as well."""
+    for facts in sources:
+        if facts["id"] == late.unit["source"]:
+            facts["behind"] += max(0, late.unit["upto"] - late.position)
+
+
 def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -> dict[str, tuple[int, int]]:
     """Per source: the last offset that every consumer has handled, and the last one that is known."""
     joined = joined_of(state)
@@ -51,7 +60,7 @@ def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -
     found = prepared_step(state)
     ends: dict[str, tuple[int, int]] = {}
     for name, one in state.sources.items():
-        if one.unit.get("plugin") == "join":
+        if one.unit.get("plugin") in ("join", "catch-up"):
             continue
         start = one.position if name in logged else one.records
         handled = (state.sources[joined[name]].position[name] if name in joined else start) - 1
