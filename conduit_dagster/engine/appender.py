@@ -21,12 +21,12 @@ from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
-from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.store import PipelineStore
 
 
-class _Reach(NamedTuple):
-    """What is to be logged of one source."""
+class Logged(NamedTuple):
+    """What is to be logged of one source, and where."""
 
     inlet: Inlet
     start: Position
@@ -62,7 +62,7 @@ class Appender:
 
         An append that is killed before its manifest was committed never was: the sources are read again from there.
         """
-        reaches = [reach for inlet in self._pipeline.sources if (reach := self._reach(inlet, horizons))]
+        reaches = [reach for inlet in self._pipeline.sources if (reach := self.reach(inlet, horizons))]
         if not reaches:
             return False
         reached("before-log", self._name)
@@ -72,13 +72,14 @@ class Appender:
         for reach in reaches:
             blamed(self._node(reach.inlet), reach.inlet.source.verify, reach.start, reach.end)
         reached("after-log-stage", self._name)
-        committed = False
-        for reach in reaches:
-            mine = [report for report in reports if tasks[report.task].source == reach.inlet.id]
-            committed = self._commit(reach, mine) or committed
+        found = [
+            self._logged(reach, [report for report in reports if tasks[report.task].source == reach.inlet.id])
+            for reach in reaches
+        ]
+        logged = [one for one in found if one is not None]
+        self.commit(logged)
         reached("after-log", self._name)
-        self.rolled = any(reach.segment == reach.offset and reach.offset for reach in reaches) or self.rolled
-        return committed
+        return bool(logged)
 
     def compact(self) -> None:
         """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
@@ -88,19 +89,25 @@ class Appender:
             folder = LogFolder(self._base, self._name, inlet.id)
             Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
 
-    def _reach(self, inlet: Inlet, horizons: Mapping[str, Any] | None) -> _Reach | None:
-        state = self._store.transactions.read(lambda connection: self._log.state(connection, inlet.id))
+    def reach(self, inlet: Inlet, horizons: Mapping[str, Any] | None) -> Logged | None:
+        """What is new of a source, within the limit; None where nothing is."""
+        state = self._state(inlet)
         horizon = None if horizons is None else horizons.get(inlet.id)
         end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
-        if end == state.position:
-            return None
+        return None if end == state.position else self.to(inlet, state.position, end)
+
+    def to(self, inlet: Inlet, start: Position, end: Position) -> Logged:
+        """A range of a source, behind what its log holds."""
+        offset = self._state(inlet).next_offset
         segment = self._store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, inlet.id, self._segment_bytes)
         )
-        folder = LogFolder(self._base, self._name, inlet.id)
-        return _Reach(inlet, state.position, end, state.next_offset, segment, folder)
+        return Logged(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
 
-    def _tasks(self, reach: _Reach) -> list[AppendTask]:
+    def _state(self, inlet: Inlet) -> LogState:
+        return self._store.transactions.read(lambda connection: self._log.state(connection, inlet.id))
+
+    def _tasks(self, reach: Logged) -> list[AppendTask]:
         """Several only where each one knows the offset that it begins with before it reads."""
         source, folder = reach.inlet.source, reach.folder.segment(reach.segment)
         alone = not source.replayable or (self._pipeline.program.fan_in == "join" and bool(reach.inlet.nodes))
@@ -123,32 +130,41 @@ class Appender:
                 raise report.error.as_error()
         return reports
 
-    def _commit(self, reach: _Reach, reports: Sequence[Appended]) -> bool:
-        """False where the log stands where it stood: there was nothing to read after all."""
+    def _logged(self, reach: Logged, reports: Sequence[Appended]) -> tuple[Logged, list[LogPart]] | None:
+        """None where the log stands where it stood: there was nothing to read after all."""
         last = next((report for report in reversed(reports) if report.boundary is not None), None)
         source = reach.inlet.source
         if last is None and not source.replayable:
-            return False
+            return None
         end = reach.end if last is None or source.replayable else last.boundary
         parts = [
             report.written.appended(reach.segment, end if report is last else self._within(reach, report.boundary))
             for report in reports
             if report.written is not None
         ]
-        if parts:
-            reach.folder.sync(reach.segment)
-            storage.sync(self._base)
+        return reach._replace(end=end), parts
 
-        # committed before anything of it is staged: a step covers only what the manifest names
+    def commit(self, logged: Sequence[tuple[Logged, Sequence[LogPart]]]) -> None:
+        """Makes what tasks wrote a part of the logs, all of it in one transaction: a step covers only what that names.
+
+        Raises ``FatalError`` (``log.gap``) where the files are not the logs' continuation.
+        """
+        for reach, parts in logged:
+            if parts:
+                reach.folder.sync(reach.segment)
+        storage.sync(self._base)
+
         def work(connection: sa.Connection) -> None:
-            self._log.commit(connection, reach.inlet.id, parts, end)
+            for reach, parts in logged:
+                self._log.commit(connection, reach.inlet.id, parts, reach.end)
 
         self._store.transactions.run(work)
-        for part in parts:
-            reach.folder.publish_name(reach.segment, part.name)
-        return True
+        for reach, parts in logged:
+            for part in parts:
+                reach.folder.publish_name(reach.segment, part.name)
+            self.rolled = self.rolled or (reach.segment == reach.offset and reach.offset > 0)
 
-    def _within(self, reach: _Reach, boundary: Any) -> Any:
+    def _within(self, reach: Logged, boundary: Any) -> Any:
         return reach.inlet.source.within(reach.start, reach.end, boundary)
 
     def _node(self, inlet: Inlet) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from conduit_dagster.connectors.base import Limit
+from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
@@ -14,6 +15,7 @@ from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.staging import Stager
+from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -23,9 +25,10 @@ def make_loop(
     jobs: Jobs,
     staging: str,
     slots: int,
+    appender: Appender | None,
     report: Callable[[StepReport], None],
 ) -> StepLoop:
-    """A loop that goes on from the state as it is stored now."""
+    """A loop that goes on from the state as it is stored now. With an ``appender`` steps may be logged on the way."""
     pipeline, delivery, queue = bound.compiled, bound.config.delivery, bound.config.dead_letter_queue
     state = store.load()
     window = NackWindow(queue.window_size, queue.window_nack_threshold)
@@ -35,4 +38,5 @@ def make_loop(
     bisect = delivery.redelivery == "bisect"
     publisher = Publisher(pipeline, store, state, window, direct, restaged, bisect)
     limit = Limit(delivery.batch_size, delivery.batch_bytes)
-    return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, report)
+    log = StepLog(pipeline, appender, stager, slots) if appender is not None and StepLog.fits(pipeline) else None
+    return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, log, report)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.engine.teed import Teed
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import Namespaces, Part, SourceCount
@@ -60,6 +61,8 @@ class Ledger(msgspec.Struct):
     parts: dict[str, Part] = {}
     """Consumer to what was staged for it; missing where there was nothing."""
     namespaces: Namespaces = {}
+    teed: list[Teed] = []
+    """What it has logged as well, in order."""
     error: TaskError | None = None
 
     def encode(self) -> bytes:

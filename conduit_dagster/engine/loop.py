@@ -22,11 +22,12 @@ from conduit_dagster.engine.resolve import Resolution, cut, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.engine.staging import Staged, Stager
+from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Decision, Plan, Range
+from conduit_dagster.state.steps import Decision, Plan, Range, Reach
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -46,11 +47,12 @@ class StepLoop:
         publisher: Publisher,
         window: NackWindow,
         limit: Limit,
+        log: StepLog | None,
         report: Callable[[StepReport], None],
     ) -> None:
         self.pipeline, self.store, self.state = pipeline, store, state
         self.stager, self.restaged, self.publisher = stager, restaged, publisher
-        self._window, self._limit, self._report = window, limit, report
+        self._window, self._limit, self._log, self._report = window, limit, log, report
         self._names = Names(pipeline)
         self._preparer = Preparer(pipeline, store, state, stager)
         self._name = pipeline.program.pipeline
@@ -65,6 +67,9 @@ class StepLoop:
         """Records a range per source that has something new; None where no source has."""
         # who was added later comes first: nothing new is read before all have caught up (reference 4)
         only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
+        logs: dict[str, Reach] = {}
+        if not ranges and self._log is not None:
+            ranges, logs = self._log.ahead(horizons, self.tail.sources)
         if not ranges:
             return None
         hashes, targets = self._names.of_step(ranges), self._targets()
@@ -73,7 +78,7 @@ class StepLoop:
             if self._closed:
                 return None  # a step before was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
-            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, self._nacked(only, ranges))
+            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, self._nacked(only, ranges), logs)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
@@ -138,14 +143,26 @@ class StepLoop:
     def _targets(self) -> dict[str, dict[str, str | None]]:
         return {name: identity(destination) for name, destination in self.pipeline.consumers().items()}
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no source had anything new, as far as it was asked."""
+        return self._log is not None and self._log.idle
+
     # -- line 3 -------------------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan) -> Staged:
-        """Reads, processes and stages a planned step."""
+        """Reads, processes and stages a planned step; logs it as well where its plan says so."""
         self._began[plan.step] = time.monotonic()
-        staged = self.stager.stage(plan)
+        staged = self._log.stage(plan) if self._log and self._log.is_due(plan) else self.stager.stage(plan)
         self.tail.staged(plan, staged.ledgers)
         return staged
+
+    def reads_what_is_there(self, plan: Plan) -> bool:
+        """Whether a step that a run before planned can be staged: its records are in the log, or come into it so."""
+        if self._log is not None and self._log.is_due(plan):
+            return not self._log.gives_up(plan)
+        logged = [(span, self.pipeline.inlet(span.source).source) for span in plan.ranges if plan.logs]
+        return all(isinstance(log, LogSource) and log.manifest.state().next_offset >= span.end for span, log in logged)
 
     # -- lines 4 to 7 -------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ def cut(
         ranges.append(span)
     if not ranges:
         return None
-    return msgspec.structs.replace(plan, step=step, clock_ns=clock_ns, ranges=ranges, hashes=hashes(ranges))
+    return msgspec.structs.replace(plan, step=step, clock_ns=clock_ns, ranges=ranges, hashes=hashes(ranges), logs={})
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

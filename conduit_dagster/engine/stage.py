@@ -21,6 +21,8 @@ from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
+from conduit_dagster.engine.tee import Tee
+from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
@@ -48,6 +50,8 @@ class StageJob(msgspec.Struct, frozen=True):
     """Consumers whose share is staged as whole records with their origins, whatever their own writer would stage."""
     nacked: dict[str, list[int]] = {}
     """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
+    tees: dict[str, TeeTo] = {}
+    """Sources that are read themselves, and logged on the way; by their id."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -88,7 +92,8 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], {}, {}, {}, {})
+        self._ledger = Ledger(number, {}, [], {}, {}, {}, {}, [])
+        self._tees: list[Tee] = []
 
     def _writer(self, consumer: str) -> Writer:
         name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
@@ -104,8 +109,9 @@ class _Task:
             for consumer, writer in self._writers.items():
                 if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
+            self._ledger.teed.extend(tee.finish() for tee in self._tees)
         except BaseException:
-            for writer in self._writers.values():
+            for writer in (*self._writers.values(), *self._tees):
                 writer.abort()
             raise
         return self._ledger
@@ -116,13 +122,30 @@ class _Task:
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
         nacked = frozenset(self._job.nacked.get(inlet.id, ()))
-        run = _SplitRun(self._pipeline, inlet, split.split, self._writers, self._ledger, nacked)
+        begin = split.split.start
+        if (to := self._job.tees.get(inlet.id)) is not None:
+            begin = to.first + split.split.ordinal
+        run = _SplitRun(self._pipeline, inlet, split.split.ordinal, begin, self._writers, self._ledger, nacked)
+        for block in self._blocks(inlet, split.split):
+            run.block(block)
+
+    def _blocks(self, inlet: Inlet, split: Split) -> Iterator[Block]:
+        to = self._job.tees.get(inlet.id)
+        if to is not None:
+            yield from self._tee(inlet, to, split.ordinal).blocks(split)
+            return
         options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
-        for read in blamed_each(self._node(inlet.id), inlet.source.read(split.split, options)):
+        for read in blamed_each(self._node(inlet.id), inlet.source.read(split, options)):
             block = read if isinstance(read, Block) else Block.of(read)
             if not inlet.source.sets_metadata:
                 label(self._pipeline.program.pipeline, inlet.id, self._pipeline.clock.now_ns, block.records)
-            run.block(block)
+            yield block
+
+    def _tee(self, inlet: Inlet, to: TeeTo, ordinal: int) -> Tee:
+        """One file for the consecutive splits of a source."""
+        if not self._tees or self._tees[-1].source != inlet.id:
+            self._tees.append(Tee(self._pipeline, inlet, to, ordinal))
+        return self._tees[-1]
 
 
 class _SplitRun:
@@ -132,15 +155,16 @@ class _SplitRun:
         self,
         pipeline: CompiledPipeline,
         inlet: Inlet,
-        split: Split,
+        ordinal: int,
+        begin: Any,
         writers: dict[str, Writer],
         ledger: Ledger,
         nacked: frozenset[int],
     ) -> None:
         self._nacked_before = nacked
         self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
-        self._ordinal = split.ordinal
-        self._before: Callable[[], Any] = lambda: split.start
+        self._ordinal = ordinal
+        self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)
         self._nacks: dict[int, tuple[int, str, Nack, Record]] = {}
         self._rank = 0

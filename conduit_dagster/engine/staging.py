@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.base import Part
+from conduit_dagster.connectors.base import Part, Source
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
+from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
@@ -48,32 +50,49 @@ class Stager:
         self._slots = slots
         self._epoch = epoch
 
-    def stage(self, plan: Plan, tasks: Tasks | None = None, as_records: Sequence[str] = ()) -> Staged:
+    def stage(
+        self,
+        plan: Plan,
+        tasks: Tasks | None = None,
+        as_records: Sequence[str] = (),
+        tees: Mapping[str, TeeTo] | None = None,
+    ) -> Staged:
         """Reads and stages a plan. Given tasks (a rebuild) make the same parts again.
 
-        ``as_records``: consumers whose share is staged as whole records with their origins.
+        ``as_records``: consumers whose share is staged as whole records with their origins. ``tees``: where to log
+        what is read, of the sources themselves (``Plan.logs``).
 
         Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
         """
         reached("before-stage", self._pipeline.program.pipeline)
-        tasks = self._tasks(plan) if tasks is None else self._relocated(tasks)
+        tasks = self._tasks(plan, bool(tees)) if tasks is None else self._relocated(tasks)
         staging = self._folders(plan.step)
         known = generations(plan, self._pipeline.inlets)
-        job = StageJob(plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records), plan.nacked)
+        job = StageJob(
+            plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records), plan.nacked, dict(tees or {})
+        )
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
             if ledger.error is not None:
                 raise ledger.error.as_error()
-        self._verify(plan)
+        self._verify(plan, bool(tees))
         reached("after-stage", self._pipeline.program.pipeline)
         return Staged(tasks, ledgers, staging)
 
-    def _tasks(self, plan: Plan) -> Tasks:
+    def _tasks(self, plan: Plan, teed: bool) -> Tasks:
         splits: list[SplitOf] = []
+        for name, source, start, end in self._read(plan, teed):
+            splits.extend(SplitOf(name, split) for split in source.split(start, end, self._slots))
+        return group(splits, self._slots)
+
+    def _read(self, plan: Plan, teed: bool) -> Iterator[tuple[str, Source, Any, Any]]:
         for span in plan.ranges:
             source = self._pipeline.inlet(span.source).source
-            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
-        return group(splits, self._slots)
+            if teed and isinstance(source, LogSource):
+                reach = plan.logs[span.source]
+                yield span.source, source.real, reach.start, reach.end
+            else:
+                yield span.source, source, span.start, span.end
 
     def _relocated(self, tasks: Tasks) -> Tasks:
         inlet = self._pipeline.inlet
@@ -97,10 +116,10 @@ class Stager:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)
 
-    def _verify(self, plan: Plan) -> None:
+    def _verify(self, plan: Plan, teed: bool) -> None:
         # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
-        for span in plan.ranges:
-            self._pipeline.inlet(span.source).source.verify(span.start, span.end)
+        for _, source, start, end in self._read(plan, teed):
+            source.verify(start, end)
 
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Makes the staged files' names durable; their bytes are since the tasks ended."""

@@ -128,10 +128,10 @@ class _Run:
         depth = self._bound.config.delivery.max_in_flight
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id):
-            loop = self._loop()
-            recover(loop)
-            loop = self._loop()
             appender = self._appender()
+            loop = self._loop(appender)
+            recover(loop)
+            loop = self._loop(appender)
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:
                 try:
@@ -149,10 +149,14 @@ class _Run:
             if plan is not None:
                 flight.take(plan)
             # nothing new is read before everything in the log is on its way
-            elif not (appender and appender.append(horizons)) and (self._options.drain or self._stop.wait(_POLL)):
+            elif not self._logs(loop, appender, horizons) and (self._options.drain or self._stop.wait(_POLL)):
                 break
             flight.look()
             self._life.look()
+
+    @staticmethod
+    def _logs(loop: StepLoop, appender: Appender | None, horizons: dict[str, Any] | None) -> bool:
+        return appender is not None and not loop.is_idle and appender.append(horizons)
 
     def _appender(self) -> Appender | None:
         if self._pipeline.program.log != "records":
@@ -182,8 +186,9 @@ class _Run:
     def _slots(self) -> int:
         return self._options.parallelism or self._jobs.slots()
 
-    def _loop(self) -> StepLoop:
-        return make_loop(self._bound, self._store, self._jobs, self._options.staging, self._slots, self._report)
+    def _loop(self, appender: Appender | None) -> StepLoop:
+        staging, slots = self._options.staging, self._slots
+        return make_loop(self._bound, self._store, self._jobs, staging, slots, appender, self._report)
 
     def _report(self, step: StepReport) -> None:
         self._progress.add(step)

@@ -27,6 +27,13 @@ class Range(msgspec.Struct, frozen=True):
     """How many records of the source lie before it: the offset of its first record."""
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """The positions ``(start, end]`` of a source itself, where its records are logged while a step stages them."""
+
+    start: Any
+    end: Any
+
+
 class Plan(msgspec.Struct, frozen=True):
     """Written before anything is read."""
 
@@ -44,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True):
     """The destination that this step is for, which catches up; empty: all of them."""
     nacked: dict[str, list[int]] = {}
     """Of a step for one destination: by source, offsets of records that made their nack and dead letter before."""
+    logs: dict[str, Reach] = {}
+    """Of a step that is logged as it is staged: by source, what it reads of the source itself."""
 
 
 class SourceCount(msgspec.Struct):

@@ -44,6 +44,9 @@ class Block(NamedTuple):
     """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
     nacks: Mapping[int, tuple[str, Nack]] = {}
     """Records that were nacked before they were logged: by which node, and why."""
+    labels: Callable[[], tuple[Any, Any]] | None = None
+    """The positions and keys that ``read`` left out as Arrow columns, text and bytes, for a log of records: the same
+    as ``complete`` gives, at a fraction of its cost."""
 
     @staticmethod
     def of(records: list[Record]) -> Block:

@@ -50,7 +50,7 @@ class Reader:
         metadata, labels = self._metadata, _Labels(self, lines, at)
         records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
         if not self._options.keys:
-            return Block(records, labels.boundary, labels.complete)
+            return Block(records, labels.boundary, labels.complete, {}, labels.columns)
         labels.complete_all(records)
         return Block(records, labels.boundary)
 
@@ -96,6 +96,22 @@ class _Labels:
         if self._reader.prefix:
             for record in records[:last]:
                 record.position = self._reader.position(int(record.position))
+
+    def columns(self) -> tuple[Any, Any]:
+        """Positions as text and keys as bytes, of every record."""
+        # here, because validating a pipeline must not import pyarrow
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        count, first = len(self._lines), self._at.line + 1
+        ends = self._at.offset + np.cumsum(np.fromiter(map(len, self._lines), np.int64, count) + 1)
+        ends[-1] = self._reader.offset(int(ends[-1]))  # the last line of a file may lack its end
+        positions = pa.array(ends).cast(pa.string())
+        if self._reader.prefix:
+            parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
+            positions = pc.call_function("binary_join_element_wise", parts)
+        return positions, pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
 
     def complete(self, i: int, record: Record) -> None:
         record.key = b"%d" % (self._at.line + i + 1)

@@ -57,6 +57,10 @@ DECODED: Final = (
 """The columns that :func:`decode_batch` looks at."""
 
 
+Labels = tuple[Column, Column]
+"""Positions as text, keys as bytes."""
+
+
 class Decoded(NamedTuple):
     """A block of entries as records."""
 
@@ -88,8 +92,11 @@ def encode_block(
     modes: Sequence[str] | None,
     timestamp_us: int,
     nacks: Nacks,
+    labels: Labels | None = None,
 ) -> Batch:
     """The entries of consecutive offsets. ``modes`` None: each record's own, by :func:`mode_of`.
+
+    With ``labels`` (``Block.labels``) the records' own keys and positions are not looked at.
 
     Raises what msgspec and pyarrow raise for a record that cannot be kept exactly, such as one with a number for a
     metadata value.
@@ -106,7 +113,7 @@ def encode_block(
         encode_repeated(list(modes)) if modes is not None else _modes(shared, operations, records),
         encode_repeated(operations),
         shared.strings(_namespace),
-        *_content(records, shared, nacks),
+        *_content(records, shared, nacks, labels or _labels(records)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -124,16 +131,23 @@ def encode_entries(entries: list[Entry]) -> Batch:
         encode_repeated([entry.mode for entry in entries]),
         encode_repeated([record.operation for record in records]),
         encode_repeated([entry.namespace for entry in entries]),
-        *_content(records, SharedMetadata([record.metadata for record in records]), nacks),
+        *_content(records, SharedMetadata([record.metadata for record in records]), nacks, _labels(records)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks) -> list[Column]:
+def _labels(records: list[Record]) -> tuple[Column, ...]:
+    """Positions, keys, and what kind of data the keys are."""
+    return _positions([record.position for record in records]), *encode_payload([record.key for record in records])
+
+
+def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks, labels: Sequence[Column]) -> list[Column]:
+    positions, keys, *kinds = labels
     return [
-        _positions([record.position for record in records]),
+        positions,
         shared.array(),
-        *encode_payload([record.key for record in records]),
+        keys,
+        *(kinds or [encode_constant("raw", len(records))]),
         *encode_payload([record.before for record in records]),
         *encode_payload([record.after for record in records]),
         *_nack_columns(nacks, len(records)),

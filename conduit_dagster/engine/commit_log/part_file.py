@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conduit_dagster.engine.commit_log.entries import SCHEMA, Batch, Mode
+from conduit_dagster.engine.commit_log.entries import SCHEMA, Batch
 from conduit_dagster.engine.commit_log.layout import hidden, part_name, remove
+from conduit_dagster.engine.commit_log.written import Last, Written
 from conduit_dagster.state import storage
-from conduit_dagster.state.log_store import LogPart
 
 _GROUP_ENTRIES: Final = 1 << 16
 _GROUP_BYTES: Final = 32 << 20
@@ -30,32 +29,6 @@ _OPTIONS: Final[dict[str, Any]] = {
     "write_statistics": ["offset", "timestamp", "mode", "operation", "namespace"],
     "write_page_checksum": True,  # a bit that flips on the disk is found when it is read
 }
-
-
-class Last(msgspec.Struct, frozen=True):
-    """The last entry of a namespace in a file."""
-
-    offset: int
-    mode: Mode
-
-
-class Written(msgspec.Struct, frozen=True):
-    """A file that is complete, as the task tells the driver."""
-
-    name: str
-    first: int
-    entries: int
-    bytes: int
-    sha256: str
-    nacked: int
-    namespaces: dict[str, Last]
-
-    def appended(self, segment: int, position: Any) -> LogPart:
-        """Its row in the manifest, as an append of consecutive offsets."""
-        end = self.first + self.entries
-        return LogPart(
-            self.first, end, segment, self.name, self.entries, self.bytes, self.sha256, self.nacked, False, position
-        )
 
 
 class PartFile:

@@ -1,0 +1,93 @@
+"""Logs the records of a source on their way to the processors: one reading for the log and the step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.engine.blame import blamed_each
+from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
+from conduit_dagster.engine.commit_log.part_file import PartFile
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.labels import label
+from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.teed import Teed, TeeTo
+from conduit_dagster.record import Record
+
+_OPTIONS = ReadOptions(block_records=12_000, block_bytes=524_288)
+"""Larger blocks than a stage's: a batch of the log costs a millisecond, whatever it holds."""
+_PIECE = 3_000
+"""Records that the processors are given at a time."""
+
+
+class Tee:
+    """The file that a task logs the records of one source to, in the order in which it reads them."""
+
+    def __init__(self, pipeline: CompiledPipeline, inlet: Inlet, to: TeeTo, ordinal: int) -> None:
+        assert isinstance(inlet.source, LogSource)
+        self._pipeline, self._inlet, self._real = pipeline, inlet, inlet.source.real
+        self.source, self._ordinal = inlet.id, ordinal
+        self._next = to.first + ordinal
+        # random per attempt: a second one never meets the file of the first
+        self._file = PartFile(to.folder, self._next, secrets.token_hex(8))
+        self._boundary: Any = None
+
+    def blocks(self, split: Split) -> Iterator[Block]:
+        """The split's records as the log holds them from now on, so that reading them there gives the same bytes."""
+        pipeline = self._pipeline
+        options = _OPTIONS._replace(keys=pipeline.reads_key)
+        for read in blamed_each(f"{pipeline.program.pipeline}:{self.source}", self._real.read(split, options)):
+            block = read if isinstance(read, Block) else Block.of(read)
+            if block.records:
+                if not self._real.sets_metadata:
+                    label(pipeline.program.pipeline, self.source, pipeline.clock.now_ns, block.records)
+                yield from self._logged(block)
+
+    def _logged(self, block: Block) -> Iterator[Block]:
+        records, first = block.records, self._next
+        labels = block.labels() if block.labels is not None else None
+        if labels is None and block.complete is not None:
+            for i, record in enumerate(records):
+                block.complete(i, record)
+        batch = encode_block(self.source, first, records, None, self._pipeline.clock.now_ns // 1000, {}, labels)
+        self._file.write(batch)
+        self._next += len(records)
+        self._boundary = block.boundary(len(records) - 1)
+        if _holds_documents(batch):
+            # JSON has made something else of what it can't hold exactly
+            records = decode_batch(batch).records
+        elif self._pipeline.reads_key:
+            for record in records:
+                record.position = str(record.position)
+        fill_in = block.complete if labels else None
+        for begin in range(0, len(records), _PIECE):
+            piece = records[begin : begin + _PIECE]
+            yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin))
+
+    def finish(self) -> Teed:
+        """Durable but for its name, as of :meth:`PartFile.finish`."""
+        return Teed(self.source, self._ordinal, self._file.finish(), self._boundary)
+
+    def abort(self) -> None:
+        """Nothing of it counts."""
+        self._file.abort()
+
+
+def _holds_documents(batch: Any) -> bool:
+    kinds = (batch.column(name).dictionary.to_pylist() for name in ("after_kind", "before_kind", "key_kind"))
+    return any("document" in kind for kind in kinds)
+
+
+def _boundary(first: int, place: int) -> int:
+    return first + place + 1
+
+
+def _complete(fill_in: Callable[[int, Record], None] | None, begin: int, place: int, record: Record) -> None:
+    """A position is text in the log."""
+    if fill_in is not None:
+        fill_in(begin + place, record)
+    record.position = str(record.position)
