@@ -33,7 +33,7 @@ _FATAL: Final = {
     "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
     "processor": "error",
     "run": "config",
-    "source": "removed",
+    "source": "count_wrong removed",
     "spark": "session_taken tag_in_use",
     "state": "foreign unusable url version",
 }

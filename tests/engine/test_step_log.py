@@ -1,0 +1,231 @@
+"""Steps that are logged as they are staged: the log and the step are what they would be one after the other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from pyspark.sql import SparkSession
+from support import DECODE, Crashes, Lab, destination, processor, queue, source
+
+from conduit_dagster.connectors.base import Block, Limit, ReadOptions
+from conduit_dagster.engine.step_log import StepLog
+from conduit_dagster.state.schema import steps
+from conduit_dagster.state.steps import Plan
+
+ROWS = [{"i": i, "t": "ü" * (i % 5)} for i in range(70)]
+KEY = processor("key", "field.set", field=".Payload.After.k", expression="str(key) + str(position)")
+NAN = processor("nan", "field.set", field=".Payload.After.k", expression="str(after.none)")
+WHOLE = {"settings": {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}}
+PLUGIN = """
+from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.record import Record
+
+
+class Counting(Source):
+    name = "counting"
+    Settings = ConnectorSettings
+    first = 0
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return min(70, start + limit.records)
+
+    def split(self, start, end, n):
+        middle = (start + end) // 2
+        halves = (start, middle), (middle, end)
+        return [Split(low, low - start, high - low, detail={"to": high}) for low, high in halves]
+
+    def read(self, split, options):
+        yield [self.record(i) for i in range(split.start + self.first, split.detail["to"])]
+
+    def record(self, i):
+        # JSON makes null of what is no number
+        values = {"i": i, "tenth": i / 10, "large": 2**53 + i, "none": float("nan") if i % 7 else None, "list": [i, {}]}
+        return Record(i + 1, {"n": str(i)}, values, {"k": i})
+
+    @property
+    def unit(self):
+        return {"plugin": self.name}
+
+
+class Miscounting(Counting):
+    name = "miscounting"
+    first = 1
+"""
+COUNTING = {"id": "in", "type": "source", "plugin": "counting"}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return lab_in(tmp_path, spark)
+
+
+def lab_in(root: Path, spark: SparkSession) -> Lab:
+    lab = Lab(root, spark)
+    for path in ("in.jsonl", "many/a.jsonl", "many/b.jsonl"):
+        lab.write(path, ROWS)
+    with (root / "many/b.jsonl").open("a") as file:
+        file.write("no end yet")
+    (root / "plugins").mkdir()
+    (root / "plugins" / "counting.py").write_text(PLUGIN)
+    return lab
+
+
+def build(lab: Lab, *inputs: Any, processors: Any = (DECODE,), out: Any = None, **more: Any) -> None:
+    delivery = {"log": "records", "strategy": "exactly-once", "batch-size": 30, **more.pop("delivery", {})}
+    lab.pipeline(
+        connectors=[*(inputs or (source(),)), out or destination()],
+        processors=list(processors),
+        delivery=delivery,
+        **{"dead-letter-queue": queue(), **more},
+    )
+
+
+def entries(lab: Lab, spark: SparkSession) -> list[dict[str, Any]]:
+    rows = spark.read.parquet(str(lab.root / ".conduit" / "log" / "p" / "in")).orderBy("offset").collect()
+    apart = ("timestamp", "segment")
+    found = [{name: value for name, value in row.asDict().items() if name not in apart} for row in rows]
+    for row in found:
+        row["metadata"].pop("opencdc.readAt", None)
+        row["metadata"].pop("file.path", None)
+    return found
+
+
+def planned(lab: Lab) -> list[tuple[str, Plan]]:
+    with lab.store() as database, database.connect() as connection:
+        rows = connection.execute(sa.select(steps.c.state, steps.c.plan).order_by(steps.c.step))
+        return [(state, msgspec.json.decode(plan, type=Plan)) for state, plan in rows]
+
+
+INPUTS = {
+    "lines": ((source(),), (DECODE,)),
+    "lines whose keys are read": ((source(),), (DECODE, KEY)),
+    "several files": ((source("./many/*.jsonl"),), (DECODE,)),
+    "documents": ((COUNTING,), (NAN,)),
+}
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_the_log_is_the_same_as_if_it_were_written_first(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    inputs, processors = INPUTS[kind]
+    logs: list[Any] = []
+    for name in ("at once", "first"):
+        lab = lab_in(tmp_path / name, spark)
+        build(lab, *inputs, processors=processors, out=destination(**WHOLE))
+        if name == "first":
+            monkeypatch.setattr(StepLog, "fits", staticmethod(lambda pipeline: False))
+        result = lab.run()
+        assert result.error is None
+        assert [bool(plan.logs) for _, plan in planned(lab)] == [name == "at once"] * result.progress.steps
+        logs.append(entries(lab, spark))
+    assert logs[0] == logs[1]
+    assert [row["offset"] for row in logs[0]] == list(range(len(logs[0])))
+    assert len(logs[0]) >= 70
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_what_is_staged_again_from_the_log_is_the_same(lab: Lab, crashes: Crashes, kind: str) -> None:
+    """Else the run would end with ``delivery.rebuild_differs``."""
+    inputs, processors = INPUTS[kind]
+    build(lab, *inputs, processors=processors, out=destination(**WHOLE))
+    crashes(lab, "after-prepare")
+    shutil.rmtree(lab.root / ".conduit" / "staging")
+    for path in (*lab.root.glob("in.jsonl"), *lab.root.glob("many/*")):
+        path.unlink()  # the log has what it needs
+    error = lab.run().error
+    # what was not read yet is gone with the files
+    assert error is None if kind == "documents" else error is not None and error.code == "file.range_gone"
+    assert len(lab.documents("out.jsonl")) == (70 if kind == "documents" else 30)
+
+
+@pytest.mark.parametrize("point", ["after-plan", "before-log", "after-stage", "after-log-stage"])
+def test_a_step_keeps_its_range_and_its_name(lab: Lab, crashes: Crashes, point: str) -> None:
+    build(lab, delivery={"batch-size": 1000})
+    crashes(lab, point)
+    ((_, before),) = planned(lab)
+    lab.write("in.jsonl", [{"i": 70}], mode="a")
+    assert lab.run().error is None
+    (state, after), (_, following) = planned(lab)
+    assert (state, after) == ("done", before)
+    assert (before.ranges[0].end, following.ranges[0].end) == (70, 71)
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(71))
+
+
+def test_a_planned_range_that_is_gone_is_named_or_given_up(lab: Lab, crashes: Crashes) -> None:
+    build(lab)
+    crashes(lab, "after-plan")
+    lab.write("in.jsonl", [])
+    error = lab.run().error
+    assert error is not None
+    assert error.code == "file.range_gone"
+    skipping = source()
+    skipping["settings"]["on-gone"] = "skip"
+    build(lab, skipping)
+    lab.write("in.jsonl", [{"i": 9}])
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 9}]
+
+
+def test_a_step_that_was_planned_so_is_read_otherwise_where_the_file_has_changed(lab: Lab, crashes: Crashes) -> None:
+    """Without the way of logging that it was planned for, a planned step is void and its records come anew."""
+    lab.write("two.jsonl", [{"i": i} for i in range(100, 110)])
+    both = (source(), {**source("./two.jsonl"), "id": "two"})
+    build(lab, *both)
+    crashes(lab, "after-plan")
+    build(lab, *both, **{"fan-in": "alternate"})
+    assert lab.run().error is None
+    numbers = [row["i"] for row in lab.documents("out.jsonl")]
+    assert sorted(numbers) == [*range(70), *range(100, 110)]
+
+
+def test_a_nack_that_cuts_the_step_leaves_the_rest_in_the_log(lab: Lab, spark: SparkSession) -> None:
+    bad = processor("bad", "error", "after.i == 20", message="not this one")
+    build(lab, processors=(DECODE, bad), **{"dead-letter-queue": queue(1, 0)})
+    error = lab.run().error
+    assert error is not None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(20))
+    assert len(entries(lab, spark)) == 30
+    (lab.root / "in.jsonl").write_text("")
+    build(lab, processors=(DECODE,))
+    lab.run()
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(30))
+
+
+def test_a_source_that_miscounts_is_told_and_nothing_is_delivered(lab: Lab) -> None:
+    build(lab, {**COUNTING, "plugin": "miscounting"}, processors=())
+    error = lab.run().error
+    assert error is not None
+    assert (error.code, error.node, error.fatal) == ("source.count_wrong", "p:in", True)
+    assert lab.lines("out.jsonl") == []
+
+
+def test_labels_are_what_complete_gives(lab: Lab) -> None:
+    build(lab, source("./many/*.jsonl"))
+    bound = lab.catalogue().get("p")
+    assert bound is not None
+    real = bound.compiled.sources[0].source
+    end = real.latest(real.initial(), Limit(1000, 1_000_000))
+    seen = 0
+    for split in real.split(real.initial(), end, 2):
+        bare, full = (_blocks(real.read(split, ReadOptions(keys=keys))) for keys in (False, True))
+        for one, other in zip(bare, full, strict=True):
+            assert one.labels is not None
+            positions, keys = one.labels()
+            assert positions.to_pylist() == [str(record.position) for record in other.records]
+            assert keys.to_pylist() == [record.key for record in other.records]
+            seen += len(other.records)
+    assert seen == 140
+
+
+def _blocks(read: Iterator[Any]) -> list[Block]:
+    return [one if isinstance(one, Block) else Block.of(one) for one in read]
