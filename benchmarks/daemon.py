@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from conduit_dagster.processes import free_port
+from conduit_dagster.processes import end, free_port, started_at
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,11 +58,11 @@ class Daemon:
         self._daemon.wait()
 
     def stop(self) -> None:
-        """In good order."""
+        """In good order, or after a minute by force: Dagster's code server now and then does not end when asked."""
         for process in (self._daemon, self._code):
             if process is not None:
-                process.terminate()
-                process.wait(60)
+                end(process.pid, started_at(process.pid) or "", 60)
+                process.wait()
 
     @property
     def said(self) -> str:

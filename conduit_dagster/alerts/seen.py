@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from conduit_dagster.learn import learn
+
 
 class Letters(msgspec.Struct, frozen=True):
     """The window in which new dead letters are counted."""
@@ -49,3 +51,6 @@ def seen_of(cursor: str | None) -> Seen | None:
         return msgspec.json.decode(cursor, type=Seen)
     except msgspec.DecodeError:
         return None
+
+
+learn(Seen)

@@ -8,6 +8,7 @@ from types import TracebackType
 import msgspec
 
 from conduit_dagster.engine.acks import Acked, Acks
+from conduit_dagster.learn import learn
 from conduit_dagster.state import storage
 
 
@@ -66,3 +67,6 @@ def _read(url: str) -> Acked | None:
         return msgspec.json.decode(b"".join(storage.chunks(url)), type=Acked)
     except (OSError, msgspec.DecodeError):
         return None  # removed for a newer one, or torn: its acks never counted
+
+
+learn(Acked)

@@ -18,6 +18,7 @@ from conduit_dagster.engine.commit_log.written import Written
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 
@@ -154,3 +155,6 @@ class _Appending:
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         """Logged as nacked; the first node's nack counts."""
         self._nacks.setdefault(origin, (node, nack, record))
+
+
+learn(AppendJob, Appended)

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.engine.teed import Teed
+from conduit_dagster.learn import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import Namespaces, Part, SourceCount
@@ -82,3 +83,6 @@ def task_error(error: BaseException, doing: str) -> TaskError:
     origin = error.__cause__ if isinstance(error, ConduitError | OSError) else error
     trace = "".join(traceback.format_exception(origin)) if origin else ""
     return TaskError(known.fatal, known.code, known.message, known.place, known.fix, known.node, trace)
+
+
+learn(Ledger)

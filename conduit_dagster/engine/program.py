@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from conduit_dagster.learn import learn
+
 
 class ProcessorSpec(msgspec.Struct, frozen=True):
     """One processor of a pipeline."""
@@ -55,3 +57,6 @@ class Program(msgspec.Struct, frozen=True):
     def decode(data: bytes) -> Program:
         """The program behind :meth:`encode`."""
         return msgspec.msgpack.decode(data, type=Program)
+
+
+learn(Program)

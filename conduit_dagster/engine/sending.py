@@ -16,6 +16,7 @@ from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.learn import learn
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.steps import StagedDelivery
@@ -185,3 +186,6 @@ def _range(job: SendJob) -> Delivery:
     return Delivery(
         staged.hash, job.step, job.consumer, staged.staging, tuple(staged.parts), target, job.first, job.count
     )
+
+
+learn(SendJob, Sent)

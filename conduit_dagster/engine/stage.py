@@ -23,6 +23,7 @@ from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
+from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
@@ -289,3 +290,6 @@ def _distinct(origins: Sequence[int], nacked: dict[int, Any]) -> int:
     if isinstance(origins, range) and not nacked:
         return len(origins)
     return len(set(origins) - nacked.keys())
+
+
+learn(StageJob)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.learn import learn
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.database import put
 from conduit_dagster.state.schema import log_parts, logs
@@ -174,3 +175,6 @@ def _gap(source: str, offset: int, part: LogPart) -> FatalError:
         place=part.name,
         fix="two runs appended at once, or the state store was put back to an older copy: report it",
     )
+
+
+learn(LogPart)

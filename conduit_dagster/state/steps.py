@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.learn import learn
+
 
 class Part(msgspec.Struct, frozen=True):
     """What one task staged for one delivery."""
@@ -164,3 +166,6 @@ class Decision(msgspec.Struct, frozen=True):
 def encode(value: msgspec.Struct) -> str:
     """As the store keeps it."""
     return msgspec.json.encode(value).decode()
+
+
+learn(Plan, Decision, Letter, Progress)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.learn import learn
 from conduit_dagster.state import storage
 
 _MARK = 256
@@ -80,3 +81,6 @@ def mark_of(url: str, offset: int) -> str:
     head = b"".join(storage.chunks(url, 0, min(_MARK, offset)))
     tail = b"".join(storage.chunks(url, max(0, offset - _MARK), min(_MARK, offset)))
     return hashlib.sha256(head + tail).hexdigest()[:16]
+
+
+learn(FilePosition, Tracked)
