@@ -22,11 +22,6 @@ _POLL = 0.25
 _UNKNOWN = Stored()
 
 
-def pause(seconds: float) -> None:
-    """Between two looks of a tick."""
-    time.sleep(seconds)
-
-
 class Tick:
     """What a sensor does; lives as long as the code server's process."""
 
@@ -58,7 +53,7 @@ class Tick:
             settled = before == len(attendant.requests) > 0
             if settled or time.monotonic() + _POLL >= end:
                 break
-            pause(_POLL)
+            time.sleep(_POLL)
         if self._finds_gone:
             for pipeline in self._files.gone(seen or {}):
                 deprovision(database, pipeline)

@@ -31,12 +31,19 @@ def test_of_another_machine_or_boot_nothing_is_certain() -> None:
 
 def test_the_end_of_a_process_is_awaited() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    waiter = threading.Thread(target=wait_for_end, args=(who := identity(process.pid),))
+    who, dead_after = identity(process.pid), list[bool]()
+    began = threading.Event()
+
+    def wait() -> None:
+        began.set()
+        wait_for_end(who)
+        # one that ends too early finds it alive
+        dead_after.append(is_dead(who))
+
+    waiter = threading.Thread(target=wait)
     waiter.start()
-    waiter.join(0.2)
-    assert waiter.is_alive()
+    began.wait()
     process.communicate(b"\n")
     waiter.join(30)
-    assert not waiter.is_alive()
-    assert is_dead(who)
+    assert dead_after == [True]
     wait_for_end(who)  # at once

@@ -10,14 +10,13 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split
-from conduit_dagster.engine.blame import blamed_each
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.commit_log.entries import encode_block
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.commit_log.written import Written
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
-from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
@@ -54,8 +53,6 @@ class Appended(msgspec.Struct):
     written: Written | None = None
     boundary: Any = None
     """The boundary behind the last record that was read; None where none was."""
-    read: int = 0
-    filtered: int = 0
     error: TaskError | None = None
 
 
@@ -108,11 +105,11 @@ class _Appending:
         self._nacks: dict[int, tuple[str, Nack, Record]] = {}
 
     def run(self) -> Appended:
-        node = f"{self._pipeline.program.pipeline}:{self._inlet.id}"
+        inlet = self._inlet
         try:
             for split in self._task.splits:
-                for read in blamed_each(node, self._inlet.source.read(split, _OPTIONS)):
-                    self._block(read if isinstance(read, Block) else Block.of(read))
+                for block in read_blocks(self._pipeline, inlet.id, inlet.source, split, _OPTIONS):
+                    self._block(block)
             self._report.written = self._file.finish()
         except BaseException:
             self._file.abort()
@@ -120,13 +117,7 @@ class _Appending:
         return self._report
 
     def _block(self, block: Block) -> None:
-        if not block.records:
-            return
-        count = len(block.records)
-        self._report.read += count
-        self._report.boundary = block.boundary(count - 1)
-        if not self._inlet.source.sets_metadata:
-            label(self._pipeline.program.pipeline, self._inlet.id, self._pipeline.clock.now_ns, block.records)
+        self._report.boundary = block.boundary(len(block.records) - 1)
         records, nacks = self._processed(block)
         if records:
             now = self._pipeline.clock.now_ns // 1000
@@ -142,15 +133,13 @@ class _Appending:
         kept: tuple[list[Record], Sequence[int]] = (records, origins)
         for node in self._nodes:
             kept = node.run(*kept, self)
-        good = set(kept[1])
-        self._report.filtered += len(block.records) - len(good) - len(self._nacks)
         rows = [(origin, record, None) for record, origin in zip(*kept, strict=True)]
         bad = [(origin, record, (node, nack)) for origin, (node, nack, record) in self._nacks.items()]
         every = sorted([*rows, *bad], key=lambda row: row[0])
         return [record for _, record, _ in every], {i: nack for i, (_, _, nack) in enumerate(every) if nack}
 
     def filtered(self, node: str, origin: int) -> None:
-        """Counted by what is left."""
+        """It is not logged."""
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         """Logged as nacked; the first node's nack counts."""

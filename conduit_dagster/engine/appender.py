@@ -15,6 +15,7 @@ from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, 
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.commit_log.compaction import Compactor
 from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.engine.commit_log.written import Written
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.jobs import Jobs
@@ -25,15 +26,29 @@ from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.store import PipelineStore
 
 
-class Logged(NamedTuple):
+class Append(NamedTuple):
     """What is to be logged of one source, and where."""
 
     inlet: Inlet
     start: Position
     end: Position
     offset: int
+    """Of its first record."""
     segment: int
     folder: LogFolder
+
+
+def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[LogPart]:
+    """The files that tasks wrote for it, in order, each with the boundary behind its last record, as the manifest names
+    them."""
+    source, last = append.inlet.source, len(written) - 1
+    return [
+        # behind the last record there may be what holds none: it is read as well
+        file.appended(
+            append.segment, append.end if place == last else source.within(append.start, append.end, boundary)
+        )
+        for place, (file, boundary) in enumerate(written)
+    ]
 
 
 class Appender:
@@ -52,29 +67,26 @@ class Appender:
         self._pipeline, self._store, self._jobs = pipeline, store, jobs
         self._base, self._slots, self._limit, self._segment_bytes = base, slots, limit, segment_bytes
         self._log = LogStore(pipeline.program.pipeline)
-        self._name = pipeline.program.pipeline
+        self._name, self._sources = pipeline.program.pipeline, pipeline.sources
         self._program = pipeline.program.encode()
         self.rolled = True
         """Whether a segment was closed since the last compaction; a run begins with one."""
 
-    def append(self, horizons: Mapping[str, Any] | None) -> bool:
-        """Logs what is new of every source, within the limit; False where there was nothing.
+    def append(self, appends: Sequence[Append]) -> bool:
+        """Logs it; False where there was nothing to read after all.
 
         An append that is killed before its manifest was committed never was: the sources are read again from there.
         """
-        reaches = [reach for inlet in self._pipeline.sources if (reach := self.reach(inlet, horizons))]
-        if not reaches:
-            return False
         reached("before-log", self._name)
-        tasks = [task for reach in reaches for task in self._tasks(reach)]
-        once = any(not reach.inlet.source.replayable for reach in reaches)
+        tasks = [task for append in appends for task in self._tasks(append)]
+        once = any(not append.inlet.source.replayable for append in appends)
         reports = self._run(AppendJob(time.time_ns(), tasks, once))
-        for reach in reaches:
-            blamed(self._node(reach.inlet), reach.inlet.source.verify, reach.start, reach.end)
+        for append in appends:
+            self.verify(append)
         reached("after-log-stage", self._name)
         found = [
-            self._logged(reach, [report for report in reports if tasks[report.task].source == reach.inlet.id])
-            for reach in reaches
+            _logged(append, [report for report in reports if tasks[report.task].source == append.inlet.id])
+            for append in appends
         ]
         logged = [one for one in found if one is not None]
         self.commit(logged)
@@ -85,37 +97,47 @@ class Appender:
         """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
         self.rolled = False
         consumers = list(self._pipeline.consumers())
-        for inlet in self._pipeline.sources:
+        for inlet in self._sources:
             folder = LogFolder(self._base, self._name, inlet.id)
             Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
 
-    def reach(self, inlet: Inlet, horizons: Mapping[str, Any] | None) -> Logged | None:
-        """What is new of a source, within the limit; None where nothing is."""
-        state = self._state(inlet)
-        horizon = None if horizons is None else horizons.get(inlet.id)
-        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
-        return None if end == state.position else self.to(inlet, state.position, end)
+    def new(self, horizons: Mapping[str, Any] | None) -> list[Append]:
+        """What is new of every source, within the limit."""
+        found = [self._new(inlet, None if horizons is None else horizons.get(inlet.id)) for inlet in self._sources]
+        return [append for append in found if append is not None]
 
-    def to(self, inlet: Inlet, start: Position, end: Position) -> Logged:
-        """A range of a source, behind what its log holds."""
-        offset = self._state(inlet).next_offset
+    def _new(self, inlet: Inlet, horizon: Any) -> Append | None:
+        state = self.state(inlet.id)
+        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
+        return None if end == state.position else self.to(inlet, state.position, end, state.next_offset)
+
+    def to(self, inlet: Inlet, start: Position, end: Position, offset: int) -> Append:
+        """A range of a source, behind its log, which ends before ``offset``."""
         segment = self._store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, inlet.id, self._segment_bytes)
         )
-        return Logged(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
+        return Append(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
 
-    def _state(self, inlet: Inlet) -> LogState:
-        return self._store.transactions.read(lambda connection: self._log.state(connection, inlet.id))
+    def state(self, source: str) -> LogState:
+        """How far a source is in the log."""
+        return self._store.transactions.read(lambda connection: self._log.state(connection, source))
 
-    def _tasks(self, reach: Logged) -> list[AppendTask]:
+    def split(self, append: Append, n: int) -> list[Split]:
+        """What is to be logged, in about ``n`` parts."""
+        return blamed(self._node(append.inlet), append.inlet.source.split, append.start, append.end, n)
+
+    def verify(self, append: Append) -> None:
+        """Raises ``FatalError`` where what was read is not what was there before."""
+        blamed(self._node(append.inlet), append.inlet.source.verify, append.start, append.end)
+
+    def _tasks(self, append: Append) -> list[AppendTask]:
         """Several only where each one knows the offset that it begins with before it reads."""
-        source, folder = reach.inlet.source, reach.folder.segment(reach.segment)
-        alone = not source.replayable or (self._pipeline.program.fan_in == "join" and bool(reach.inlet.nodes))
-        splits = blamed(self._node(reach.inlet), source.split, reach.start, reach.end, 1 if alone else self._slots)
+        inlet, folder = append.inlet, append.folder.segment(append.segment)
+        alone = not inlet.source.replayable or (self._pipeline.program.fan_in == "join" and bool(inlet.nodes))
+        splits = self.split(append, 1 if alone else self._slots)
         groups = [splits] if alone else _grouped(splits, self._slots)
         return [
-            AppendTask(reach.inlet.id, group, reach.offset + (0 if alone else group[0].ordinal), folder)
-            for group in groups
+            AppendTask(inlet.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
         ]
 
     def _run(self, job: AppendJob) -> list[Appended]:
@@ -130,45 +152,38 @@ class Appender:
                 raise report.error.as_error()
         return reports
 
-    def _logged(self, reach: Logged, reports: Sequence[Appended]) -> tuple[Logged, list[LogPart]] | None:
-        """None where the log stands where it stood: there was nothing to read after all."""
-        last = next((report for report in reversed(reports) if report.boundary is not None), None)
-        source = reach.inlet.source
-        if last is None and not source.replayable:
-            return None
-        end = reach.end if last is None or source.replayable else last.boundary
-        parts = [
-            report.written.appended(reach.segment, end if report is last else self._within(reach, report.boundary))
-            for report in reports
-            if report.written is not None
-        ]
-        return reach._replace(end=end), parts
-
-    def commit(self, logged: Sequence[tuple[Logged, Sequence[LogPart]]]) -> None:
+    def commit(self, logged: Sequence[tuple[Append, Sequence[LogPart]]]) -> None:
         """Makes what tasks wrote a part of the logs, all of it in one transaction: a step covers only what that names.
 
         Raises ``FatalError`` (``log.gap``) where the files are not the logs' continuation.
         """
-        for reach, parts in logged:
+        for append, parts in logged:
             if parts:
-                reach.folder.sync(reach.segment)
+                append.folder.sync(append.segment)
         storage.sync(self._base)
 
         def work(connection: sa.Connection) -> None:
-            for reach, parts in logged:
-                self._log.commit(connection, reach.inlet.id, parts, reach.end)
+            for append, parts in logged:
+                self._log.commit(connection, append.inlet.id, parts, append.end)
 
         self._store.transactions.run(work)
-        for reach, parts in logged:
+        for append, parts in logged:
             for part in parts:
-                reach.folder.publish_name(reach.segment, part.name)
-            self.rolled = self.rolled or (reach.segment == reach.offset and reach.offset > 0)
-
-    def _within(self, reach: Logged, boundary: Any) -> Any:
-        return reach.inlet.source.within(reach.start, reach.end, boundary)
+                append.folder.publish_name(append.segment, part.name)
+            self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)
 
     def _node(self, inlet: Inlet) -> str:
         return f"{self._name}:{inlet.id}"
+
+
+def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:
+    """None where the log stands where it stood: there was nothing to read after all."""
+    read = [report for report in reports if report.boundary is not None]
+    if not append.inlet.source.replayable:
+        if not read:
+            return None
+        append = append._replace(end=read[-1].boundary)
+    return append, parts_of(append, [(one.written, one.boundary) for one in read if one.written is not None])
 
 
 def _grouped(splits: Sequence[Split], slots: int) -> list[list[Split]]:

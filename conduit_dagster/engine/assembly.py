@@ -28,7 +28,7 @@ def make_loop(
     appender: Appender | None,
     report: Callable[[StepReport], None],
 ) -> StepLoop:
-    """A loop that goes on from the state as it is stored now. With an ``appender`` steps may be logged on the way."""
+    """A loop that goes on from the state as it is stored now. With an ``appender`` it reads through the log."""
     pipeline, delivery, queue = bound.compiled, bound.config.delivery, bound.config.dead_letter_queue
     state = store.load()
     window = NackWindow(queue.window_size, queue.window_nack_threshold)
@@ -38,5 +38,5 @@ def make_loop(
     bisect = delivery.redelivery == "bisect"
     publisher = Publisher(pipeline, store, state, window, direct, restaged, bisect)
     limit = Limit(delivery.batch_size, delivery.batch_bytes)
-    log = StepLog(pipeline, appender, stager, slots) if appender is not None and StepLog.fits(pipeline) else None
+    log = StepLog(pipeline, appender, stager, slots) if appender is not None else None
     return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, log, report)

@@ -86,7 +86,8 @@ class StepLoop:
 
     def _missed(self) -> tuple[str, list[Range]] | None:
         """A destination that catches up, and what it gets next."""
-        ends = {name: source.unit["upto"] for name, source in self.tail.sources.items() if "upto" in source.unit}
+        late = {name: source for name, source in self.tail.sources.items() if source.late}
+        ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
         for consumer in self.pipeline.consumers():
             if ranges := self._ranges([name for name in self._inlets_of(consumer) if name in ends], ends):
                 return consumer, ranges
@@ -143,26 +144,23 @@ class StepLoop:
     def _targets(self) -> dict[str, dict[str, str | None]]:
         return {name: identity(destination) for name, destination in self.pipeline.consumers().items()}
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no source had anything new, as far as it was asked."""
-        return self._log is not None and self._log.idle
+    def log_first(self) -> bool:
+        """Logs what is new and could not be planned, because a step reads it from the log; False where nothing is."""
+        return self._log is not None and self._log.log_first()
 
     # -- line 3 -------------------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan) -> Staged:
         """Reads, processes and stages a planned step; logs it as well where its plan says so."""
         self._began[plan.step] = time.monotonic()
-        staged = self._log.stage(plan) if self._log and self._log.is_due(plan) else self.stager.stage(plan)
+        logged = self._log.stage(plan) if self._log is not None else None
+        staged = logged or self.stager.stage(plan)
         self.tail.staged(plan, staged.ledgers)
         return staged
 
-    def reads_what_is_there(self, plan: Plan) -> bool:
-        """Whether a step that a run before planned can be staged: its records are in the log, or come into it so."""
-        if self._log is not None and self._log.is_due(plan):
-            return not self._log.gives_up(plan)
-        logged = [(span, self.pipeline.inlet(span.source).source) for span in plan.ranges if plan.logs]
-        return all(isinstance(log, LogSource) and log.manifest.state().next_offset >= span.end for span, log in logged)
+    def can_stage(self, plan: Plan) -> bool:
+        """Of a step that a run before planned: whether what it reads is in the log, or comes into it so."""
+        return self._log is None or self._log.can_stage(plan)
 
     # -- lines 4 to 7 -------------------------------------------------------------------------------------------
 

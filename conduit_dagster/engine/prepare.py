@@ -45,7 +45,7 @@ class Preparer:
         return Decision(
             as_rows(staged.tasks),
             resolution.counts,
-            [self._delivery(plan, staged, name) for name in self._pipeline.consumers() if _is_for(plan, name)],
+            [self._delivery(plan, staged, name) for name in self._pipeline.consumers() if _gets(plan, name)],
             resolution.window,
             _added(ledger.filtered for ledger in staged.ledgers),
             _added(ledger.nacked for ledger in staged.ledgers),
@@ -70,8 +70,8 @@ class Preparer:
         return blamed(f"{self._name}:{consumer}", destination.target, self._state.targets.get(consumer))
 
 
-def _is_for(plan: Plan, consumer: str) -> bool:
-    return plan.only in ("", consumer) or consumer == DEAD_LETTERS
+def _gets(plan: Plan, consumer: str) -> bool:
+    return plan.is_for(consumer) or consumer == DEAD_LETTERS
 
 
 def _letters(plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:

@@ -194,7 +194,7 @@ class Publisher:
         reached("before-done", self._name)
         if not decision.once:
             moves = after_step(self._pipeline, plan, decision)
-            names = [name for name in self._pipeline.consumers() if plan.only in ("", name)]
+            names = [name for name in self._pipeline.consumers() if plan.is_for(name)]
             self._store.done(plan, decision, moves, names)
         reached("after-done", self._name)
         for span in plan.ranges:

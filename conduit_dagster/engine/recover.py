@@ -63,7 +63,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
             return False
         if (state.generation, state.position) != (span.generation, span.start):
             return False
-    return loop.reads_what_is_there(plan)
+    return loop.can_stage(plan)
 
 
 def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:

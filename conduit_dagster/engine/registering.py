@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.catch_up import CatchUpSource
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
@@ -110,13 +112,12 @@ _WORDS = {"positions": "log: positions", "records": "log: records", "join": "fan
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
     """Gives every source that is read through its log the manifest."""
     for inlet in pipeline.inlets:
-        for name, source in _logged(inlet.id, inlet.source):
+        for name, source in _logged(inlet).items():
             source.attach(LogManifest(store.transactions, pipeline.program.pipeline, name, base))
 
 
-def _logged(name: str, source: object) -> list[tuple[str, LogSource]]:
+def _logged(inlet: Inlet) -> Mapping[str, LogSource]:
+    source = inlet.source
     if isinstance(source, JoinSource):
-        return list(source.members.items())
-    if isinstance(source, CatchUpSource):
-        return [(source.source, source)]
-    return [(name, source)] if isinstance(source, LogSource) else []
+        return source.members
+    return {inlet.origin: source} if isinstance(source, LogSource) else {}

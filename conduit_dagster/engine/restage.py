@@ -40,7 +40,8 @@ class Restaged:
         return as_delivery(msgspec.structs.replace(old, staging=folder, parts=parts), plan.step)
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
-        staged = self._stager.stage(plan, from_rows(decision.splits), as_records)
+        tasks = self._stager.relocated(from_rows(decision.splits))
+        staged = self._stager.stage(plan, tasks, as_records)
         self._made.append(staged)
         return staged
 

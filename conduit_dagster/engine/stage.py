@@ -12,15 +12,15 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.connectors.staged import RecordWriter
-from conduit_dagster.engine.blame import blamed, blamed_each
+from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
 from conduit_dagster.engine.dead_letter import dead_letter
 from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
+from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.learn import learn
@@ -123,24 +123,18 @@ class _Task:
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
         nacked = frozenset(self._job.nacked.get(inlet.id, ()))
-        begin = split.split.start
-        if (to := self._job.tees.get(inlet.id)) is not None:
-            begin = to.first + split.split.ordinal
+        begin, blocks = self._opened(inlet, split.split)
         run = _SplitRun(self._pipeline, inlet, split.split.ordinal, begin, self._writers, self._ledger, nacked)
-        for block in self._blocks(inlet, split.split):
+        for block in blocks:
             run.block(block)
 
-    def _blocks(self, inlet: Inlet, split: Split) -> Iterator[Block]:
+    def _opened(self, inlet: Inlet, split: Split) -> tuple[Any, Iterator[Block]]:
+        """The boundary before the split's first record, and its blocks."""
         to = self._job.tees.get(inlet.id)
         if to is not None:
-            yield from self._tee(inlet, to, split.ordinal).blocks(split)
-            return
+            return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
         options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
-        for read in blamed_each(self._node(inlet.id), inlet.source.read(split, options)):
-            block = read if isinstance(read, Block) else Block.of(read)
-            if not inlet.source.sets_metadata:
-                label(self._pipeline.program.pipeline, inlet.id, self._pipeline.clock.now_ns, block.records)
-            yield block
+        return split.start, read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
 
     def _tee(self, inlet: Inlet, to: TeeTo, ordinal: int) -> Tee:
         """One file for the consecutive splits of a source."""
@@ -183,8 +177,6 @@ class _SplitRun:
     def block(self, block: Block) -> None:
         """Takes one block through the whole pipeline."""
         records = block.records
-        if not records:
-            return
         self._block, self._nacks, self._rank = block, {}, 0
         total, origins = len(records), range(len(records))
         if block.nacks:

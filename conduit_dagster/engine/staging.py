@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.base import Part, Source
+from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
-from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import TransientError
@@ -57,15 +56,15 @@ class Stager:
         as_records: Sequence[str] = (),
         tees: Mapping[str, TeeTo] | None = None,
     ) -> Staged:
-        """Reads and stages a plan. Given tasks (a rebuild) make the same parts again.
+        """Reads and stages a plan, or the splits that ``tasks`` name: those of an earlier time give the same parts.
 
-        ``as_records``: consumers whose share is staged as whole records with their origins. ``tees``: where to log
-        what is read, of the sources themselves (``Plan.logs``).
+        ``as_records``: consumers whose share is staged as whole records with their origins. ``tees``: sources whose
+        splits in ``tasks`` are those behind the log, and where to log what is read of them.
 
         Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
         """
         reached("before-stage", self._pipeline.program.pipeline)
-        tasks = self._tasks(plan, bool(tees)) if tasks is None else self._relocated(tasks)
+        tasks = self._tasks(plan) if tasks is None else tasks
         staging = self._folders(plan.step)
         known = generations(plan, self._pipeline.inlets)
         job = StageJob(
@@ -75,26 +74,19 @@ class Stager:
         for ledger in ledgers:
             if ledger.error is not None:
                 raise ledger.error.as_error()
-        self._verify(plan, bool(tees))
+        self._verify(plan)
         reached("after-stage", self._pipeline.program.pipeline)
         return Staged(tasks, ledgers, staging)
 
-    def _tasks(self, plan: Plan, teed: bool) -> Tasks:
+    def _tasks(self, plan: Plan) -> Tasks:
         splits: list[SplitOf] = []
-        for name, source, start, end in self._read(plan, teed):
-            splits.extend(SplitOf(name, split) for split in source.split(start, end, self._slots))
-        return group(splits, self._slots)
-
-    def _read(self, plan: Plan, teed: bool) -> Iterator[tuple[str, Source, Any, Any]]:
         for span in plan.ranges:
             source = self._pipeline.inlet(span.source).source
-            if teed and isinstance(source, LogSource):
-                reach = plan.logs[span.source]
-                yield span.source, source.real, reach.start, reach.end
-            else:
-                yield span.source, source, span.start, span.end
+            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
+        return group(splits, self._slots)
 
-    def _relocated(self, tasks: Tasks) -> Tasks:
+    def relocated(self, tasks: Tasks) -> Tasks:
+        """Tasks of an earlier time, with where their data is now."""
         inlet = self._pipeline.inlet
         return [[SplitOf(s.source, inlet(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
@@ -116,10 +108,10 @@ class Stager:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)
 
-    def _verify(self, plan: Plan, teed: bool) -> None:
+    def _verify(self, plan: Plan) -> None:
         # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
-        for _, source, start, end in self._read(plan, teed):
-            source.verify(start, end)
+        for span in plan.ranges:
+            self._pipeline.inlet(span.source).source.verify(span.start, span.end)
 
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Makes the staged files' names durable; their bytes are since the tasks ended."""

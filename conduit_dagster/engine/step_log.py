@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.base import Position
-from conduit_dagster.engine.appender import Appender, Logged
-from conduit_dagster.engine.blame import blamed
+from conduit_dagster.connectors.base import Split
+from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.log_source import LogSource, log_split
+from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.log_source import log_split
 from conduit_dagster.engine.stage import SplitOf
-from conduit_dagster.engine.staging import Staged, Stager
-from conduit_dagster.engine.teed import Teed, TeeTo
+from conduit_dagster.engine.staging import Staged, Stager, Tasks, group
+from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.log_store import LogPart
@@ -26,123 +25,132 @@ from conduit_dagster.state.steps import Plan, Range, Reach
 
 
 class Ahead(NamedTuple):
-    """What is new of the sources: where it will lie in the log, and where it lies in the sources themselves."""
+    """A step's ranges where its records will lie in the log, and where they lie in the sources themselves."""
 
     ranges: list[Range]
     logs: dict[str, Reach]
 
 
 class StepLog:
-    """Plans and stages the steps of one pipeline that are logged on the way."""
+    """What of one pipeline's sources is not in the log yet: for a step that logs it on the way, or to be logged first.
+
+    Not safe for more than one thread: the one that plans and stages.
+    """
 
     def __init__(self, pipeline: CompiledPipeline, appender: Appender, stager: Stager, slots: int) -> None:
         self._pipeline, self._appender, self._stager, self._slots = pipeline, appender, stager, slots
-        self._name = pipeline.program.pipeline
-        self.idle = False
-        """Whether no source had anything new when it was asked last."""
+        self._name, self._fits = pipeline.program.pipeline, self.fits(pipeline)
+        self._first: list[Append] = []
+        self._planned: tuple[Ahead, list[Append], Tasks] | None = None
 
     @staticmethod
     def fits(pipeline: CompiledPipeline) -> bool:
-        """Whether steps of the pipeline can be logged so: each holds all that was new of sources that can be repeated.
+        """Whether steps may log on the way: each holds all that was new of its sources, which can be read again.
 
-        A join pairs what was logged before, and of several sources ``alternate`` takes one at a time.
+        A join pairs what was logged before; ``alternate`` takes one source at a time.
         """
-        program = pipeline.program
-        whole = program.fan_in == "merge" or (program.fan_in == "alternate" and len(program.sources) == 1)
-        return program.log == "records" and whole and all(inlet.source.replayable for inlet in pipeline.sources)
+        return pipeline.program.fan_in == "merge" and all(inlet.source.replayable for inlet in pipeline.sources)
 
     # -- line 1 -------------------------------------------------------------------------------------------------
 
     def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> Ahead:
-        """Empty where there is nothing new, or a source does not know how many records that is."""
+        """Empty where there is nothing new, or what there is has to be logged first (:meth:`log_first`)."""
+        self._planned, self._first = None, self._appender.new(horizons)
         found = Ahead([], {})
-        reaches = [reach for inlet in self._pipeline.sources if (reach := self._appender.reach(inlet, horizons))]
-        self.idle = not reaches
-        for reach in reaches:
-            count = self._count(reach.inlet, reach.start, reach.end)
+        if not self._fits or not self._first:
+            return found
+        splits = self._splits(self._first)
+        for append, mine in zip(self._first, splits, strict=True):
+            count = _count(mine)
             if not count:
                 return Ahead([], {})
-            name, end = reach.inlet.id, reach.offset + count
-            found.ranges.append(Range(name, known[name].generation, reach.offset, end, reach.offset))
-            found.logs[name] = Reach(reach.start, reach.end)
+            name, offset = append.inlet.id, append.offset
+            found.ranges.append(Range(name, known[name].generation, offset, offset + count, offset))
+            found.logs[name] = Reach(append.start, append.end)
+        self._planned, self._first = (found, self._first, self._tasks(self._first, splits)), []
         return found
 
-    def _count(self, inlet: Inlet, start: Position, end: Position) -> int | None:
-        splits = blamed(self._node(inlet.id), inlet.source.split, start, end, self._slots)
-        if not splits or any(split.records is None for split in splits):
-            return None
-        return splits[-1].ordinal + (splits[-1].records or 0)
+    def _splits(self, appends: Sequence[Append]) -> list[list[Split]]:
+        return [self._appender.split(append, self._slots) for append in appends]
+
+    def _tasks(self, appends: Sequence[Append], splits: Sequence[Sequence[Split]]) -> Tasks:
+        pairs = zip(appends, splits, strict=True)
+        return group([SplitOf(append.inlet.id, split) for append, mine in pairs for split in mine], self._slots)
+
+    def log_first(self) -> bool:
+        """Logs what :meth:`ahead` found and could not plan; False where there was nothing."""
+        appends, self._first = self._first, []
+        return bool(appends) and self._appender.append(appends)
 
     # -- lines 2 and 3 ------------------------------------------------------------------------------------------
 
-    def is_due(self, plan: Plan) -> bool:
+    def can_stage(self, plan: Plan) -> bool:
+        """Whether a step that a run before planned can be staged: its records are in the log, or come into it so."""
+        if self._is_due(plan):
+            sources = {inlet.id: inlet.source for inlet in self._pipeline.sources}
+            return not any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items())
+        return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
+
+    def _is_due(self, plan: Plan) -> bool:
         """Whether its records are not in the log, which ends where it begins."""
-        if not plan.logs:
-            return False
-        ends = [self._log_of(span.source).manifest.state() for span in plan.ranges]
-        begins = [(span.start, plan.logs[span.source].start) for span in plan.ranges]
-        return begins == [(end.next_offset, end.position) for end in ends]
+        ends = {name: self._appender.state(name) for name in plan.logs}
+        return bool(ends) and all(
+            (end.next_offset, end.position) == (_span(plan, name).start, plan.logs[name].start)
+            for name, end in ends.items()
+        )
 
-    def gives_up(self, plan: Plan) -> bool:
-        """As of :meth:`Source.gives_up`, of a step that is due."""
-        return any(self._log_of(name).real.gives_up(reach.start, reach.end) for name, reach in plan.logs.items())
+    def stage(self, plan: Plan) -> Staged | None:
+        """Reads, logs, processes and stages a step; None where its records are in the log already.
 
-    def stage(self, plan: Plan) -> Staged:
-        """Reads, logs, processes and stages a step that is due. Raises as :meth:`Stager.stage`."""
+        Raises as :meth:`Stager.stage`, and ``FatalError`` (``source.count_wrong``).
+        """
+        found = self._due(plan)
+        if found is None:
+            return None
+        appends, tasks = found
         reached("before-log", self._name)
-        logged = {span.source: self._to(plan, span) for span in plan.ranges}
-        tees = {name: TeeTo(one.folder.segment(one.segment), one.offset) for name, one in logged.items()}
-        staged = self._stager.stage(plan, tees=tees)
+        tees = {append.inlet.id: TeeTo(append.folder.segment(append.segment), append.offset) for append in appends}
+        staged = self._stager.stage(plan, tasks, tees=tees)
+        for append in appends:
+            self._appender.verify(append)
         reached("after-log-stage", self._name)
-        parts = {name: self._parts(one, staged) for name, one in logged.items()}
-        for span in plan.ranges:
-            _require_whole(self._node(span.source), span, parts[span.source])
+        logged = [(append, _parts(append, staged.ledgers)) for append in appends]
+        for append, parts in logged:
+            _require_whole(f"{self._name}:{append.inlet.id}", _span(plan, append.inlet.id), parts)
         # the log is committed before the step can be prepared: it covers only what the manifest names
-        self._appender.commit([(one, parts[name]) for name, one in logged.items()])
+        self._appender.commit(logged)
         reached("after-log", self._name)
-        return staged._replace(tasks=self._in_log(staged, logged, parts))
+        return staged._replace(tasks=_in_log(logged, staged.ledgers))
 
-    def _to(self, plan: Plan, span: Range) -> Logged:
-        reach, inlet = plan.logs[span.source], self._source_of(span.source)
-        return self._appender.to(inlet, reach.start, reach.end)
+    def _due(self, plan: Plan) -> tuple[list[Append], Tasks] | None:
+        planned, self._planned = self._planned, None
+        if planned is not None and planned[0] == (plan.ranges, plan.logs):
+            return planned[1:]
+        if not self._is_due(plan):
+            return None
+        appends = [self._append(plan, name) for name in plan.logs]
+        return appends, self._tasks(appends, self._splits(appends))
 
-    def _parts(self, logged: Logged, staged: Staged) -> list[LogPart]:
-        name = logged.inlet.id
-        teed = [one for ledger in staged.ledgers for one in ledger.teed if one.source == name and one.written]
-        return [self._part(logged, one, one is teed[-1]) for one in teed]
+    def _append(self, plan: Plan, source: str) -> Append:
+        inlet = next(inlet for inlet in self._pipeline.sources if inlet.id == source)
+        reach = plan.logs[source]
+        return self._appender.to(inlet, reach.start, reach.end, _span(plan, source).start)
 
-    def _part(self, logged: Logged, teed: Teed, last: bool) -> LogPart:
-        assert teed.written is not None
-        source, start, end = logged.inlet.source, logged.start, logged.end
-        return teed.written.appended(logged.segment, end if last else source.within(start, end, teed.boundary))
 
-    def _in_log(
-        self, staged: Staged, logged: Mapping[str, Logged], parts: Mapping[str, Sequence[LogPart]]
-    ) -> list[list[SplitOf]]:
-        """What each task has read, as it is read from the log when its parts are lost."""
-        known = {(name, part.first): part for name, found in parts.items() for part in found}
-        return [
-            [
-                SplitOf(one.source, self._split(logged[one.source], known[one.source, one.written.first], one.ordinal))
-                for one in ledger.teed
-                if one.written is not None
-            ]
-            for ledger in staged.ledgers
-        ]
+def _count(splits: Sequence[Split]) -> int | None:
+    """How many records they hold; None where one of them does not know."""
+    if not splits or any(split.records is None for split in splits):
+        return None
+    return splits[-1].ordinal + (splits[-1].records or 0)
 
-    def _split(self, logged: Logged, part: LogPart, ordinal: int) -> Any:
-        return log_split(logged.folder, [part], part.first, part.next, ordinal)
 
-    def _source_of(self, name: str) -> Inlet:
-        return next(inlet for inlet in self._pipeline.sources if inlet.id == name)
+def _span(plan: Plan, source: str) -> Range:
+    return next(span for span in plan.ranges if span.source == source)
 
-    def _log_of(self, name: str) -> LogSource:
-        source = self._pipeline.inlet(name).source
-        assert isinstance(source, LogSource)
-        return source
 
-    def _node(self, source: str) -> str:
-        return f"{self._name}:{source}"
+def _parts(append: Append, ledgers: Sequence[Ledger]) -> list[LogPart]:
+    teed = [one for ledger in ledgers for one in ledger.teed if one.source == append.inlet.id]
+    return parts_of(append, [(one.written, one.boundary) for one in teed if one.written is not None])
 
 
 def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
@@ -154,3 +162,20 @@ def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
             node=node,
             fix="a split's records must be exact: leave them out (None) where the source can't know",
         )
+
+
+def _in_log(logged: Sequence[tuple[Append, Sequence[LogPart]]], ledgers: Sequence[Ledger]) -> Tasks:
+    """What each task has read, as it is read from the log when its parts are lost."""
+    known = {(append.inlet.id, part.first): (append, part) for append, parts in logged for part in parts}
+    return [
+        [
+            SplitOf(one.source, _split(*known[one.source, one.written.first], one.ordinal))
+            for one in ledger.teed
+            if one.written is not None
+        ]
+        for ledger in ledgers
+    ]
+
+
+def _split(append: Append, part: LogPart, ordinal: int) -> Split:
+    return log_split(append.folder, [part], part.first, part.next, ordinal)

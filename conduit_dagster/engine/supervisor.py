@@ -149,14 +149,10 @@ class _Run:
             if plan is not None:
                 flight.take(plan)
             # nothing new is read before everything in the log is on its way
-            elif not self._logs(loop, appender, horizons) and (self._options.drain or self._stop.wait(_POLL)):
+            elif not loop.log_first() and (self._options.drain or self._stop.wait(_POLL)):
                 break
             flight.look()
             self._life.look()
-
-    @staticmethod
-    def _logs(loop: StepLoop, appender: Appender | None, horizons: dict[str, Any] | None) -> bool:
-        return appender is not None and not loop.is_idle and appender.append(horizons)
 
     def _appender(self) -> Appender | None:
         if self._pipeline.program.log != "records":

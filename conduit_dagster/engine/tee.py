@@ -8,13 +8,12 @@ from functools import partial
 from typing import Any
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Split
-from conduit_dagster.engine.blame import blamed_each
 from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.labels import label
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.teed import Teed, TeeTo
 from conduit_dagster.record import Record
 
@@ -29,7 +28,7 @@ class Tee:
 
     def __init__(self, pipeline: CompiledPipeline, inlet: Inlet, to: TeeTo, ordinal: int) -> None:
         assert isinstance(inlet.source, LogSource)
-        self._pipeline, self._inlet, self._real = pipeline, inlet, inlet.source.real
+        self._pipeline, self._real = pipeline, inlet.source.real
         self.source, self._ordinal = inlet.id, ordinal
         self._next = to.first + ordinal
         # random per attempt: a second one never meets the file of the first
@@ -38,14 +37,9 @@ class Tee:
 
     def blocks(self, split: Split) -> Iterator[Block]:
         """The split's records as the log holds them from now on, so that reading them there gives the same bytes."""
-        pipeline = self._pipeline
-        options = _OPTIONS._replace(keys=pipeline.reads_key)
-        for read in blamed_each(f"{pipeline.program.pipeline}:{self.source}", self._real.read(split, options)):
-            block = read if isinstance(read, Block) else Block.of(read)
-            if block.records:
-                if not self._real.sets_metadata:
-                    label(pipeline.program.pipeline, self.source, pipeline.clock.now_ns, block.records)
-                yield from self._logged(block)
+        options = _OPTIONS._replace(keys=self._pipeline.reads_key)
+        for block in read_blocks(self._pipeline, self.source, self._real, split, options):
+            yield from self._logged(block)
 
     def _logged(self, block: Block) -> Iterator[Block]:
         records, first = block.records, self._next

@@ -26,6 +26,11 @@ class SourceState:
     position: Any
     records: int
 
+    @property
+    def late(self) -> str:
+        """The destination that catches up on it; empty: it is a source that all of them read."""
+        return self.unit["destination"] if self.unit.get("plugin") == "catch-up" else ""
+
 
 @dataclass(frozen=True)
 class OpenStep:

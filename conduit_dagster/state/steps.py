@@ -56,6 +56,10 @@ class Plan(msgspec.Struct, frozen=True):
     logs: dict[str, Reach] = {}
     """Of a step that is logged as it is staged: by source, what it reads of the source itself."""
 
+    def is_for(self, consumer: str) -> bool:
+        """Whether this destination is one of those that it moves on."""
+        return self.only in ("", consumer)
+
 
 class SourceCount(msgspec.Struct):
     """What became of the records of one source: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""

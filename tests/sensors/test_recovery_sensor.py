@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import dagster as dg
 import pytest
@@ -40,7 +41,9 @@ def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkey
     late = list(names)
     location.fail(late.pop(0))
     monkeypatch.setattr("sensors.recovery._STAY", 60.0)
-    monkeypatch.setattr("sensors.tick.pause", lambda _: location.fail(late.pop(0)) if late else None)
+    looks = SimpleNamespace(**vars(time))
+    looks.sleep = lambda _: location.fail(late.pop(0)) if late else None  # pyright: ignore[reportUnknownLambdaType]
+    monkeypatch.setattr("sensors.tick.time", looks)
     requests = location.tick()
     assert [request.job_name for request in requests] == names
     assert len({request.run_key for request in requests}) == 3

@@ -113,7 +113,7 @@ def encode_block(
         encode_repeated(list(modes)) if modes is not None else _modes(shared, operations, records),
         encode_repeated(operations),
         shared.strings(_namespace),
-        *_content(records, shared, nacks, labels or _labels(records)),
+        *_content(records, shared, nacks, _all_raw(labels) if labels is not None else _labels(records)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
@@ -136,18 +136,27 @@ def encode_entries(entries: list[Entry]) -> Batch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def _labels(records: list[Record]) -> tuple[Column, ...]:
-    """Positions, keys, and what kind of data the keys are."""
-    return _positions([record.position for record in records]), *encode_payload([record.key for record in records])
+_KindedLabels = tuple[Column, Column, Column]
+"""Positions, keys, and what kind of data each key is."""
 
 
-def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks, labels: Sequence[Column]) -> list[Column]:
-    positions, keys, *kinds = labels
+def _labels(records: list[Record]) -> _KindedLabels:
+    keys, kinds = encode_payload([record.key for record in records])
+    return _positions([record.position for record in records]), keys, kinds
+
+
+def _all_raw(labels: Labels) -> _KindedLabels:
+    positions, keys = labels
+    return positions, keys, encode_constant("raw", len(keys))
+
+
+def _content(records: list[Record], shared: SharedMetadata, nacks: Nacks, labels: _KindedLabels) -> list[Column]:
+    positions, keys, kinds = labels
     return [
         positions,
         shared.array(),
         keys,
-        *(kinds or [encode_constant("raw", len(records))]),
+        kinds,
         *encode_payload([record.before for record in records]),
         *encode_payload([record.after for record in records]),
         *_nack_columns(nacks, len(records)),

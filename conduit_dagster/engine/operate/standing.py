@@ -34,7 +34,7 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
         mine = {o["source"]: o["offset"] for o in offsets if o["consumer"] == name and o["namespace"] == EVERYTHING}
         stands = error if error and error.get("node") == f"{pipeline}:{name}" else None
         sources = [_in_source(source, mine.get(source), end) for source, end in ends.items()]
-        for late in (one for one in state.sources.values() if one.unit.get("destination") == name):
+        for late in (one for one in state.sources.values() if one.late == name):
             _missing(sources, late)
         facts.append({**row, "sources": sources, "open": _open(state, name, bound), "error": stands})
     return facts
@@ -60,7 +60,7 @@ def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -
     found = prepared_step(state)
     ends: dict[str, tuple[int, int]] = {}
     for name, one in state.sources.items():
-        if one.unit.get("plugin") in ("join", "catch-up"):
+        if one.late or one.unit.get("plugin") == "join":
             continue
         start = one.position if name in logged else one.records
         handled = (state.sources[joined[name]].position[name] if name in joined else start) - 1

@@ -1,0 +1,38 @@
+"""What a task reads of a source, whatever becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conduit_dagster.connectors.base import Block, ReadOptions, Source, Split
+from conduit_dagster.engine.blame import blamed_each
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+
+
+def read_blocks(
+    pipeline: CompiledPipeline, name: str, source: Source, split: Split, options: ReadOptions
+) -> Iterator[Block]:
+    """The split's records with their metadata; no block is empty. Errors are those of the source ``name``."""
+    node = f"{pipeline.program.pipeline}:{name}"
+    for read in blamed_each(node, source.read(split, options)):
+        block = read if isinstance(read, Block) else Block.of(read)
+        if block.records:
+            if not source.sets_metadata:
+                _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
+            yield block
+
+
+def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:
+    """Where a record comes from and when it was read, as Conduit says it; a source's own values win.
+
+    Records that share their metadata go on sharing it.
+    """
+    own = {SOURCE_CONNECTOR_ID: f"{pipeline}:{source}", READ_AT: str(now_ns)}
+    last: dict[str, str] | None = None
+    labelled = own
+    for record in records:
+        if record.metadata is not last:
+            last = record.metadata
+            labelled = {**own, **last}
+        record.metadata = labelled
