@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from conduit_dagster.connectors.base import ConnectorContext, Destination
+from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of
 from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
@@ -50,8 +50,8 @@ class CompiledPipeline:
     nodes: Sequence[Step]
     outlets: Sequence[Outlet]
     dead_letters: Destination
-    reads_key: bool
-    """Whether anything may look at a record's key or position."""
+    reads_keys: Keys
+    """Which keys anything may look at."""
 
     def inlet(self, source: str) -> Inlet:
         """The inlet of a source. Raises ``FatalError`` where an open step needs one that the file has no more."""
@@ -105,10 +105,11 @@ class _Maker:
         nodes = [self._node(spec) for spec in program.processors]
         outlets = [self._outlet(spec) for spec in program.destinations]
         letters = self._destination(program.dead_letters)
-        # a condition may look at the key as well; where there is one, keys are filled in
-        reads = any(processor.reads_key for processor in self._processors) or self._has_condition_on_key()
-        reads = reads or any(outlet.destination.reads_key for outlet in outlets)
-        return CompiledPipeline(program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, reads)
+        keys = max(outlet.destination.reads_keys for outlet in outlets)
+        # a condition may look at the key as well
+        if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
+            keys = Keys.ALL
+        return CompiledPipeline(program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, keys)
 
     def _has_condition_on_key(self) -> bool:
         specs = [*self._program.processors]

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.engine.commit_log.layout import LogFolder
 from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.record import Record
@@ -65,7 +65,7 @@ class LogSource(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """The entries as they were logged; those that a node nacked before come as nacked."""
-        yield from read_log(split, options.keys)
+        yield from read_log(split, options.keys > Keys.NONE)
 
     def relocate(self, split: Split) -> Split:
         """The split with the files that hold it now: compaction may have put others in their place."""

@@ -16,10 +16,10 @@ class Tracker:
 
     def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
         """Takes a block in, as it left the source's processors; ``ordinal`` is the block's place in the range."""
-        last = len(records) - 1
-        for i, record in enumerate(records):
-            if i == last or records[i + 1].metadata is not record.metadata:
-                self._seen[record.collection] = Seen(ordinal + origins[i], mode_of(record))
+        places = {id(record.metadata): place for place, record in enumerate(records)}
+        for place in sorted(places.values()):
+            record = records[place]
+            self._seen[record.collection] = Seen(ordinal + origins[place], mode_of(record))
 
 
 def merged(parts: Iterable[Mapping[str, Mapping[str, Seen]]]) -> Namespaces:

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Block, ReadOptions, Split, Writer, WriterTask
+from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.connectors.staged import RecordWriter
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
@@ -133,7 +133,7 @@ class _Task:
         to = self._job.tees.get(inlet.id)
         if to is not None:
             return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
-        options = ReadOptions(keys=self._pipeline.reads_key or bool(self._job.as_records))
+        options = ReadOptions(Keys.ALL if self._job.as_records else self._pipeline.reads_keys)
         return split.start, read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
 
     def _tee(self, inlet: Inlet, to: TeeTo, ordinal: int) -> Tee:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
 from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.compiled import CompiledPipeline
@@ -37,7 +37,7 @@ class Tee:
 
     def blocks(self, split: Split) -> Iterator[Block]:
         """The split's records as the log holds them from now on, so that reading them there gives the same bytes."""
-        options = _OPTIONS._replace(keys=self._pipeline.reads_key)
+        options = _OPTIONS._replace(keys=self._pipeline.reads_keys)
         for block in read_blocks(self._pipeline, self.source, self._real, split, options):
             yield from self._logged(block)
 
@@ -54,7 +54,7 @@ class Tee:
         if _holds_documents(batch):
             # JSON has made something else of what it can't hold exactly
             records = decode_batch(batch).records
-        elif self._pipeline.reads_key:
+        elif self._pipeline.reads_keys is Keys.ALL:
             for record in records:
                 record.position = str(record.position)
         fill_in = block.complete if labels else None

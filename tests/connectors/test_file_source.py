@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from file_reading import MUCH, Reader, append
 
-from conduit_dagster.connectors.base import Limit, ReadOptions
+from conduit_dagster.connectors.base import Keys, Limit, ReadOptions
 from conduit_dagster.recovery.errors import FatalError, TransientError
 
 
@@ -88,7 +88,7 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
     reader = Reader(tmp_path)
     start, end = reader.position, reader.source.latest(reader.position, MUCH)
     [split] = reader.source.split(start, end, 1)
-    for block in reader.source.read(split, ReadOptions(keys=False, block_records=7)):
+    for block in reader.source.read(split, ReadOptions(Keys.NONE, block_records=7)):
         for i, record in enumerate(block.records):
             reader.position = reader.source.within(start, end, block.boundary(i))
             following = reader.records(end)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec import structs
 from postgres_lab import PostgresLab, change, child, create
 
-from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.base import Delivery, Keys
 from conduit_dagster.connectors.postgres.copy_text import copy_lines
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
@@ -125,3 +126,19 @@ def test_a_missing_table_is_known_to_whoever_publishes(lab: PostgresLab) -> None
     delivery = lab.stage(lab.destination(create_table="auto"), [create(1)], [create(2, v=0.5)])
     lab.destination(create_table="auto").publish(delivery)
     assert lab.rows() == [(1, None), (2, 0.5)]
+
+
+@pytest.mark.parametrize("settings", [{}, {"key": "id"}], ids=["inserts", "by key"])
+def test_a_key_that_is_no_object_makes_no_difference(lab: PostgresLab, settings: dict[str, str]) -> None:
+    """So a source may leave it out, with the position."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    destination = lab.destination(**settings)
+    assert destination.reads_keys is Keys.OBJECTS
+    bare = [create(1, n=2), create(2, n=3)]
+    whole = [structs.replace(record, key=b"17", position=f"3:{place}") for place, record in enumerate(bare)]
+    assert contents(lab.stage(destination, bare)) == contents(lab.stage(destination, whole))
+
+
+def test_a_table_that_the_key_names_needs_every_key(lab: PostgresLab) -> None:
+    assert lab.destination(table='{{ printf "%s" .Key }}').reads_keys is Keys.ALL
+    assert lab.destination(table='{{ index .Metadata "opencdc.collection" }}').reads_keys is Keys.OBJECTS

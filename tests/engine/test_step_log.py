@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.connectors.base import Block, Limit, ReadOptions
+from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.state.schema import steps
 from conduit_dagster.state.steps import Plan
@@ -217,7 +217,7 @@ def test_labels_are_what_complete_gives(lab: Lab) -> None:
     end = real.latest(real.initial(), Limit(1000, 1_000_000))
     seen = 0
     for split in real.split(real.initial(), end, 2):
-        bare, full = (_blocks(real.read(split, ReadOptions(keys=keys))) for keys in (False, True))
+        bare, full = (_blocks(real.read(split, ReadOptions(keys=keys))) for keys in (Keys.NONE, Keys.ALL))
         for one, other in zip(bare, full, strict=True):
             assert one.labels is not None
             positions, keys = one.labels()

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from conduit_dagster.connectors.base.context import ConnectorContext, ConnectorSettings, Strategy
 from conduit_dagster.connectors.base.delivery import Delivery, Target
+from conduit_dagster.connectors.base.ranges import Keys
 from conduit_dagster.connectors.base.verdicts import Claim, Claimed
 from conduit_dagster.connectors.base.writer import Writer, WriterTask
 
@@ -25,8 +26,8 @@ class Destination(ABC):
     """What it can keep; ``exactly-once`` only where it stores, or is named by, the delivery hash."""
     divisible: ClassVar[bool] = False
     """Whether it takes children: deliveries with ``take``, a range of the staged records."""
-    reads_key: bool = True
-    """Whether a written record's key or position is looked at."""
+    reads_keys: Keys = Keys.ALL
+    """Which keys of written records are looked at."""
     changes_records: ClassVar[bool] = True
     """Whether ``writer`` may change the records it is given, and so needs its own copies."""
 

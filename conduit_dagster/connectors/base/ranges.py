@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -55,10 +56,21 @@ class Block(NamedTuple):
         return Block(records, positions.__getitem__)
 
 
+class Keys(IntEnum):
+    """Which keys a plan looks at."""
+
+    NONE = 0
+    """No key, and no position."""
+    OBJECTS = 1
+    """Keys that are documents, or the JSON of one; no other key, and no position."""
+    ALL = 2
+    """Every key and position."""
+
+
 class ReadOptions(NamedTuple):
     """What the plan lets a source leave out."""
 
-    keys: bool = True
-    """False where nothing in the plan looks at keys and positions."""
+    keys: Keys = Keys.ALL
+    """Other keys and positions may be left out, with ``Block.complete`` to fill them in; they need not be."""
     block_records: int = 3_000
     block_bytes: int = 65_536

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, StagedDestination, Target, Writer, WriterTask
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.connectors.delta.columns import Schema, parse_columns
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.infer import infer
@@ -30,7 +38,7 @@ class DeltaDestination(StagedDestination):
     name = "delta"
     Settings = DeltaDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
-    reads_key = False
+    reads_keys = Keys.NONE
     changes_records = False
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:

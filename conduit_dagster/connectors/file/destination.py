@@ -5,7 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, StagedDestination, Target, Writer, WriterTask
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
@@ -31,7 +39,7 @@ class FileDestination(StagedDestination):
         super().__init__(settings, context)
         self._settings = as_destination(settings)
         self._format = make_format(self._settings.format, self._settings.format_options)
-        self.reads_key = self._format.reads_key
+        self.reads_keys = Keys.ALL if self._format.reads_key else Keys.NONE
         self._path = self._local(context.resolve(self._settings.path))
         self._layout = self._made_layout()
 

@@ -25,22 +25,22 @@ def reach(url: str, start: Mark, upto: int, limit: Limit, final: bool, max_line:
 
     ``final``: what follows the last line end is a line as well.
     """
-    marks = list(scan(url, start, min(upto, start.offset + limit.bytes), max_line))
-    if not marks:
-        marks = _first_line(url, start, upto, max_line)
-    within = [mark for mark in marks if mark.line - start.line <= limit.records]
-    if len(within) < len(marks):
-        last = within[-1] if within else start
-        return Reach(nth_end(url, last, limit.records - (last.line - start.line)), within, True, False)
-    end = within[-1] if within else start
+    marks: list[Mark] = []
+    for mark in scan(url, start, min(upto, start.offset + limit.bytes), max_line):
+        if mark.line - start.line > limit.records:
+            last = marks[-1] if marks else start
+            return Reach(nth_end(url, last, limit.records - (last.line - start.line)), marks, True, False)
+        marks.append(mark)
+    marks = marks or _first_line(url, start, upto, max_line)
+    end = marks[-1] if marks else start
     if end.offset == upto:
-        return Reach(end, within, False, False)
+        return Reach(end, marks, False, False)
     if any(scan(url, end, upto, max_line)):
-        return Reach(end, within, True, False)
+        return Reach(end, marks, True, False)
     full = end.line > start.line and (upto - start.offset > limit.bytes or end.line - start.line >= limit.records)
     if not final or full:
-        return Reach(end, within, final and full, False)
-    return Reach(Mark(upto, end.line + 1), within, False, True)
+        return Reach(end, marks, final and full, False)
+    return Reach(Mark(upto, end.line + 1), marks, False, True)
 
 
 def _first_line(url: str, start: Mark, upto: int, max_line: int) -> list[Mark]:

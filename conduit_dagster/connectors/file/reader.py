@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, ReadOptions, Split
+from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines
 from conduit_dagster.connectors.file.listing import look
 from conduit_dagster.connectors.file.tracked import Tracked, mark_of, parse_tracked
@@ -49,7 +49,7 @@ class Reader:
     def _block(self, lines: list[bytes], at: Mark) -> Block:
         metadata, labels = self._metadata, _Labels(self, lines, at)
         records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
-        if not self._options.keys:
+        if self._options.keys < Keys.ALL:  # a line's number is no object
             return Block(records, labels.boundary, labels.complete, {}, labels.columns)
         labels.complete_all(records)
         return Block(records, labels.boundary)

@@ -13,6 +13,7 @@ from conduit_dagster.connectors.base import (
     Claimed,
     ConnectorContext,
     Delivery,
+    Keys,
     StagedDestination,
     Target,
     Writer,
@@ -56,6 +57,7 @@ class PostgresDestination(StagedDestination):
         self._settings = as_settings(settings)
         template = compile_template(self._settings.table)
         self._template: Callable[[Record], Any] = template
+        self.reads_keys = Keys.OBJECTS if template.names.isdisjoint(("key", "position")) else Keys.ALL
         self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
         self._server = Server.of(conninfo(self._settings.url))
         self._verdicts = Verdicts(self._server, str(self._table or ""))
