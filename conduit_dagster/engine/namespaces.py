@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
+from operator import attrgetter, is_
 
 from conduit_dagster.record import Record, mode_of
 from conduit_dagster.state.steps import Namespaces, Seen
+
+_metadata_of = attrgetter("metadata")
 
 
 class Tracker:
@@ -16,10 +20,17 @@ class Tracker:
 
     def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
         """Takes a block in, as it left the source's processors; ``ordinal`` is the block's place in the range."""
-        places = {id(record.metadata): place for place, record in enumerate(records)}
-        for place in sorted(places.values()):
+        for place in _ends(list(map(_metadata_of, records))):
             record = records[place]
             self._seen[record.collection] = Seen(ordinal + origins[place], mode_of(record))
+
+
+def _ends(metadata: list[dict[str, str]]) -> list[int]:
+    """Where each run of the same object ends."""
+    last = len(metadata) - 1
+    if not metadata or all(map(is_, metadata, repeat(metadata[last]))):
+        return [last] if metadata else []
+    return [place for place, one in enumerate(metadata) if place == last or metadata[place + 1] is not one]
 
 
 def merged(parts: Iterable[Mapping[str, Mapping[str, Seen]]]) -> Namespaces:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
-from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
+from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block, encode_plain
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
@@ -43,11 +43,7 @@ class Tee:
 
     def _logged(self, block: Block) -> Iterator[Block]:
         records, first = block.records, self._next
-        labels = block.labels() if block.labels is not None else None
-        if labels is None and block.complete is not None:
-            for i, record in enumerate(records):
-                block.complete(i, record)
-        batch = encode_block(self.source, first, records, None, self._pipeline.clock.now_ns // 1000, {}, labels)
+        batch = self._encoded(block)
         self._file.write(batch)
         self._next += len(records)
         self._boundary = block.boundary(len(records) - 1)
@@ -57,10 +53,19 @@ class Tee:
         elif self._pipeline.reads_keys is Keys.ALL:
             for record in records:
                 record.position = str(record.position)
-        fill_in = block.complete if labels else None
+        fill_in = block.complete if block.plain is not None else None
         for begin in range(0, len(records), _PIECE):
             piece = records[begin : begin + _PIECE]
             yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin))
+
+    def _encoded(self, block: Block) -> Any:
+        records, now_us = block.records, self._pipeline.clock.now_ns // 1000
+        if block.plain is not None:
+            return encode_plain(self.source, self._next, records[0], block.plain(), now_us)
+        if block.complete is not None:
+            for i, record in enumerate(records):
+                block.complete(i, record)
+        return encode_block(self.source, self._next, records, None, now_us, {})
 
     def finish(self) -> Teed:
         """Durable but for its name, as of :meth:`PartFile.finish`."""

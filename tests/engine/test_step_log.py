@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions
+from conduit_dagster.engine.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.state.schema import steps
 from conduit_dagster.state.steps import Plan
@@ -209,7 +210,7 @@ def test_a_source_that_miscounts_is_told_and_nothing_is_delivered(lab: Lab) -> N
     assert lab.lines("out.jsonl") == []
 
 
-def test_labels_are_what_complete_gives(lab: Lab) -> None:
+def test_a_plain_block_is_logged_as_its_records_are(lab: Lab) -> None:
     build(lab, source("./many/*.jsonl"))
     bound = lab.catalogue().get("p")
     assert bound is not None
@@ -219,10 +220,9 @@ def test_labels_are_what_complete_gives(lab: Lab) -> None:
     for split in real.split(real.initial(), end, 2):
         bare, full = (_blocks(real.read(split, ReadOptions(keys=keys))) for keys in (Keys.NONE, Keys.ALL))
         for one, other in zip(bare, full, strict=True):
-            assert one.labels is not None
-            positions, keys = one.labels()
-            assert positions.to_pylist() == [str(record.position) for record in other.records]
-            assert keys.to_pylist() == [record.key for record in other.records]
+            assert one.plain is not None
+            plain = encode_plain("in", 5, one.records[0], one.plain(), 7)
+            assert plain.equals(encode_block("in", 5, other.records, None, 7, {}))
             seen += len(other.records)
     assert seen == 140
 

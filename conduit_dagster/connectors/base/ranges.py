@@ -35,6 +35,17 @@ class Split(msgspec.Struct):
     """Whatever else ``read`` needs; a JSON object."""
 
 
+class Plain(NamedTuple):
+    """A block of records of which there is nothing else to tell."""
+
+    payloads: list[Any]
+    """Bytes: ``after`` of each record."""
+    positions: Any
+    """An Arrow column of text, the same as ``Block.complete`` gives."""
+    keys: Any
+    """An Arrow column of bytes, likewise."""
+
+
 class Block(NamedTuple):
     """A few thousand records in source order, with what the engine may ask about the i-th of them."""
 
@@ -45,9 +56,9 @@ class Block(NamedTuple):
     """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
     nacks: Mapping[int, tuple[str, Nack]] = {}
     """Records that were nacked before they were logged: by which node, and why."""
-    labels: Callable[[], tuple[Any, Any]] | None = None
-    """The positions and keys that ``read`` left out as Arrow columns, text and bytes, for a log of records: the same
-    as ``complete`` gives, at a fraction of its cost."""
+    plain: Callable[[], Plain] | None = None
+    """For a log of records, at a fraction of the cost of looking at each: only where all records are creates that
+    share one metadata, with raw payloads and nothing before."""
 
     @staticmethod
     def of(records: list[Record]) -> Block:

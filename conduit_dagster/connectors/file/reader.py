@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
+from conduit_dagster.connectors.base import Block, Keys, Plain, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines
 from conduit_dagster.connectors.file.listing import look
 from conduit_dagster.connectors.file.tracked import Tracked, mark_of, parse_tracked
@@ -50,7 +50,7 @@ class Reader:
         metadata, labels = self._metadata, _Labels(self, lines, at)
         records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
         if self._options.keys < Keys.ALL:  # a line's number is no object
-            return Block(records, labels.boundary, labels.complete, {}, labels.columns)
+            return Block(records, labels.boundary, labels.complete, {}, labels.plain)
         labels.complete_all(records)
         return Block(records, labels.boundary)
 
@@ -97,8 +97,8 @@ class _Labels:
             for record in records[:last]:
                 record.position = self._reader.position(int(record.position))
 
-    def columns(self) -> tuple[Any, Any]:
-        """Positions as text and keys as bytes, of every record."""
+    def plain(self) -> Plain:
+        """All of them as columns."""
         # here, because validating a pipeline must not import pyarrow
         import numpy as np
         import pyarrow as pa
@@ -111,7 +111,8 @@ class _Labels:
         if self._reader.prefix:
             parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
             positions = pc.call_function("binary_join_element_wise", parts)
-        return positions, pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
+        keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
+        return Plain(self._lines, positions, keys)
 
     def complete(self, i: int, record: Record) -> None:
         record.key = b"%d" % (self._at.line + i + 1)

@@ -19,17 +19,22 @@ METADATA: Final = pa.map_(REPEATED, REPEATED)
 class SharedMetadata:
     """The metadata of a block: each distinct object once, and which of them each record has."""
 
-    def __init__(self, metadata: list[Metadata]) -> None:
-        self._count = len(metadata)
-        self._index: Column | None = None
+    def __init__(self, distinct: list[Metadata], count: int, index: Column | None = None) -> None:
+        """``index``: which of several each record has; None where each record has its own, or all have one."""
+        self.distinct, self._count, self._index = distinct, count, index
+
+    @staticmethod
+    def of(metadata: list[Metadata]) -> SharedMetadata:
+        """That of a block, record by record."""
+        count = len(metadata)
         if all(map(is_, metadata, repeat(metadata[0]))) or _all_alike(metadata):
-            self.distinct = metadata[:1]
-            return
+            return SharedMetadata(metadata[:1], count)
         ids = list(map(id, metadata))
-        self.distinct = list(dict(zip(ids, metadata, strict=True)).values())
-        if len(self.distinct) < len(ids):
-            places = {id(one): place for place, one in enumerate(self.distinct)}
-            self._index = pa.array(np.fromiter(map(places.__getitem__, ids), np.int64, len(ids)))
+        distinct = list(dict(zip(ids, metadata, strict=True)).values())
+        if len(distinct) == count:
+            return SharedMetadata(distinct, count)
+        places = {id(one): place for place, one in enumerate(distinct)}
+        return SharedMetadata(distinct, count, pa.array(np.fromiter(map(places.__getitem__, ids), np.int64, count)))
 
     def array(self) -> Column:
         """The map column."""
