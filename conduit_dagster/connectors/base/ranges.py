@@ -38,12 +38,12 @@ class Split(msgspec.Struct):
 class Plain(NamedTuple):
     """A block of records of which there is nothing else to tell."""
 
-    payloads: list[Any]
-    """Bytes: ``after`` of each record."""
+    payloads: Any
+    """An Arrow column of bytes: ``after`` of each record."""
     positions: Any
-    """An Arrow column of text, the same as ``Block.complete`` gives."""
+    """Text, the same as ``Block.complete`` gives."""
     keys: Any
-    """An Arrow column of bytes, likewise."""
+    """Bytes, likewise."""
 
 
 class Block(NamedTuple):

@@ -105,14 +105,16 @@ class _Labels:
         import pyarrow.compute as pc
 
         count, first = len(self._lines), self._at.line + 1
-        ends = self._at.offset + np.cumsum(np.fromiter(map(len, self._lines), np.int64, count) + 1)
+        payloads = pa.array(self._lines, pa.binary())
+        # where the lines end in the column, and the line ends between them
+        ends = np.frombuffer(payloads.buffers()[1], np.int32, count + 1)[1:] + np.arange(1, count + 1) + self._at.offset
         ends[-1] = self._reader.offset(int(ends[-1]))  # the last line of a file may lack its end
         positions = pa.array(ends).cast(pa.string())
         if self._reader.prefix:
             parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
             positions = pc.call_function("binary_join_element_wise", parts)
         keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
-        return Plain(self._lines, positions, keys)
+        return Plain(payloads, positions, keys)
 
     def complete(self, i: int, record: Record) -> None:
         record.key = b"%d" % (self._at.line + i + 1)

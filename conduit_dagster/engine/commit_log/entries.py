@@ -126,7 +126,8 @@ def encode_plain(source: str, first_offset: int, like: Record, plain: Plain, tim
         encode_constant("raw", count),
         pa.nulls(count, pa.binary()),
         encode_constant("null", count),
-        *encode_payload(plain.payloads),
+        plain.payloads,
+        encode_constant("raw", count),
         *_nack_columns({}, count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

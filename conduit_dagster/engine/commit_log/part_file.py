@@ -25,7 +25,7 @@ _OPTIONS: Final[dict[str, Any]] = {
         *("source", "timestamp", "mode", "operation", "namespace", "nack_node", "nack_code"),
         *("metadata.key_value.key", "metadata.key_value.value", "key_kind", "before_kind", "after_kind"),
     ],
-    "column_encoding": {"offset": "DELTA_BINARY_PACKED", "position": "DELTA_BYTE_ARRAY"},
+    "column_encoding": {"offset": "DELTA_BINARY_PACKED"},
     # a reader finds in the dictionary of the others what a row group has; their statistics cost a tenth of the writing
     "write_statistics": ["offset", "timestamp"],
     "write_page_checksum": True,  # a bit that flips on the disk is found when it is read
