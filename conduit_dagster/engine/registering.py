@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -12,7 +13,9 @@ from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.registry import Registry
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
 
@@ -27,22 +30,31 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Every source and consumer, and what each destination owns. Raises what its ``check`` finds, and ``FatalError``
-    (``destination.owned``)."""
-    name, consumers = pipeline.program.pipeline, pipeline.consumers()
-    store.registry.retire(set(consumers))
-    store.registry.release_others({d.owned for d in consumers.values() if d.owned is not None})
-    register_sources(pipeline, store)
-    _register_catch_ups(pipeline, store)
-    for consumer, destination in consumers.items():
-        store.registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
-        if destination.owned is not None:
-            _claim(store, destination.owned, name, consumer)
+    (``destination.owned``); nothing is registered then."""
+    name = pipeline.program.pipeline
+    _require_same_reading(pipeline, store)
+    store.registering(partial(_register, pipeline))
+    for consumer, destination in pipeline.consumers().items():
         blamed(f"{name}:{consumer}", destination.check)
     reached("after-register", name)
 
 
-def _claim(store: PipelineStore, thing: str, pipeline: str, consumer: str) -> None:
-    if other := store.registry.claim(thing, consumer):
+def _register(pipeline: CompiledPipeline, registry: Registry, logs: LogRegistry) -> None:
+    consumers = pipeline.consumers()
+    owned = {consumer: destination.owned for consumer, destination in consumers.items()}
+    registry.retire(set(consumers))
+    registry.release_others({thing for thing in owned.values() if thing is not None})
+    _register_sources(pipeline, registry, logs)
+    _register_catch_ups(pipeline, logs)
+    for consumer in consumers:
+        registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
+    # in one order, so that of two pipelines that claim the same things none waits for the other
+    for thing, consumer in sorted((thing, consumer) for consumer, thing in owned.items() if thing is not None):
+        _claim(registry, thing, pipeline.program.pipeline, consumer)
+
+
+def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None:
+    if other := registry.claim(thing, consumer):
         raise FatalError(
             f"{thing} is written by {other[1]} of pipeline {other[0]} already",
             code="destination.owned",
@@ -54,25 +66,29 @@ def _claim(store: PipelineStore, thing: str, pipeline: str, consumer: str) -> No
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Every source, in the way in which its records are read now."""
     _require_same_reading(pipeline, store)
-    store.log_registry.leave({inlet.id for inlet in pipeline.inlets})
+    store.registering(partial(_register_sources, pipeline))
+
+
+def _register_sources(pipeline: CompiledPipeline, registry: Registry, logs: LogRegistry) -> None:
+    logs.leave({inlet.id for inlet in pipeline.inlets})
     for inlet in pipeline.sources:
         source = inlet.source
         if pipeline.program.log == "records":
-            store.log_registry.register(inlet.id, source.unit, source.initial())
+            logs.register(inlet.id, source.unit, source.initial())
         else:
-            store.log_registry.unlog(inlet.id, source.unit)
-            store.registry.register_source(inlet.id, source.unit, source.initial())
+            logs.unlog(inlet.id, source.unit)
+            registry.register_source(inlet.id, source.unit, source.initial())
     for inlet in pipeline.inlets:
         if isinstance(inlet.source, JoinSource):
-            store.log_registry.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
+            logs.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
 
 
-def _register_catch_ups(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: one that is known by now is never new again
     late = [inlet for inlet in pipeline.inlets if inlet.only]
-    store.log_registry.drop_catch_ups({inlet.id for inlet in late})
+    logs.drop_catch_ups({inlet.id for inlet in late})
     for inlet in late:
-        store.log_registry.register_catch_up(inlet.id, inlet.origin, inlet.only)
+        logs.register_catch_up(inlet.id, inlet.origin, inlet.only)
 
 
 def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> None:

@@ -39,7 +39,8 @@ def watching(
         yield
     finally:
         watch.ended.set()
-        threads[0].join()
+        if stop.requested:
+            threads[0].join()  # it may be cancelling: no job of whoever comes next
 
 
 class _Watch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -22,6 +22,7 @@ from conduit_dagster.state.schema import consumers, dead_letters, deliveries, so
 from conduit_dagster.state.steps import DeadLetter, Decision, Plan, SourceCount, StagedDelivery, encode
 from conduit_dagster.state.transactions import Transactions
 
+T = TypeVar("T")
 _KEPT_STEPS = 50
 """At least; what is older goes every so many steps."""
 _KEPT_DEAD_LETTERS = 100_000
@@ -39,8 +40,6 @@ class PipelineStore:
         transactions = Transactions(engine, lease, patience, interrupted)
         self._run = transactions.run
         self.transactions = transactions
-        self.log_registry = LogRegistry(transactions, lease.pipeline)
-        self.registry = Registry(transactions, lease.pipeline)
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
         self.life = Life(transactions, lease.pipeline)
 
@@ -52,6 +51,10 @@ class PipelineStore:
     def load(self) -> PipelineState:
         """The state as the last committed transaction left it."""
         return self.transactions.read(lambda connection: load(connection, self._id))
+
+    def registering(self, work: Callable[[Registry, LogRegistry], T]) -> T:
+        """Runs what makes connectors known in one transaction; ``work`` may be called again after one that failed."""
+        return self._run(lambda connection: work(Registry(connection, self._id), LogRegistry(connection, self._id)))
 
     # -- one step -----------------------------------------------------------------------------------------------
 

@@ -90,7 +90,7 @@ class Shop:
     def begin(self, pipeline: str) -> None:
         def work(store: PipelineStore) -> None:
             store.life.begin(Start("r", f"{pipeline}.yaml"))
-            store.registry.register_consumer("dead_letters", "dlq")
+            store.registering(lambda registry, _: registry.register_consumer("dead_letters", "dlq"))
 
         self.store(pipeline, work)
 

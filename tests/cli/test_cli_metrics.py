@@ -32,7 +32,7 @@ def known(project: Path) -> Path:
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
     store.life.begin(Start("first", "pipelines/orders.yaml"))
-    store.registry.register_source("in", {}, {"files": [], "seen": 0})
+    store.registering(lambda registry, _: registry.register_source("in", {}, {"files": [], "seen": 0}))
     with database.begin() as connection:
         connection.execute(sources.update().values(records=7))
     store.life.ended("stopped", "user")

@@ -17,8 +17,8 @@ def failed(project: Path) -> Path:
     """A project whose pipeline ran and failed."""
     with owned(project) as store:
         store.life.begin(Start("first", "pipelines/orders.yaml"))
-        store.registry.register_source("in", {}, {"files": [], "seen": 0})
-        store.registry.register_consumer("out", "data")
+        store.registering(lambda registry, _: registry.register_source("in", {}, {"files": [], "seen": 0}))
+        store.registering(lambda registry, _: registry.register_consumer("out", "data"))
         store.life.failed(ERROR, None, "first")
     return project
 

@@ -28,9 +28,9 @@ def store(database: sa.Engine) -> Iterator[PipelineStore]:
     lease = acquire(database, "p", 60.0)
     store = PipelineStore(database, lease)
     store.life.begin(Start("r1", "p.yaml"))
-    store.registry.register_source("in", {}, 0)
-    store.registry.register_consumer("out", "data")
-    store.registry.register_consumer("dead_letters", "dlq")
+    store.registering(lambda registry, _: registry.register_source("in", {}, 0))
+    for consumer, kind in (("out", "data"), ("dead_letters", "dlq")):
+        store.registering(lambda registry, _, own=(consumer, kind): registry.register_consumer(*own))
     yield store
     lease.release()
 

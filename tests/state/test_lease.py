@@ -76,15 +76,19 @@ def test_paths_that_a_pipeline_writes_no_more_are_free(database: sa.Engine) -> N
     lease = acquire(database, "p", 30.0)
     store = PipelineStore(database, lease)
     for thing, consumer in (("/x", "a"), ("/y", "b"), ("/x", "b"), ("/y", "a")):
-        assert store.registry.claim(thing, consumer) is None
+        assert claim(store, thing, consumer) is None
     other_lease = acquire(database, "q", 30.0)
     other = PipelineStore(database, other_lease)
-    assert other.registry.claim("/x", "out") == ("p", "b")
-    store.registry.release_others({"/y"})
-    assert other.registry.claim("/x", "out") is None
+    assert claim(other, "/x", "out") == ("p", "b")
+    store.registering(lambda registry, _: registry.release_others({"/y"}))
+    assert claim(other, "/x", "out") is None
     lease.release()
-    assert other.registry.claim("/y", "out") is None
+    assert claim(other, "/y", "out") is None
     other_lease.release()
+
+
+def claim(store: PipelineStore, thing: str, consumer: str) -> tuple[str, str] | None:
+    return store.registering(lambda registry, _: registry.claim(thing, consumer))
 
 
 def test_a_dead_owner_is_replaced_at_once(database: sa.Engine) -> None:

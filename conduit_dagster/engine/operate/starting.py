@@ -15,6 +15,7 @@ from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recoveries import NEVER, ask, recovery_rows
 
 _LOOK = 0.1
+_ENDED = ("stopped", "degraded")
 
 
 def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
@@ -23,8 +24,8 @@ def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
     The lifecycle sensor obeys, or a ``run`` in which the pipeline waits for its restart.
     """
     row, state = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline, NEVER)
-    # one that has just failed still holds the lease for a moment, and waits for its restart already
-    if row is not None and _is_owned(row) and not state.restart_at_ns:
+    # one that has just ended, or waits for its restart, still holds the lease for a moment
+    if row is not None and _is_owned(row) and row["status"] not in _ENDED and not state.restart_at_ns:
         return False
     ask(database, pipeline, "start", by)
     return True
