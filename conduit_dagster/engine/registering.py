@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from typing import Any, NamedTuple
 
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -29,26 +29,40 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Every source and consumer, and what each destination owns. Raises what its ``check`` finds, and ``FatalError``
-    (``destination.owned``); nothing is registered then."""
-    name = pipeline.program.pipeline
+    """Every source and consumer, and what each destination owns, in one transaction; then each ``check``.
+
+    Raises ``FatalError`` (``destination.owned``, and what :func:`register_sources` raises) with nothing registered,
+    and what a ``check`` finds.
+    """
+    name, consumers = pipeline.program.pipeline, pipeline.consumers()
+    owned = {consumer: destination.owned for consumer, destination in consumers.items()}
     _require_same_reading(pipeline, store)
-    store.registering(partial(_register, pipeline))
-    for consumer, destination in pipeline.consumers().items():
+    # apart, and whatever comes of the rest: what is written to no more is free for whoever waits for it
+    store.registering(lambda registry, _: _give_up(registry, owned))
+    reading = _Reading.of(pipeline)
+    store.registering(lambda registry, logs: _register(pipeline, reading, owned, registry, logs))
+    for consumer, destination in consumers.items():
         blamed(f"{name}:{consumer}", destination.check)
     reached("after-register", name)
 
 
-def _register(pipeline: CompiledPipeline, registry: Registry, logs: LogRegistry) -> None:
-    consumers = pipeline.consumers()
-    owned = {consumer: destination.owned for consumer, destination in consumers.items()}
-    registry.retire(set(consumers))
+def _give_up(registry: Registry, owned: Mapping[str, str | None]) -> None:
+    registry.retire(set(owned))
     registry.release_others({thing for thing in owned.values() if thing is not None})
-    _register_sources(pipeline, registry, logs)
+
+
+def _register(
+    pipeline: CompiledPipeline,
+    reading: _Reading,
+    owned: Mapping[str, str | None],
+    registry: Registry,
+    logs: LogRegistry,
+) -> None:
+    reading.register(registry, logs)
     _register_catch_ups(pipeline, logs)
-    for consumer in consumers:
+    for consumer in owned:
         registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
-    # in one order, so that of two pipelines that claim the same things none waits for the other
+    # in one order: of two pipelines that claim the same things none waits for the other
     for thing, consumer in sorted((thing, consumer) for consumer, thing in owned.items() if thing is not None):
         _claim(registry, thing, pipeline.program.pipeline, consumer)
 
@@ -64,23 +78,46 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Every source, in the way in which its records are read now."""
+    """Every source, in the way in which its records are read now.
+
+    Raises ``FatalError`` (``delivery.reading_changed``, ``delivery.source_changed``, ``log.not_read_up``).
+    """
     _require_same_reading(pipeline, store)
-    store.registering(partial(_register_sources, pipeline))
+    store.registering(_Reading.of(pipeline).register)
 
 
-def _register_sources(pipeline: CompiledPipeline, registry: Registry, logs: LogRegistry) -> None:
-    logs.leave({inlet.id for inlet in pipeline.inlets})
-    for inlet in pipeline.sources:
-        source = inlet.source
-        if pipeline.program.log == "records":
-            logs.register(inlet.id, source.unit, source.initial())
-        else:
-            logs.unlog(inlet.id, source.unit)
-            registry.register_source(inlet.id, source.unit, source.initial())
-    for inlet in pipeline.inlets:
-        if isinstance(inlet.source, JoinSource):
-            logs.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
+class _Reading(NamedTuple):
+    """What the sources say of themselves. Asked before the transaction: it is theirs how long they take to answer."""
+
+    inlets: set[str]
+    logged: bool
+    sources: list[tuple[str, dict[str, Any], Any]]
+    joins: list[tuple[str, dict[str, Any], list[str]]]
+
+    @staticmethod
+    def of(pipeline: CompiledPipeline) -> _Reading:
+        name = pipeline.program.pipeline
+        joins = [(inlet.id, inlet.source) for inlet in pipeline.inlets if isinstance(inlet.source, JoinSource)]
+        return _Reading(
+            {inlet.id for inlet in pipeline.inlets},
+            pipeline.program.log == "records",
+            [
+                (inlet.id, inlet.source.unit, blamed(f"{name}:{inlet.id}", inlet.source.initial))
+                for inlet in pipeline.sources
+            ],
+            [(join, source.unit, list(source.members)) for join, source in joins],
+        )
+
+    def register(self, registry: Registry, logs: LogRegistry) -> None:
+        logs.leave(self.inlets)
+        for source, unit, initial in self.sources:
+            if self.logged:
+                logs.register(source, unit, initial)
+            else:
+                logs.unlog(source, unit)
+                registry.register_source(source, unit, initial)
+        for join, unit, members in self.joins:
+            logs.register_joined(join, unit, members)
 
 
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:

@@ -27,6 +27,13 @@ def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
     return {row["pipeline"]: _pipeline(row) for row in rows}
 
 
+def locked_row(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:
+    """As of :func:`pipeline_rows`; nothing of it changes before the transaction ends. None: it never ran."""
+    mine = sa.select(pipelines).where(pipelines.c.pipeline == pipeline).with_for_update()
+    row = connection.execute(mine).mappings().first()
+    return None if row is None else _pipeline(row)
+
+
 def _pipeline(row: Any) -> dict[str, Any]:
     error = json.loads(row["error"]) if row["error"] else None
     owner = json.loads(row["owner"]) if row["owner"] else None

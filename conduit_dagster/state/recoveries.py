@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -92,8 +93,20 @@ def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
     connection.execute(sa.update(recoveries).where(recoveries.c.pipeline == pipeline).values(**values))
 
 
-def ask(engine: sa.Engine, pipeline: str, asked: Asked, by: str) -> None:
-    """Leaves word for whoever runs the pipeline, or is to run it. Needs no lease: only its owner acts on it."""
+def ask(
+    engine: sa.Engine,
+    pipeline: str,
+    asked: Asked,
+    by: str,
+    unless: Callable[[sa.Connection], bool] = lambda connection: False,
+) -> bool:
+    """Leaves word for whoever runs the pipeline, or is to run it. Needs no lease: only its owner acts on it.
+
+    False where ``unless``, which is asked in the same transaction, says so.
+    """
     with engine.begin() as connection:
+        if unless(connection):
+            return False
         write(connection, pipeline, asked=asked, asked_ns=time.time_ns())
         record_event(connection, pipeline, "asked", to=asked, by=by)
+    return True

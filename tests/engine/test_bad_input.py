@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.schema import consumers, sources
 
 EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
 
@@ -226,6 +228,10 @@ def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
     (lab.root / "pipelines" / "other.yaml").unlink()
     simple(lab, DECODE)
     failed(lab.run(), "destination.owned")
+    # nothing of it was registered
+    with lab.store() as database, database.connect() as connection:
+        assert set(connection.execute(sa.select(consumers.c.pipeline)).scalars()) == {"other"}
+        assert set(connection.execute(sa.select(sources.c.pipeline)).scalars()) == {"other"}
     stop.request()
     other.join(60)
     assert lab.run().error is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from support import DECODE, Crashes, Lab, destination, processor, queue, source
 from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions
 from conduit_dagster.engine.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.engine.step_log import StepLog
-from conduit_dagster.state.schema import steps
+from conduit_dagster.state.schema import logs, steps
 from conduit_dagster.state.steps import Plan
 
 ROWS = [{"i": i, "t": "ü" * (i % 5)} for i in range(70)]
@@ -24,7 +26,8 @@ KEY = processor("key", "field.set", field=".Payload.After.k", expression="str(ke
 NAN = processor("nan", "field.set", field=".Payload.After.k", expression="str(after.none)")
 WHOLE = {"settings": {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}}
 PLUGIN = """
-from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.connectors.base import ConnectorSettings, Keys, Source, Split
+from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.record import Record
 
 
@@ -60,6 +63,14 @@ class Counting(Source):
 class Miscounting(Counting):
     name = "miscounting"
     first = 1
+
+
+class Objects(FileDestination):
+    name = "objects"
+
+    def __init__(self, settings, context):
+        super().__init__(settings, context)
+        self.reads_keys = Keys.OBJECTS
 """
 COUNTING = {"id": "in", "type": "source", "plugin": "counting"}
 
@@ -149,6 +160,29 @@ def test_what_is_staged_again_from_the_log_is_the_same(lab: Lab, crashes: Crashe
     assert len(lab.documents("out.jsonl")) == (70 if kind == "documents" else 30)
 
 
+def test_what_is_staged_again_is_the_same_where_keys_were_left_out(lab: Lab, crashes: Crashes) -> None:
+    build(lab, out={**destination(), "plugin": "objects"})
+    crashes(lab, "after-prepare")
+    shutil.rmtree(lab.root / ".conduit" / "staging")
+    (lab.root / "in.jsonl").unlink()
+    error = lab.run().error
+    assert error is not None and error.code == "file.range_gone"
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(30))
+
+
+def test_a_dead_letter_has_its_key_and_position_where_others_were_left_out(tmp_path: Path, spark: SparkSession) -> None:
+    bad = processor("bad", "error", "after.i == 20", message="not this one")
+    letters: list[Any] = []
+    for name, out in (("all", destination(**WHOLE)), ("objects", {**destination(), "plugin": "objects"})):
+        lab = lab_in(tmp_path / name, spark)
+        build(lab, processors=(DECODE, bad), out=out)
+        assert lab.run().error is None
+        (letter,) = lab.documents("dead.jsonl")
+        letters.append({name: letter["payload"]["after"][name] for name in ("position", "key", "payload")})
+    assert letters[0] == letters[1]
+    assert base64.b64decode(letters[0]["key"]) == b"21"
+
+
 @pytest.mark.parametrize("point", ["after-plan", "before-log", "after-stage", "after-log-stage"])
 def test_a_step_keeps_its_range_and_its_name(lab: Lab, crashes: Crashes, point: str) -> None:
     build(lab, delivery={"batch-size": 1000})
@@ -177,16 +211,34 @@ def test_a_planned_range_that_is_gone_is_named_or_given_up(lab: Lab, crashes: Cr
     assert lab.documents("out.jsonl") == [{"i": 9}]
 
 
-def test_a_step_that_was_planned_so_is_read_otherwise_where_the_file_has_changed(lab: Lab, crashes: Crashes) -> None:
-    """Without the way of logging that it was planned for, a planned step is void and its records come anew."""
+def test_a_step_that_was_planned_so_is_finished_so_where_the_fan_in_has_changed(lab: Lab, crashes: Crashes) -> None:
+    """It keeps its records and its name; what comes after it is planned as the file says now."""
     lab.write("two.jsonl", [{"i": i} for i in range(100, 110)])
     both = (source(), {**source("./two.jsonl"), "id": "two"})
     build(lab, *both)
     crashes(lab, "after-plan")
+    ((_, first),) = planned(lab)
+    assert [span.source for span in first.ranges] == ["in", "two"]
     build(lab, *both, **{"fan-in": "alternate"})
     assert lab.run().error is None
+    (state, again), *later = planned(lab)
+    assert (state, again) == ("done", first)
+    assert later and all(len(plan.ranges) == 1 and not plan.logs for _, plan in later)
     numbers = [row["i"] for row in lab.documents("out.jsonl")]
     assert sorted(numbers) == [*range(70), *range(100, 110)]
+
+
+def test_a_step_whose_log_stands_elsewhere_is_void(lab: Lab, crashes: Crashes) -> None:
+    """Neither in the log nor what comes next in it: the run goes on where the log stands."""
+    build(lab)
+    crashes(lab, "after-plan")
+    ((_, first),) = planned(lab)
+    with lab.store() as database, database.begin() as connection:
+        connection.execute(sa.update(logs).values(position=json.dumps(first.logs["in"].end)))
+    assert lab.run().error is None
+    (state, again), *_ = planned(lab)
+    assert (state, again) == ("void", first)
+    assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(30, 70))
 
 
 def test_a_nack_that_cuts_the_step_leaves_the_rest_in_the_log(lab: Lab, spark: SparkSession) -> None:

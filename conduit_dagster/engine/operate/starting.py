@@ -11,8 +11,8 @@ from conduit_dagster.engine.operate.refused import never_ran
 from conduit_dagster.engine.reporting import end_waiting
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.recoveries import NEVER, ask, recovery_rows
+from conduit_dagster.state.overview import locked_row, pipeline_rows
+from conduit_dagster.state.recoveries import ask, read, recovery_rows
 
 _LOOK = 0.1
 _ENDED = ("stopped", "degraded")
@@ -23,12 +23,16 @@ def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
 
     The lifecycle sensor obeys, or a ``run`` in which the pipeline waits for its restart.
     """
-    row, state = pipeline_rows(database).get(pipeline), recovery_rows(database).get(pipeline, NEVER)
-    # one that has just ended, or waits for its restart, still holds the lease for a moment
-    if row is not None and _is_owned(row) and row["status"] not in _ENDED and not state.restart_at_ns:
+    return ask(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
+
+
+def _runs(connection: sa.Connection, pipeline: str) -> bool:
+    # locked: a run that begins at this moment is the start that was asked for, and takes the word away
+    row = locked_row(connection, pipeline)
+    if row is None or not _is_owned(row):
         return False
-    ask(database, pipeline, "start", by)
-    return True
+    # one that has just ended, or waits for its restart, still holds the lease for a moment
+    return row["status"] not in _ENDED and not read(connection, pipeline).restart_at_ns
 
 
 def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
