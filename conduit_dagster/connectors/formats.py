@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from conduit_dagster.expressions import EvaluationError, compile_template
+from conduit_dagster.expressions import EvaluationError, compile_template, reads_key
 from conduit_dagster.record import Envelope, Nack, Payload, Record
 
 Refused = list[tuple[int, Nack]]
@@ -101,7 +101,7 @@ class Template(Format):
 
     def __init__(self, template: Callable[[Record], Any], names: frozenset[str]) -> None:
         self._template = template
-        self.reads_key = not names.isdisjoint(("key", "position"))
+        self.reads_key = reads_key(names)
 
     def _block(self, records: list[Record]) -> bytes:
         template = self._template

@@ -12,7 +12,7 @@ from conduit_dagster.engine.inlets import Inlet, inlets_of
 from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
-from conduit_dagster.expressions import Clock, compile_condition
+from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import Processor, ProcessorContext
 from conduit_dagster.recovery.errors import FatalError
@@ -154,7 +154,7 @@ class _Maker:
 
 
 def _reads_key(condition: str, clock: Clock) -> bool:
-    return bool({"key", "position"} & compile_condition(condition, clock).names)
+    return reads_key(compile_condition(condition, clock).names)
 
 
 def _unknown(kind: str, plugin: str) -> FatalError:

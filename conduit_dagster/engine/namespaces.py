@@ -20,6 +20,8 @@ class Tracker:
 
     def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
         """Takes a block in, as it left the source's processors; ``ordinal`` is the block's place in the range."""
+        if not records:
+            return
         for place in _ends(list(map(_metadata_of, records))):
             record = records[place]
             self._seen[record.collection] = Seen(ordinal + origins[place], mode_of(record))
@@ -28,8 +30,8 @@ class Tracker:
 def _ends(metadata: list[dict[str, str]]) -> list[int]:
     """Where each run of the same object ends."""
     last = len(metadata) - 1
-    if not metadata or all(map(is_, metadata, repeat(metadata[last]))):
-        return [last] if metadata else []
+    if all(map(is_, metadata, repeat(metadata[last]))):
+        return [last]
     return [place for place, one in enumerate(metadata) if place == last or metadata[place + 1] is not one]
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
+from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
@@ -39,8 +39,8 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     _require_same_reading(pipeline, store)
     # apart, and whatever comes of the rest: what is written to no more is free for whoever waits for it
     store.registering(lambda registry, _: _give_up(registry, owned))
-    reading = _Reading.of(pipeline)
-    store.registering(lambda registry, logs: _register(pipeline, reading, owned, registry, logs))
+    initials = _initials(pipeline)
+    store.registering(lambda registry, logs: _register(pipeline, initials, owned, registry, logs))
     for consumer, destination in consumers.items():
         blamed(f"{name}:{consumer}", destination.check)
     reached("after-register", name)
@@ -53,12 +53,12 @@ def _give_up(registry: Registry, owned: Mapping[str, str | None]) -> None:
 
 def _register(
     pipeline: CompiledPipeline,
-    reading: _Reading,
+    initials: Mapping[str, Position],
     owned: Mapping[str, str | None],
     registry: Registry,
     logs: LogRegistry,
 ) -> None:
-    reading.register(registry, logs)
+    _register_sources(pipeline, initials, registry, logs)
     _register_catch_ups(pipeline, logs)
     for consumer in owned:
         registry.register_consumer(consumer, "dlq" if consumer == DEAD_LETTERS else "data")
@@ -83,41 +83,30 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     Raises ``FatalError`` (``delivery.reading_changed``, ``delivery.source_changed``, ``log.not_read_up``).
     """
     _require_same_reading(pipeline, store)
-    store.registering(_Reading.of(pipeline).register)
+    initials = _initials(pipeline)
+    store.registering(lambda registry, logs: _register_sources(pipeline, initials, registry, logs))
 
 
-class _Reading(NamedTuple):
-    """What the sources say of themselves. Asked before the transaction: it is theirs how long they take to answer."""
+def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
+    """Where each source begins. Asked before the transaction: a source may take its time to answer."""
+    name = pipeline.program.pipeline
+    return {inlet.id: blamed(f"{name}:{inlet.id}", inlet.source.initial) for inlet in pipeline.sources}
 
-    inlets: set[str]
-    logged: bool
-    sources: list[tuple[str, dict[str, Any], Any]]
-    joins: list[tuple[str, dict[str, Any], list[str]]]
 
-    @staticmethod
-    def of(pipeline: CompiledPipeline) -> _Reading:
-        name = pipeline.program.pipeline
-        joins = [(inlet.id, inlet.source) for inlet in pipeline.inlets if isinstance(inlet.source, JoinSource)]
-        return _Reading(
-            {inlet.id for inlet in pipeline.inlets},
-            pipeline.program.log == "records",
-            [
-                (inlet.id, inlet.source.unit, blamed(f"{name}:{inlet.id}", inlet.source.initial))
-                for inlet in pipeline.sources
-            ],
-            [(join, source.unit, list(source.members)) for join, source in joins],
-        )
-
-    def register(self, registry: Registry, logs: LogRegistry) -> None:
-        logs.leave(self.inlets)
-        for source, unit, initial in self.sources:
-            if self.logged:
-                logs.register(source, unit, initial)
-            else:
-                logs.unlog(source, unit)
-                registry.register_source(source, unit, initial)
-        for join, unit, members in self.joins:
-            logs.register_joined(join, unit, members)
+def _register_sources(
+    pipeline: CompiledPipeline, initials: Mapping[str, Position], registry: Registry, logs: LogRegistry
+) -> None:
+    logs.leave({inlet.id for inlet in pipeline.inlets})
+    for inlet in pipeline.sources:
+        unit, initial = inlet.source.unit, initials[inlet.id]
+        if pipeline.program.log == "records":
+            logs.register(inlet.id, unit, initial)
+        else:
+            logs.unlog(inlet.id, unit)
+            registry.register_source(inlet.id, unit, initial)
+    for inlet in pipeline.inlets:
+        if isinstance(inlet.source, JoinSource):
+            logs.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
 
 
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:

@@ -7,7 +7,7 @@ neither block nor grow without bound.
 from __future__ import annotations
 
 from conduit_dagster.expressions.clock import Clock
-from conduit_dagster.expressions.compiled import Compiled
+from conduit_dagster.expressions.compiled import Compiled, reads_key
 from conduit_dagster.expressions.errors import EvaluationError, ExpressionError
 from conduit_dagster.expressions.gotemplate.compile import template_condition, template_text
 from conduit_dagster.expressions.gotemplate.values import format_go
@@ -22,6 +22,7 @@ __all__ = [
     "compile_expression",
     "compile_template",
     "format_go",
+    "reads_key",
 ]
 
 

@@ -10,6 +10,11 @@ from conduit_dagster.record import Record
 PARTS = frozenset({"after", "before", "key", "metadata", "operation", "position"})
 
 
+def reads_key(names: frozenset[str]) -> bool:
+    """Whether what looks at these parts needs every record's key and position."""
+    return not names.isdisjoint(("key", "position"))
+
+
 class Compiled(Protocol):
     """A function of one record.
 

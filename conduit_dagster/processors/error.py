@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.expressions import compile_template
+from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.processors.base import (
     Nack,
     ProcessError,
@@ -50,7 +50,7 @@ class Error(Processor):
     @property
     @override
     def reads_key(self) -> bool:
-        return not self._message.names.isdisjoint(("key", "position"))
+        return reads_key(self._message.names)
 
     @override
     def process(self, record: Record) -> Record:

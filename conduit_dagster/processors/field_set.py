@@ -10,7 +10,7 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.expressions import compile_expression, compile_template
+from conduit_dagster.expressions import compile_expression, compile_template, reads_key
 from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import Expression, Field, Template, failure, refused
@@ -73,7 +73,7 @@ class FieldSet(InPlaceProcessor):
     @property
     @override
     def reads_key(self) -> bool:
-        return not self._names.isdisjoint(("key", "position"))
+        return reads_key(self._names)
 
     @override
     def change(self, record: Record) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from file_reading import MUCH, Reader, append
 
 from conduit_dagster.connectors.base import Keys, Limit, ReadOptions
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.state import storage
 
 
 def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
@@ -53,6 +57,24 @@ def test_positions_and_keys_as_conduit_has_them(tmp_path: Path, log: Path) -> No
         "file.path": "./app.log",
         "opencdc.readAt": "7",
     }
+
+
+def test_a_batch_of_few_records_reads_no_further_than_it_must(
+    tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a backlog is read again for each of its batches."""
+    append(log, ("x" * 99 + "\n") * 100_000)
+    reader, read = Reader(tmp_path), list[int]()
+
+    def chunks(*range_: Any) -> Iterator[bytes]:
+        for data in storage.chunks(*range_):
+            read.append(len(data))
+            yield data
+
+    monkeypatch.setattr("conduit_dagster.connectors.file.lines.storage", SimpleNamespace(chunks=chunks))
+    end = reader.source.latest(reader.position, Limit(1_000, 10**9))
+    assert reader.source.lag(end) == 99_000 * 100
+    assert sum(read) < 3_000_000
 
 
 @pytest.mark.parametrize("limit", [Limit(1, 10**9), Limit(7, 10**9), Limit(10**9, 1), Limit(10**9, 1000), Limit(3, 17)])

@@ -46,7 +46,7 @@ def nth_end(url: str, start: Mark, lines: int) -> Mark:
     """The place right after ``lines`` more lines."""
     offset, left = start.offset, lines
     for data in storage.chunks(url, start.offset):
-        found = data.count(b"\n")
+        found = _line_ends(data)
         if found < left:
             left, offset = left - found, offset + len(data)
             continue

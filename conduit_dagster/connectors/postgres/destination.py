@@ -33,7 +33,7 @@ from conduit_dagster.connectors.postgres.settings import PostgresDestinationSett
 from conduit_dagster.connectors.postgres.url import Server, conninfo
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.connectors.postgres.writer import CopyWriter
-from conduit_dagster.expressions import compile_template
+from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
 
 
@@ -57,7 +57,7 @@ class PostgresDestination(StagedDestination):
         self._settings = as_settings(settings)
         template = compile_template(self._settings.table)
         self._template: Callable[[Record], Any] = template
-        self.reads_keys = Keys.OBJECTS if template.names.isdisjoint(("key", "position")) else Keys.ALL
+        self.reads_keys = Keys.ALL if reads_key(template.names) else Keys.OBJECTS
         self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
         self._server = Server.of(conninfo(self._settings.url))
         self._verdicts = Verdicts(self._server, str(self._table or ""))
