@@ -53,9 +53,9 @@ class Claims(NamedTuple):
             return
         try:
             connection.execute(sql.SQL(_CREATE).format(self._table))
-        except (errors.UniqueViolation, errors.DuplicateTable):
+        except psycopg.Error as error:
             # IF NOT EXISTS does not see a table that is being made at the same moment
-            if not self._is_there(connection):
+            if not (is_race(error) and self._is_there(connection)):
                 raise
 
     def _is_there(self, connection: Connection) -> bool:
@@ -115,7 +115,11 @@ class Claims(NamedTuple):
 
 
 def is_race(error: psycopg.Error) -> bool:
-    """Whether two made the same table at the same moment."""
-    return isinstance(error, errors.DuplicateTable) or (
+    """Whether two made the same table at the same moment.
+
+    Which of the three the second one meets depends on how far the first one was: the table's row type is there, the
+    table is there, or neither was and a catalogue's unique index finds both.
+    """
+    return isinstance(error, (errors.DuplicateObject, errors.DuplicateTable)) or (
         isinstance(error, errors.UniqueViolation) and error.diag.schema_name == "pg_catalog"
     )
