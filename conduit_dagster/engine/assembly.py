@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
+from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
@@ -24,19 +25,24 @@ def make_loop(
     store: PipelineStore,
     jobs: Jobs,
     staging: str,
+    log: str,
     slots: int,
     appender: Appender | None,
     report: Callable[[StepReport], None],
 ) -> StepLoop:
-    """A loop that goes on from the state as it is stored now. With an ``appender`` it reads through the log."""
+    """A loop that goes on from the state as it is stored now. With an ``appender`` it reads through the log.
+
+    ``staging`` and ``log`` are URLs: of what is staged, and of what is kept for good.
+    """
     pipeline, delivery, queue = bound.compiled, bound.config.delivery, bound.config.dead_letter_queue
     state = store.load()
     window = NackWindow(queue.window_size, queue.window_nack_threshold)
-    stager = Stager(jobs, pipeline, staging, slots, store.epoch)
+    archive = Archive(archive_folder(log, bound.id))
+    stager = Stager(jobs, pipeline, staging, archive, slots, store.epoch)
     restaged = Restaged(stager)
     direct = DirectSender(pipeline, jobs, delivery.offset_flush_interval)
     bisect = delivery.redelivery == "bisect"
-    publisher = Publisher(pipeline, store, state, window, direct, restaged, bisect)
+    publisher = Publisher(pipeline, store, state, window, direct, restaged, archive, bisect)
     limit = Limit(delivery.batch_size, delivery.batch_bytes)
-    log = StepLog(pipeline, appender, stager, slots) if appender is not None else None
-    return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, log, report)
+    step_log = StepLog(pipeline, appender, stager, slots) if appender is not None else None
+    return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, step_log, report)

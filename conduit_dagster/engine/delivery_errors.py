@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from conduit_dagster.connectors.base import AlreadyClaimed, Rejected
 from conduit_dagster.engine.sending import Sent
+from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import classified
-from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 
 
 def is_outage(error: Exception) -> bool:
@@ -19,12 +20,21 @@ def refused_letter(sent: Sent, node: str) -> ConduitError | None:
     """Why a dead-letter queue did not take a letter; None where it did."""
     if sent.error is None and not sent.nacks:
         return None
-    if sent.error is not None:
-        error = sent.error.as_error()
-    else:
-        error = TransientError(f"a dead letter was refused: {sent.nacks[0][2]}", code="dead_letters.refused")
+    if sent.error is None:
+        return queue_refuses(Nack(*sent.nacks[0][1:]), node)
+    error = sent.error.as_error()
     error.node = error.node or node
     return error
+
+
+def queue_refuses(nack: Nack, node: str) -> FatalError:
+    """The queue says no to a dead letter: it would say so again, where a write that fails is tried again (B7)."""
+    return FatalError(
+        f"the dead-letter queue refuses a record: {nack.message}",
+        code="dead_letters.refused",
+        node=node,
+        fix="give the dead-letter queue a format that takes any record, such as opencdc/json, and run again",
+    )
 
 
 def split_error(error: object, node: str) -> TransientError:

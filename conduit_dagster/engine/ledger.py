@@ -11,7 +11,7 @@ from conduit_dagster.engine.teed import Teed
 from conduit_dagster.learn import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state.steps import Namespaces, Part, SourceCount
+from conduit_dagster.state.steps import LetterPart, Namespaces, Part, SourceCount
 
 
 class NackRow(msgspec.Struct):
@@ -56,6 +56,8 @@ class Ledger(msgspec.Struct):
     sources: dict[str, SourceCount] = {}
     nacks: list[NackRow] = []
     """One row per nack, as far as the driver needs them (``nack_rows.py``)."""
+    letters: LetterPart | None = None
+    """The file of the archive with all of them."""
     nacked: dict[str, int] = {}
     """All nacks, by ``node code``."""
     filtered: dict[str, int] = {}

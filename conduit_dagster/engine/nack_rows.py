@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 
-_INDEXED = 10_000
-"""Dead letters of one split that get a row in the state store; the queue itself has all of them."""
+_SAMPLE = 20
+"""Nacks of one split that are reported where none of them decides anything; the archive has all of them."""
 
 
 class NackRows:
-    """Which nacks of a split get a row: enough to decide where the step is cut, and a bounded index of the others.
+    """Which nacks of a split get a row: enough to decide where the step is cut, and a few of the others.
 
     Once the nacks of the split alone exceed the threshold the step is cut here or before, so no later one matters.
-    Without a window nothing is cut, and the rows are only the index of the dead letters.
+    Without a window nothing is cut, and the rows are only for people who watch.
     """
 
     def __init__(self, size: int, threshold: int) -> None:
         self._size, self._recent = size, deque[int](maxlen=threshold + 1)
-        self._left = _INDEXED if size == 0 else None
+        self._left = _SAMPLE if size == 0 else None
         self._decided = False
 
     def wants(self, ordinal: int) -> bool:

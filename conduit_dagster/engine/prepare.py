@@ -9,7 +9,7 @@ import msgspec
 
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.dead_letters.index import index_rows
 from conduit_dagster.engine.moves import after_step
 from conduit_dagster.engine.namespaces import merged
 from conduit_dagster.engine.naming import Names
@@ -17,8 +17,9 @@ from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, as_rows
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.letter_store import Letters
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import DeadLetter, Decision, Plan, StagedDelivery
+from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -35,11 +36,19 @@ class Preparer:
         decision = self._decision(plan, staged, resolution)
         self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
         moves = after_step(self._pipeline, plan, decision) if decision.once else None
+        letters = self._letters(plan, staged)
         reached("before-prepare", self._name)
-        self._store.prepare(plan, decision, _letters(plan, resolution.nacks), moves)
+        self._store.prepare(plan, decision, letters, moves)
         reached("after-prepare", self._name)
         self._state.prepared(decision)
         return decision
+
+    def _letters(self, plan: Plan, staged: Staged) -> Letters:
+        parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._stager.archive
+        if parts:
+            # the index names no file that a crash could take
+            archive.sync()
+        return Letters(parts, lambda: index_rows(archive, parts, plan))
 
     def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         return Decision(
@@ -72,17 +81,6 @@ class Preparer:
 
 def _gets(plan: Plan, consumer: str) -> bool:
     return plan.is_for(consumer) or consumer == DEAD_LETTERS
-
-
-def _letters(plan: Plan, nacks: list[NackRow]) -> list[DeadLetter]:
-    spans = {span.source: span for span in plan.ranges}
-    return [
-        DeadLetter(
-            row.source, spans[row.source].generation, row.position, spans[row.source].offset + row.ordinal,
-            row.node, row.code, row.message,
-        )
-        for row in nacks
-    ]  # fmt: skip
 
 
 def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:

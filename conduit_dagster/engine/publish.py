@@ -10,6 +10,7 @@ import msgspec
 from conduit_dagster.connectors.base import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.delivery_errors import refused_letter
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
@@ -49,11 +50,12 @@ class Publisher:
         window: NackWindow,
         direct: DirectSender,
         restaged: Restaged,
+        archive: Archive,
         bisect: bool,
     ) -> None:
         self._pipeline, self._store, self._state = pipeline, store, state
         self._direct, self._restaged, self._bisect = direct, restaged, bisect
-        self.refusals = Refusals(pipeline, store, state, window, self.publish_letter)
+        self.refusals = Refusals(pipeline, store, state, window, archive, self.publish_letter)
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
         """Publishes each delivery under its hash. The first error is raised when all have ended."""

@@ -10,7 +10,12 @@ from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.dead_letter import dead_letter
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
+from conduit_dagster.engine.dead_letters.kept import keep
+from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
+from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
+from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.moves import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.nack_window import NackWindow
@@ -18,11 +23,12 @@ from conduit_dagster.engine.naming import LETTERS, Names
 from conduit_dagster.engine.resolve import base_of, refusal
 from conduit_dagster.engine.shipment import Shipment, after
 from conduit_dagster.record import Nack
-from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
+from conduit_dagster.state.letter_store import Missed
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import DeadLetter, Letter, Plan, StagedDelivery
+from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, StagedDelivery
+from conduit_dagster.state.steps import Letter as StagedLetter
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -35,9 +41,11 @@ class Refusals:
         store: PipelineStore,
         state: PipelineState,
         window: NackWindow,
+        archive: Archive,
         publish: Callable[[StagedDelivery, Plan], None],
     ) -> None:
         self._pipeline, self._store, self._state, self._window = pipeline, store, state, window
+        self._archive, self._originals = archive, StepOriginals(pipeline)
         self._publish = publish
         self._names = Names(pipeline)
         self._lock = threading.Lock()
@@ -69,7 +77,8 @@ class Refusals:
                 return False
             shipment.progress = after(shipment.progress, 1, refused=1)
             if known:
-                self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
+                missed = Missed(record.source, offset, shipment.consumer)
+                self._store.deliveries.missed(shipment.plan.step, shipment.consumer, shipment.progress, missed, moves)
                 return True
             self._record(shipment, place, record, row, nack, window, moves)
             return True
@@ -105,10 +114,14 @@ class Refusals:
         staged = self.stage_letter(shipment, record, nack)
         offset = offset_of(plan, record.source, record.ordinal)
         generation = span_of(plan, record.source).generation
-        index = DeadLetter(record.source, generation, row.position, offset, row.node, row.code, row.message)
-        letter = Letter(staged, shipment.consumer, place, (nack.code, nack.message))
+        part = self._keep(shipment, record, row)
+        index = DeadLetter(
+            record.source, generation, row.position, offset, row.node, row.code, row.message,
+            clean(record.record.collection), staged.hash, encode_missed([shipment.consumer]), part.name,
+        )  # fmt: skip
+        letter = StagedLetter(staged, shipment.consumer, place, (nack.code, nack.message))
         reached("before-nack", pipeline)
-        self._store.deliveries.nack(plan, shipment.consumer, shipment.progress, window, index, letter, moves)
+        self._store.deliveries.nack(plan, shipment.consumer, shipment.progress, window, index, part, letter, moves)
         reached("after-nack", pipeline)
         self._state.window = window
         self._rows.setdefault(shipment.consumer, []).append(row)
@@ -117,6 +130,22 @@ class Refusals:
         except Exception as error:
             self._failed = error
             raise
+
+    def _keep(self, shipment: Shipment, record: StagedRecord, row: NackRow) -> LetterPart:
+        """The record and its original in the archive, durable before the index names them."""
+        plan, failed = shipment.plan, record.record
+        original = self._originals.of(plan.step, shipment.decision, record.source, record.ordinal)
+        file = ArchiveFile(self._archive.folder, plan.step, 0)
+        file.add(
+            Letter(
+                record.source, record.ordinal, row.position, clean(failed.collection), row.node, row.code, row.message,
+                encode_missed([shipment.consumer]), -1, -1, keep(failed), b"" if original is None else keep(original),
+            )
+        )  # fmt: skip
+        part = file.finish()
+        assert part is not None
+        self._archive.sync()
+        return part
 
     def stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
         """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
@@ -129,21 +158,23 @@ class Refusals:
         name = self._names.child(plan, DEAD_LETTERS, skip, 1)
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
         node = self._node(shipment.consumer)
-        origin = origin_of(self._pipeline, record.source)
-        row = dead_letter(program.pipeline, origin, node, nack, record.record, plan.clock_ns)
+        offset = offset_of(plan, record.source, record.ordinal)
+        origin = Origin(program.pipeline, origin_of(self._pipeline, record.source), offset, name)
+        row = dead_letter(origin, node, nack, record.record, plan.clock_ns)
         writer.place(record.source, record.ordinal, [0])
         refused = writer.write([row])
         part = writer.finish()
-        if refused or part is None:
-            raise FatalError("the dead-letter queue refuses a record", code="dead_letters.refused", node=DEAD_LETTERS)
+        if refused:
+            raise queue_refuses(refused[0].nack, self._node(DEAD_LETTERS))
+        assert part is not None
         storage.sync(staging)
         storage.sync(staging.rsplit("/", 1)[0])
         target = blamed(self._node(DEAD_LETTERS), queue.target, self._state.targets.get(DEAD_LETTERS))
         return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part], target, skip)
 
     def _row(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> NackRow:
-        message = nack.message[:2000].encode("utf-8", "backslashreplace").decode()
-        position, node = str(record.record.position), self._node(shipment.consumer)
+        message = clean(nack.message[:2000])
+        position, node = clean(str(record.record.position)), self._node(shipment.consumer)
         return NackRow(record.source, record.ordinal, position, node, nack.code, message, by_destination=True)
 
     def _node(self, consumer: str) -> str:

@@ -41,7 +41,7 @@ class Restaged:
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
         tasks = self._stager.relocated(from_rows(decision.splits))
-        staged = self._stager.stage(plan, tasks, as_records)
+        staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
         return staged
 

@@ -15,7 +15,12 @@ from conduit_dagster.connectors.staged import RecordWriter
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
-from conduit_dagster.engine.dead_letter import dead_letter
+from conduit_dagster.engine.dead_letters.archive import ArchiveFile, Letter
+from conduit_dagster.engine.dead_letters.kept import keep
+from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
+from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.originals import Originals
+from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
@@ -25,7 +30,6 @@ from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record, copy
-from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import SourceCount
 
 _MESSAGE = 2_000
@@ -53,6 +57,10 @@ class StageJob(msgspec.Struct, frozen=True):
     """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
     tees: dict[str, TeeTo] = {}
     """Sources that are read themselves, and logged on the way; by their id."""
+    offsets: dict[str, int] = {}
+    """The offset of each source's first record."""
+    archive: tuple[str, int] = ("", 0)
+    """The folder that keeps what is nacked, and the step's number; nothing is kept without a folder."""
 
     def encode(self) -> bytes:
         """As it travels."""
@@ -93,8 +101,10 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], {}, {}, {}, {}, [])
+        self._ledger = Ledger(number, {}, [], None, {}, {}, {}, {}, [])
         self._tees: list[Tee] = []
+        folder, step = job.archive
+        self._archive = ArchiveFile(folder, step, number) if folder else None
 
     def _writer(self, consumer: str) -> Writer:
         name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
@@ -111,8 +121,9 @@ class _Task:
                 if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
             self._ledger.teed.extend(tee.finish() for tee in self._tees)
+            self._ledger.letters = self._archive.finish() if self._archive else None
         except BaseException:
-            for writer in (*self._writers.values(), *self._tees):
+            for writer in (*self._writers.values(), *self._tees, *([self._archive] if self._archive else [])):
                 writer.abort()
             raise
         return self._ledger
@@ -122,9 +133,12 @@ class _Task:
 
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)
-        nacked = frozenset(self._job.nacked.get(inlet.id, ()))
         begin, blocks = self._opened(inlet, split.split)
-        run = _SplitRun(self._pipeline, inlet, split.split.ordinal, begin, self._writers, self._ledger, nacked)
+        originals = Originals(lambda: self._read(inlet, split.split, ReadOptions()), split.split.ordinal)
+        run = _SplitRun(
+            self._pipeline, self._job, inlet, split.split.ordinal, begin, self._writers, self._ledger, self._archive,
+            originals,
+        )  # fmt: skip
         for block in blocks:
             run.block(block)
 
@@ -134,7 +148,10 @@ class _Task:
         if to is not None:
             return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
         options = ReadOptions(Keys.ALL if self._job.as_records else self._pipeline.reads_keys)
-        return split.start, read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
+        return split.start, self._read(inlet, split, options)
+
+    def _read(self, inlet: Inlet, split: Split, options: ReadOptions) -> Iterator[Block]:
+        return read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
 
     def _tee(self, inlet: Inlet, to: TeeTo, ordinal: int) -> Tee:
         """One file for the consecutive splits of a source."""
@@ -149,19 +166,23 @@ class _SplitRun:
     def __init__(
         self,
         pipeline: CompiledPipeline,
+        job: StageJob,
         inlet: Inlet,
         ordinal: int,
         begin: Any,
         writers: dict[str, Writer],
         ledger: Ledger,
-        nacked: frozenset[int],
+        archive: ArchiveFile | None,
+        originals: Originals,
     ) -> None:
-        self._nacked_before = nacked
-        self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
+        self._nacked_before = frozenset(job.nacked.get(inlet.id, ()))
+        self._pipeline, self._job, self._inlet, self._writers, self._ledger = pipeline, job, inlet, writers, ledger
+        self._archive, self._originals = archive, originals
         self._ordinal = ordinal
         self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)
         self._nacks: dict[int, tuple[int, str, Nack, Record]] = {}
+        self._missed: dict[int, set[int]] = {}
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
         self._filtered = ledger.filtered
@@ -177,7 +198,7 @@ class _SplitRun:
     def block(self, block: Block) -> None:
         """Takes one block through the whole pipeline."""
         records = block.records
-        self._block, self._nacks, self._rank = block, {}, 0
+        self._block, self._nacks, self._missed, self._rank = block, {}, {}, 0
         total, origins = len(records), range(len(records))
         if block.nacks:
             records, origins = self._without_nacked(block)
@@ -235,6 +256,7 @@ class _SplitRun:
         """One source record makes at most one nack, that of the first node in file order (DELIVERY.md)."""
         if self._nacked_before and self._block.boundary(origin) - 1 in self._nacked_before:
             return
+        self._missed.setdefault(origin, set()).add(self._rank)
         known = self._nacks.get(origin)
         if known is None or self._rank < known[0]:
             if self._block.complete is not None:
@@ -243,29 +265,54 @@ class _SplitRun:
 
     def _record_nacks(self) -> None:
         letters: list[Record] = []
-        self._writers[DEAD_LETTERS].place(self._inlet.id, self._ordinal, sorted(self._nacks))
-        for origin in sorted(self._nacks):
+        places = sorted(self._nacks)
+        self._writers[DEAD_LETTERS].place(self._inlet.id, self._ordinal, places)
+        for origin in places:
             rank, node, nack, record = self._nacks[origin]
             reason = f"{node} {nack.code}"
             self._ledger.nacked[reason] = self._ledger.nacked.get(reason, 0) + 1
             if self._rows.wants(self._ordinal + origin):
                 self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
-            program, clock = self._pipeline.program, self._pipeline.clock
-            letters.append(dead_letter(program.pipeline, self._inlet.origin, node, nack, record, clock.now_ns))
+            letters.append(self._dead_letter(origin, node, nack, record))
+        if self._archive is not None:
+            self._keep(self._archive, places)
         node = f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
         if refused := blamed(node, self._writers[DEAD_LETTERS].write, letters):
-            raise FatalError(
-                f"the dead-letter queue refuses a record: {refused[0].nack.message}",
-                code="dead_letters.refused",
-                node=node,
-                fix="give the dead-letter queue a format that takes any record, such as opencdc/json",
-            )
+            raise queue_refuses(refused[0].nack, node)
+
+    def _dead_letter(self, origin: int, node: str, nack: Nack, record: Record) -> Record:
+        pipeline, offset = self._pipeline.program.pipeline, self._job.offsets.get(self._inlet.id, 0)
+        name = self._job.hashes.get(DEAD_LETTERS, "")
+        source = Origin(pipeline, self._inlet.origin, offset + self._ordinal + origin, name)
+        return dead_letter(source, node, nack, record, self._pipeline.clock.now_ns)
+
+    def _keep(self, archive: ArchiveFile, places: Sequence[int]) -> None:
+        if self._block.again is not None:
+            again = self._block.again()
+            originals = [again[place] for place in places]
+        else:
+            originals = self._originals.of([self._ordinal + place for place in places])
+        for place, original in zip(places, originals, strict=True):
+            _, node, nack, failed = self._nacks[place]
+            position, namespace = clean(str(failed.position)), clean(failed.collection)
+            archive.add(
+                Letter(
+                    self._inlet.id, self._ordinal + place, position, namespace, node, nack.code, _short(nack),
+                    self._missed_by(place), -1, -1, keep(failed), keep(original),
+                )
+            )  # fmt: skip
+
+    def _missed_by(self, place: int) -> str:
+        """The destinations that have no copy: all where it was nacked before the fan-out."""
+        ranks = self._missed[place]
+        if 0 in ranks:
+            return encode_missed([self._inlet.only] if self._inlet.only else [])
+        return encode_missed([self._pipeline.outlets[rank - 1].id for rank in sorted(ranks)])
 
     def _row(self, origin: int, rank: int, node: str, nack: Nack, record: Record) -> NackRow:
         before = self._boundary_before(origin) if self._cuts else None
-        message = nack.message[:_MESSAGE].encode("utf-8", "backslashreplace").decode()
         by_destination = rank > 0 and node == self._outlet_node(rank)
-        position = str(record.position)
+        position, message = clean(str(record.position)), _short(nack)
         return NackRow(
             self._inlet.id, self._ordinal + origin, position, node, nack.code, message, by_destination, before
         )
@@ -275,6 +322,10 @@ class _SplitRun:
 
     def _boundary_before(self, origin: int) -> Any:
         return self._block.boundary(origin - 1) if origin else self._before()
+
+
+def _short(nack: Nack) -> str:
+    return clean(nack.message[:_MESSAGE])
 
 
 def _distinct(origins: Sequence[int], nacked: dict[int, Any]) -> int:

@@ -11,6 +11,7 @@ import msgspec
 
 from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
@@ -41,11 +42,14 @@ class Staged(NamedTuple):
 class Stager:
     """Runs the stage of one pipeline's steps."""
 
-    def __init__(self, jobs: Jobs, pipeline: CompiledPipeline, base: str, slots: int, epoch: int) -> None:
+    def __init__(
+        self, jobs: Jobs, pipeline: CompiledPipeline, base: str, archive: Archive, slots: int, epoch: int
+    ) -> None:
         self._jobs = jobs
         self._pipeline = pipeline
         self._program = pipeline.program.encode()
         self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
+        self.archive = archive
         self._slots = slots
         self._epoch = epoch
 
@@ -55,11 +59,13 @@ class Stager:
         tasks: Tasks | None = None,
         as_records: Sequence[str] = (),
         tees: Mapping[str, TeeTo] | None = None,
+        again: bool = False,
     ) -> Staged:
         """Reads and stages a plan, or the splits that ``tasks`` name: those of an earlier time give the same parts.
 
         ``as_records``: consumers whose share is staged as whole records with their origins. ``tees``: sources whose
-        splits in ``tasks`` are those behind the log, and where to log what is read of them.
+        splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
+        whose dead letters are in the archive already.
 
         Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
         """
@@ -68,7 +74,16 @@ class Stager:
         staging = self._folders(plan.step)
         known = generations(plan, self._pipeline.inlets)
         job = StageJob(
-            plan.clock_ns, tasks, staging, plan.hashes, known, list(as_records), plan.nacked, dict(tees or {})
+            plan.clock_ns,
+            tasks,
+            staging,
+            plan.hashes,
+            known,
+            list(as_records),
+            plan.nacked,
+            dict(tees or {}),
+            {span.source: span.offset for span in plan.ranges},
+            ("" if again else self.archive.folder, plan.step),
         )
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:

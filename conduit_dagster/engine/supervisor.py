@@ -184,7 +184,8 @@ class _Run:
 
     def _loop(self, appender: Appender | None) -> StepLoop:
         staging, slots = self._options.staging, self._slots
-        return make_loop(self._bound, self._store, self._jobs, staging, slots, appender, self._report)
+        log = self._options.log_url
+        return make_loop(self._bound, self._store, self._jobs, staging, log, slots, appender, self._report)
 
     def _report(self, step: StepReport) -> None:
         self._progress.add(step)

@@ -56,7 +56,8 @@ class Tee:
         fill_in = block.complete if block.plain is not None else None
         for begin in range(0, len(records), _PIECE):
             piece = records[begin : begin + _PIECE]
-            yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin))
+            again = partial(_again, batch, begin, begin + len(piece))
+            yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin), again=again)
 
     def _encoded(self, block: Block) -> Any:
         records, now_us = block.records, self._pipeline.clock.now_ns // 1000
@@ -79,6 +80,10 @@ class Tee:
 def _holds_documents(batch: Any) -> bool:
     kinds = (batch.column(name).dictionary.to_pylist() for name in ("after_kind", "before_kind", "key_kind"))
     return any("document" in kind for kind in kinds)
+
+
+def _again(batch: Any, begin: int, end: int) -> list[Record]:
+    return decode_batch(batch.slice(begin, end - begin)).records
 
 
 def _boundary(first: int, place: int) -> int:

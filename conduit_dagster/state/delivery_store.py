@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,9 +10,10 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.events import record_event
+from conduit_dagster.state.letter_store import Missed, add_letter, add_missed
 from conduit_dagster.state.offsets import Moves, move_offsets
 from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources
-from conduit_dagster.state.steps import DeadLetter, Letter, Plan, Progress
+from conduit_dagster.state.steps import DeadLetter, Letter, LetterPart, Plan, Progress
 from conduit_dagster.state.transactions import Transactions
 
 
@@ -45,6 +45,16 @@ class DeliveryStore:
 
         self._run(work)
 
+    def missed(self, step: int, consumer: str, progress: Progress, missed: Missed, moves: Moves) -> None:
+        """A part of a delivery is handled, and its record, which has its dead letter, did not get there either."""
+
+        def work(connection: sa.Connection) -> None:
+            put_progress(connection, self._id, step, consumer, progress)
+            move_offsets(connection, self._id, [consumer], moves)
+            add_missed(connection, self._id, step, missed)
+
+        self._run(work)
+
     def split(self, step: int, consumer: str, progress: Progress, cause: str) -> None:
         """A bulk error that names no record: what is left of the delivery is sent as children from here on."""
 
@@ -55,14 +65,22 @@ class DeliveryStore:
         self._run(work)
 
     def nack(
-        self, plan: Plan, consumer: str, progress: Progress, window: str, row: DeadLetter, letter: Letter, moves: Moves
+        self,
+        plan: Plan,
+        consumer: str,
+        progress: Progress,
+        window: str,
+        row: DeadLetter,
+        part: LetterPart,
+        letter: Letter,
+        moves: Moves,
     ) -> None:
         """A record that a destination refused at publishing: the window, the index and its own dead-letter delivery."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, plan.step, consumer, progress)
             move_offsets(connection, self._id, [consumer], moves)
-            self._add_letter(connection, plan, row, letter)
+            self._add_letter(connection, plan, row, part, letter)
             mine = (sources.c.pipeline == self._id, sources.c.source == row.source)
             # the step's own counts come when it is done, with this record among the acked ones
             values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
@@ -70,12 +88,10 @@ class DeliveryStore:
 
         self._run(work, window=window)
 
-    def _add_letter(self, connection: sa.Connection, plan: Plan, row: DeadLetter, letter: Letter) -> None:
-        mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == plan.step)
-        last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
-        number = 0 if last is None else int(last) + 1
-        index = {"pipeline": self._id, "step": plan.step, "number": number, "at_ns": time.time_ns()}
-        connection.execute(dead_letters.insert().values(**index, **msgspec.structs.asdict(row)))
+    def _add_letter(
+        self, connection: sa.Connection, plan: Plan, row: DeadLetter, part: LetterPart, letter: Letter
+    ) -> None:
+        add_letter(connection, self._id, plan.step, row, part)
         own = {"pipeline": self._id, "step": plan.step, "consumer": letter.delivery.consumer}
         values = {"skip": letter.delivery.skip, "hash": letter.delivery.hash, "state": "open", "handled": 0}
         text = msgspec.json.encode(letter).decode()

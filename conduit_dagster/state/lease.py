@@ -47,7 +47,9 @@ class Lease:
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
         """Part of every transaction of the protocol: it commits only under our epoch."""
-        changed = connection.execute(self._mine().values(updated_ns=time.time_ns(), **values))
+        # a heartbeat as well: on SQLite the thread's own waits for a transaction, however long that takes
+        beat = pipelines.c.heartbeat + 1
+        changed = connection.execute(self._mine().values(updated_ns=time.time_ns(), heartbeat=beat, **values))
         if changed.rowcount != 1:
             raise LeaseLost(
                 f"another process has taken over pipeline {self.pipeline}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
 
-VERSION = 3
+VERSION = 4
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
 
 metadata = MetaData()
@@ -146,6 +146,29 @@ dead_letters = Table(
     Column("code", String(128), nullable=False),
     Column("message", Text, nullable=False),
     Column("at_ns", BigInteger, nullable=False),
+    Column("namespace", String(256), nullable=False, server_default=""),
+    Column("hash", String(64), nullable=False, server_default=""),  # of the delivery that took it to the queue
+    Column("missed", Text, nullable=False, server_default=""),  # JSON: the destinations without it; empty: all
+    Column("part", String(128), nullable=False, server_default=""),  # the archive's file with the record; or empty
+    Column("line", BigInteger, nullable=False, server_default="0"),  # its row there, from 0
+    Column("state", String(10), nullable=False, server_default="open"),  # open | replaying | replayed | discarded
+    Column("attempt", Integer, nullable=False, server_default="1"),  # 1, and one more with each replay
+    Column("replay", BigInteger, nullable=False, server_default="0"),  # the replay that has it, or had it last
+    Column("note", Text, nullable=False, server_default=""),  # why it was discarded
+    Column("closed_ns", BigInteger, nullable=False, server_default="0"),
+    Index("conduit_dead_letters_by_reason", "pipeline", "state", "node", "code"),
+    Index("conduit_dead_letters_by_offset", "pipeline", "source", "offset"),
+)
+
+dead_letter_parts = Table(
+    "conduit_dead_letter_parts",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("part", String(128), primary_key=True),
+    Column("step", BigInteger, nullable=False),
+    Column("letters", BigInteger, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
 )
 
 owners = Table(

@@ -148,6 +148,24 @@ class DeadLetter(msgspec.Struct, frozen=True):
     node: str
     code: str
     message: str
+    namespace: str = ""
+    hash: str = ""
+    """Of the delivery that takes it to the dead-letter queue."""
+    missed: str = ""
+    """The destinations that have no copy of the record, as JSON; empty: none has."""
+    part: str = ""
+    """The file of the archive that holds the record."""
+    line: int = 0
+    """Its row in that file."""
+
+
+class LetterPart(msgspec.Struct, frozen=True):
+    """A file of the archive of dead letters."""
+
+    name: str
+    letters: int
+    bytes: int
+    sha256: str
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -7,25 +7,24 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.letter_store import Letters, forget_closed, insert_letters
 from conduit_dagster.state.life import Life
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.registry import Registry
-from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources, steps
-from conduit_dagster.state.steps import DeadLetter, Decision, Plan, SourceCount, StagedDelivery, encode
+from conduit_dagster.state.schema import consumers, deliveries, sources, steps
+from conduit_dagster.state.steps import Decision, Plan, SourceCount, StagedDelivery, encode
 from conduit_dagster.state.transactions import Transactions
 
 T = TypeVar("T")
 _KEPT_STEPS = 50
 """At least; what is older goes every so many steps."""
-_KEPT_DEAD_LETTERS = 100_000
 
 
 class PipelineStore:
@@ -89,7 +88,7 @@ class PipelineStore:
         """Drops a planned step and every later one; none of them was prepared."""
         self._run(lambda connection: self._void_from(connection, step))
 
-    def prepare(self, plan: Plan, decision: Decision, letters: list[DeadLetter], moves: Moves | None = None) -> None:
+    def prepare(self, plan: Plan, decision: Decision, letters: Letters, moves: Moves | None = None) -> None:
         """Line 5. Nothing is published before it, and from here the decision never changes.
 
         With ``moves`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
@@ -100,8 +99,7 @@ class PipelineStore:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
             rows = [self._delivery(plan, delivery, moves is not None) for delivery in decision.deliveries]
             connection.execute(deliveries.insert(), rows)
-            if letters:
-                connection.execute(dead_letters.insert(), [self._letter(plan, i, row) for i, row in enumerate(letters)])
+            insert_letters(connection, self._id, plan, letters)
             if moves is not None:
                 self._hand_over(connection, plan.step, decision, moves)
                 self._finish(connection, plan, decision)
@@ -113,10 +111,6 @@ class PipelineStore:
         state = "open" if delivery.parts and not once else "done"
         own = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
         return {**own, "hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
-
-    def _letter(self, plan: Plan, number: int, row: DeadLetter) -> dict[str, Any]:
-        values = msgspec.structs.asdict(row)
-        return {"pipeline": self._id, "step": plan.step, "number": number, "at_ns": plan.clock_ns, **values}
 
     def _hand_over(self, connection: sa.Connection, step: int, decision: Decision, moves: Moves) -> None:
         move_offsets(connection, self._id, [delivery.consumer for delivery in decision.deliveries], moves)
@@ -169,14 +163,10 @@ class PipelineStore:
             self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
-        """Done and void steps do not pile up; the dead-letter index keeps its newest rows."""
+        """Done and void steps do not pile up, nor do dead letters that are closed."""
         for table in (steps, deliveries):
             connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < step - _KEPT_STEPS))
-        mine = sa.select(dead_letters.c.step).where(dead_letters.c.pipeline == self._id)
-        cut = mine.order_by(dead_letters.c.step.desc()).offset(_KEPT_DEAD_LETTERS).limit(1).scalar_subquery()
-        connection.execute(
-            sa.delete(dead_letters).where(dead_letters.c.pipeline == self._id, dead_letters.c.step < cut)
-        )
+        forget_closed(connection, self._id)
 
     # -- life ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine import staging
+from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.report import RunResult
 
 ROWS = [{"i": i} for i in range(6)]
@@ -173,7 +174,7 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
     bound = lab.catalogue().get("p")
     assert bound is not None
     spark: Any = None  # cleaning runs no job
-    staging.Stager(spark, bound.compiled, str(folder.parent), 1, epochs[0]).clean([])
+    staging.Stager(spark, bound.compiled, str(folder.parent), Archive(""), 1, epochs[0]).clean([])
     assert len(list(folder.iterdir())) == len(epochs)
-    staging.Stager(spark, bound.compiled, str(folder.parent), 1, epochs[-1] + 1).clean([])
+    staging.Stager(spark, bound.compiled, str(folder.parent), Archive(""), 1, epochs[-1] + 1).clean([])
     assert list(folder.iterdir()) == []

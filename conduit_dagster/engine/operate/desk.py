@@ -71,7 +71,8 @@ class Desk:
         """The engine's own loop, as it stands now; starts nothing."""
         attach_logs(self.pipeline, self.store, self.options.log_url)
         slots = self.options.parallelism or 1
-        return make_loop(self.bound, self.store, self.jobs, self.options.staging, slots, None, _unreported)
+        options = self.options
+        return make_loop(self.bound, self.store, self.jobs, options.staging, options.log_url, slots, None, _unreported)
 
 
 def _unreported(step: StepReport) -> None:

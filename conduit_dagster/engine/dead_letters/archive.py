@@ -1,0 +1,225 @@
+"""The archive of dead letters: what was nacked, whatever the queue makes of it. Parquet, written by the tasks.
+
+``LOG/PIPELINE/~dead-letters/STEP-TASK-TOKEN.parquet``. The state store's index names the file and row of each letter,
+and a file's digest; a file that it does not name is left over from an execution that never counted.
+"""
+
+from __future__ import annotations
+
+import io
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import LetterPart
+
+_FOLDER = "~dead-letters"
+_GROUP_ROWS: Final = 4_096
+_GROUP_BYTES: Final = 8 << 20
+"""A row group is what writer and reader hold in memory."""
+_OPTIONS: Final[dict[str, Any]] = {
+    "compression": "zstd",
+    "use_dictionary": ["source", "namespace", "node", "code", "missed"],
+    "write_page_checksum": True,
+}
+
+
+class Letter(NamedTuple):
+    """One row of the archive."""
+
+    source: str
+    ordinal: int
+    """Its record's place in the step's range of its source, from 0."""
+    position: str
+    namespace: str
+    node: str
+    code: str
+    message: str
+    missed: str
+    """As :class:`~conduit_dagster.state.steps.DeadLetter` has it."""
+    step: int
+    """Of a dead letter that failed again, its step and number; else -1."""
+    number: int
+    failed: bytes
+    """The record as it was at the node that nacked it (``kept.py``)."""
+    original: bytes
+    """The record as its source gave it."""
+
+
+INDEX: Final = Letter._fields[:-2]
+"""The columns without the records."""
+
+
+def archive_folder(log_url: str, pipeline: str) -> str:
+    """The URL of a pipeline's archive."""
+    return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
+
+
+class ArchiveFile:
+    """A new file of the archive; it is made with the first letter."""
+
+    def __init__(self, folder: str, step: int, task: int) -> None:
+        self._folder = folder
+        # random per attempt: a second one never meets the file of the first
+        self._name = f"{step:012d}-{task:06d}-{secrets.token_hex(8)}.parquet"
+        self._rows: list[Letter] = []
+        self._waiting = 0
+        self._letters = 0
+        self._sink: _Sink | None = None
+        self._writer: Any = None
+
+    def add(self, letter: Letter) -> None:
+        """Appends a letter. Raises ``OSError`` where the disk is full."""
+        self._rows.append(letter)
+        self._waiting += len(letter.failed) + len(letter.original)
+        self._letters += 1
+        if len(self._rows) >= _GROUP_ROWS or self._waiting >= _GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        schema = _schema()
+        if self._sink is None:
+            storage.make_folder(self._folder)
+            self._sink = _Sink(storage.NewFile(storage.join(self._folder, self._name)))
+            self._writer = pq.ParquetWriter(self._sink, schema, **_OPTIONS)
+        columns = [
+            pa.array(column, field.type) for column, field in zip(zip(*self._rows, strict=True), schema, strict=True)
+        ]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=len(self._rows))
+        self._rows, self._waiting = [], 0
+
+    def finish(self) -> LetterPart | None:
+        """Its bytes are durable from here on; its name is, once the driver has synced the folder. None: no letters."""
+        if self._rows:
+            self._flush()
+        if self._sink is None:
+            return None
+        self._writer.close()
+        file = self._sink.file
+        digest = file.finish()
+        return LetterPart(self._name, self._letters, file.bytes, digest)
+
+    def abort(self) -> None:
+        """Leaves a file that no index names, if any."""
+        if self._sink is not None:
+            self._sink.file.abort()
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {"ordinal": pa.int64(), "step": pa.int64(), "number": pa.int64()}
+    kinds |= {"failed": pa.binary(), "original": pa.binary()}
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in Letter._fields])
+
+
+class _Sink(io.RawIOBase):
+    def __init__(self, file: storage.NewFile) -> None:
+        super().__init__()
+        self.file = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        self.file.write(bytes(data))
+        return len(data)
+
+    def tell(self) -> int:
+        return self.file.bytes
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Reads a pipeline's archive."""
+
+    folder: str
+
+    def index(self, part: str) -> Iterator[list[Letter]]:
+        """A file's letters without their records, a row group at a time."""
+        with self._opened(part) as file:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=list(INDEX))
+                yield [Letter(**row, failed=b"", original=b"") for row in table.to_pylist()]
+
+    def letters(self, part: str, lines: Sequence[int]) -> Iterator[Letter]:
+        """The letters in these rows, which are in order. Raises ``FatalError`` (``dead_letters.damaged``)."""
+        with self._opened(part) as file:
+            yield from _rows(file, lines)
+
+    def verify(self, part: LetterPart) -> None:
+        """Raises ``FatalError`` (``dead_letters.damaged``) where a file is not what was written."""
+        url = storage.join(self.folder, part.name)
+        try:
+            found = storage.digest(url)
+        except FileNotFoundError:
+            raise damaged(url, "is gone") from None
+        if found != (part.bytes, part.sha256):
+            raise damaged(url, "is not what was written")
+
+    def sync(self) -> None:
+        """Makes the names of files durable, before the index names them."""
+        pipeline = self.folder.rsplit("/", 1)[0]
+        for url in (self.folder, pipeline, pipeline.rsplit("/", 1)[0]):
+            storage.sync(url)
+
+    def clean(self, known: set[str]) -> None:
+        """Removes what the index does not name. Only under the pipeline's lease, with no step open."""
+        for name in storage.files(self.folder):
+            if name not in known:
+                storage.remove(storage.join(self.folder, name))
+
+    def _opened(self, part: str) -> Any:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        url = storage.join(self.folder, part)
+        try:
+            # closed with the reader
+            return pq.ParquetFile(storage.open_read(url))
+        except FileNotFoundError:
+            raise damaged(url, "is gone") from None
+        except pa.ArrowException:
+            raise damaged(url, "is not what was written") from None
+
+
+def _rows(file: Any, lines: Sequence[int]) -> Iterator[Letter]:
+    first, place = 0, 0
+    for group in range(file.num_row_groups):
+        end = first + file.metadata.row_group(group).num_rows
+        stop = place
+        while stop < len(lines) and lines[stop] < end:
+            stop += 1
+        if stop > place:
+            table = file.read_row_group(group).take([line - first for line in lines[place:stop]])
+            yield from (Letter(**row) for row in table.to_pylist())
+        first, place = end, stop
+
+
+def damaged(url: str, what: str) -> FatalError:
+    """An archive's file that can't be used. Nothing was changed."""
+    return FatalError(
+        f"a file of the archive of dead letters {what}",
+        code="dead_letters.damaged",
+        place=url,
+        fix="put it back as it was, or give its letters up: dlq discard PIPELINE --part NAME --note WHY",
+    )
+
+
+def record_of(data: bytes, url: str) -> Record:
+    """A record of a letter. Raises ``FatalError`` (``dead_letters.damaged``)."""
+    try:
+        return kept(data)
+    except ValueError:
+        raise damaged(url, "holds what is no record") from None
+
+
+__all__ = ["INDEX", "Archive", "ArchiveFile", "Letter", "archive_folder", "damaged", "keep", "record_of"]

@@ -1,0 +1,36 @@
+"""Rows of the dead-letter index, from what the tasks wrote to the archive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.dead_letters.archive import Archive
+from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+
+
+def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Iterator[list[DeadLetter]]:
+    """A few thousand at a time, in the order of the records: a million nacks are never in memory together."""
+    spans = {span.source: span for span in plan.ranges}
+    name = plan.hashes.get(DEAD_LETTERS, "")
+    for part in parts:
+        line = 0
+        for letters in archive.index(part.name):
+            yield [
+                DeadLetter(
+                    one.source,
+                    spans[one.source].generation,
+                    one.position,
+                    spans[one.source].offset + one.ordinal,
+                    one.node,
+                    one.code,
+                    one.message,
+                    one.namespace,
+                    name,
+                    one.missed,
+                    part.name,
+                    line + place,
+                )
+                for place, one in enumerate(letters)
+            ]
+            line += len(letters)

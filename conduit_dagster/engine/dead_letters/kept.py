@@ -1,0 +1,61 @@
+"""Records as the archive of dead letters keeps them: MessagePack, which holds what JSON can't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.learn import learn
+from conduit_dagster.record import Record
+
+_BIG, _TEXT = 1, 2
+"""Extension types: an integer beyond 64 bits as decimal text, and a text with half a character."""
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    if code == _BIG:
+        return int(bytes(data))
+    if code == _TEXT:
+        return bytes(data).decode("utf-8", "surrogatepass")
+    raise ValueError(f"extension {code}")
+
+
+_decode = msgspec.msgpack.Decoder(Record, ext_hook=_extension).decode
+
+
+def keep(record: Record) -> bytes:
+    """The record as bytes. Dates and the like become their text, as in the commit log."""
+    try:
+        return _encode(record)
+    except (ValueError, OverflowError, TypeError):
+        return _encode(_plain(msgspec.structs.asdict(record)))
+
+
+def kept(data: bytes) -> Record:
+    """The record behind :func:`keep`. Raises ``msgspec.DecodeError`` (a ``ValueError``) for anything else."""
+    return _decode(data)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, dict):
+        return {_plain(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:
+        return msgspec.msgpack.Ext(_BIG, str(value).encode())
+    return value
+
+
+def _text(value: str) -> Any:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return msgspec.msgpack.Ext(_TEXT, value.encode("utf-8", "surrogatepass"))
+    return value
+
+
+learn(Record)

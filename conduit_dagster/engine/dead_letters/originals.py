@@ -1,0 +1,36 @@
+"""Records as their source gave them, for the few that were nacked after processors had changed them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+
+from conduit_dagster.connectors.base import Block
+from conduit_dagster.record import Record
+
+
+class Originals:
+    """Reads a range once more, only as far as it is asked for, and only where it is asked at all.
+
+    Reading again costs a pipeline without nacks nothing; keeping a copy of every record would cost all of them.
+    """
+
+    def __init__(self, again: Callable[[], Iterator[Block]], first: int) -> None:
+        """``again`` reads the range from its beginning, whose first record has the ordinal ``first``."""
+        self._again, self._first = again, first
+        self._records: Iterator[Record] | None = None
+        self._next = first
+
+    def of(self, ordinals: Sequence[int]) -> list[Record]:
+        """The records with these ordinals, in order; a call may not go back behind the one before."""
+        if self._records is None:
+            self._records = chain.from_iterable(block.records for block in self._again())
+        found: list[Record] = []
+        for ordinal in ordinals:
+            record = None
+            while self._next <= ordinal:
+                record = next(self._records)
+                self._next += 1
+            assert record is not None, "asked twice"
+            found.append(record)
+        return found

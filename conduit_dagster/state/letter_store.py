@@ -1,0 +1,91 @@
+"""What is written to the index of dead letters, as parts of the transactions of the protocol."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from conduit_dagster.state.schema import dead_letter_parts, dead_letters
+from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+
+_KEPT_CLOSED = 100_000
+"""At least so many letters that were replayed or discarded are remembered; open ones always are."""
+
+
+class Letters(NamedTuple):
+    """The dead letters of a step."""
+
+    parts: Sequence[LetterPart] = ()
+    rows: Callable[[], Iterable[list[DeadLetter]]] = list
+    """Read as often as the transaction is tried, a few thousand at a time."""
+
+
+class Missed(NamedTuple):
+    """A record that another destination refuses as well: it has its letter."""
+
+    source: str
+    offset: int
+    destination: str
+
+
+def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: Letters) -> None:
+    """All of a step's letters, numbered in their order."""
+    _insert_parts(connection, pipeline, plan.step, letters.parts)
+    number = 0
+    for rows in letters.rows():
+        own = {"pipeline": pipeline, "step": plan.step, "at_ns": plan.clock_ns}
+        values = [{**own, "number": number + i, **_columns(row)} for i, row in enumerate(rows)]
+        connection.execute(dead_letters.insert(), values)
+        number += len(rows)
+
+
+def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
+    """A letter that was found at publishing, behind those of its step."""
+    _insert_parts(connection, pipeline, step, [part])
+    mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
+    last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
+    number = 0 if last is None else int(last) + 1
+    own = {"pipeline": pipeline, "step": step, "number": number, "at_ns": time.time_ns()}
+    connection.execute(dead_letters.insert().values(**own, **_columns(row)))
+
+
+def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Missed) -> None:
+    """One more destination has no copy of a record whose letter is there."""
+    mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
+    at = (dead_letters.c.source == missed.source, dead_letters.c.offset == missed.offset)
+    known = connection.execute(sa.select(dead_letters.c.missed).where(*mine, *at)).scalar_one_or_none()
+    if known:
+        names = json.loads(known)
+        if missed.destination not in names:
+            values = {"missed": json.dumps([*names, missed.destination])}
+            connection.execute(sa.update(dead_letters).where(*mine, *at).values(**values))
+
+
+def _columns(row: DeadLetter) -> dict[str, Any]:
+    return msgspec.structs.asdict(row)
+
+
+def _insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
+    values = [
+        {"pipeline": pipeline, "step": step, "part": p.name, "letters": p.letters, "bytes": p.bytes, "sha256": p.sha256}
+        for p in parts
+    ]
+    if values:
+        connection.execute(dead_letter_parts.insert(), values)
+
+
+def forget_closed(connection: sa.Connection, pipeline: str) -> None:
+    """Letters that were closed long ago, and the names of files without a letter left."""
+    mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.state.in_(("replayed", "discarded")))
+    newest = sa.select(dead_letters.c.closed_ns).where(*mine).order_by(dead_letters.c.closed_ns.desc())
+    cut = newest.offset(_KEPT_CLOSED).limit(1).scalar_subquery()
+    gone = connection.execute(sa.delete(dead_letters).where(*mine, dead_letters.c.closed_ns < cut))
+    if gone.rowcount:
+        held = sa.select(dead_letters.c.part).where(dead_letters.c.pipeline == pipeline)
+        parts = (dead_letter_parts.c.pipeline == pipeline, dead_letter_parts.c.part.not_in(held))
+        connection.execute(sa.delete(dead_letter_parts).where(*parts))
