@@ -53,7 +53,7 @@ def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> 
     return [] if store is None else events(store, pipeline, limit, since_ns)
 
 
-def moment(text: str, now_ns: int) -> int:
+def moment(text: str, now_ns: int, option: str = "--since") -> int:
     """A time in ns: that long before ``now_ns``, or as ISO 8601, local where it names no zone.
 
     Raises ``FatalError`` (``usage.since``).
@@ -71,7 +71,7 @@ def moment(text: str, now_ns: int) -> int:
         return min(max(0, int(datetime.fromisoformat(text).timestamp() * 1e9)), _LAST)
     except (ValueError, OverflowError):
         fix = "write how long ago, such as 30m, 2h or 7d, or a time such as 2026-08-02T10:00"
-        raise usage_error(f"--since {text} is neither an age nor a time", "since", fix) from None
+        raise usage_error(f"{option} {text} is neither an age nor a time", "since", fix) from None
 
 
 def _facts(one: Event) -> dict[str, Any]:

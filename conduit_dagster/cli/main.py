@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from conduit_dagster.cli import (
+    dlq,
     doctor,
     init,
     log_verbs,
@@ -49,6 +50,7 @@ app.add_typer(pipelines.app, name="pipelines")
 app.add_typer(log_verbs.app, name="log")
 app.add_typer(offsets.app, name="offsets")
 app.add_typer(positions.app, name="positions")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(plugins.connectors, name="connectors")
 app.add_typer(plugins.processors, name="processors")

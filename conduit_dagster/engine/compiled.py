@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
-from conduit_dagster.engine.inlets import Inlet, inlets_of
+from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
 from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
@@ -71,6 +71,11 @@ class CompiledPipeline:
             return "positions"
         return "join" if self.program.fan_in == "join" else "records"
 
+    def replay_of(self, source: str) -> int:
+        """Which replay a source of dead letters belongs to; 0 for any other source."""
+        inlet, replay = self.known(source), self.program.replay
+        return replay.id if replay is not None and inlet is not None and inlet.is_replay else 0
+
     def known(self, source: str) -> Inlet | None:
         """The inlet of a source; None where the file has it no more."""
         return next((inlet for inlet in self.inlets if inlet.id == source), None)
@@ -78,6 +83,19 @@ class CompiledPipeline:
     def consumers(self) -> dict[str, Destination]:
         """Every destination by its id, the dead-letter queue first (DELIVERY.md, Publish)."""
         return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}
+
+
+_EDIT = ":~replay:set-"
+
+
+def edit_node(pipeline: str, number: int) -> str:
+    """The node id of an edit of a replay. No connector's or processor's id begins with ``~``."""
+    return f"{pipeline}{_EDIT}{number + 1}"
+
+
+def is_edit(node: str) -> bool:
+    """Whether it is one of :func:`edit_node`."""
+    return _EDIT in node
 
 
 @lru_cache(maxsize=64)
@@ -102,6 +120,7 @@ class _Maker:
         program = self._program
         sources = [self._inlet(spec) for spec in program.sources]
         inlets = inlets_of(program, sources)
+        inlets = [*inlets, *replay_inlets(program, inlets, self._edits())]
         nodes = [self._node(spec) for spec in program.processors]
         outlets = [self._outlet(spec) for spec in program.destinations]
         letters = self._destination(program.dead_letters)
@@ -110,6 +129,13 @@ class _Maker:
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
         return CompiledPipeline(program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, keys)
+
+    def _edits(self) -> list[Step]:
+        edits = self._program.replay.edits if self._program.replay else []
+        return [
+            self._node(ProcessorSpec(edit_node(self._program.pipeline, i), "field.set", {"field": f, "expression": e}))
+            for i, (f, e) in enumerate(edits)
+        ]
 
     def _has_condition_on_key(self) -> bool:
         specs = [*self._program.processors]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from conduit_dagster.connectors.base import Source
 from conduit_dagster.engine.catch_up import CatchUpSource, catch_up_id
+from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
@@ -21,6 +22,13 @@ class Inlet:
     id: str
     source: Source
     nodes: Sequence[Step]
+    edits: int = 0
+    """How many of the nodes are edits of a replay."""
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether its records are dead letters that are sent again."""
+        return isinstance(self.source, ReplaySource)
 
     @property
     def only(self) -> str:
@@ -30,14 +38,36 @@ class Inlet:
     @property
     def origin(self) -> str:
         """The connector whose records these are."""
-        return self.source.source if isinstance(self.source, CatchUpSource) else self.id
+        source = self.source
+        if isinstance(source, CatchUpSource):
+            return source.source
+        return source.origin if isinstance(source, ReplaySource) else self.id
 
     def offsets(self, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
         """The offsets ``[first, stop)`` of the range's first ``count`` records, by the source they belong to."""
+        if self.is_replay:
+            return {}  # they were passed when the records were nacked
         if isinstance(self.source, JoinSource):
             # entries of joined records are not told apart: their offsets move with the whole range
             return {name: (span.start[name], span.end[name]) for name in self.source.members} if whole else {}
         return {self.origin: (span.offset, span.offset + count)}
+
+
+def replay_inlets(program: Program, inlets: Sequence[Inlet], edits: Sequence[Step]) -> Sequence[Inlet]:
+    """The dead letters of each of them, where the program is that of a replay."""
+    replay = program.replay
+    if replay is None:
+        return []
+    return [
+        Inlet(
+            replay_id(inlet.id),
+            ReplaySource(inlet.source, inlet.id, replay.id, replay.start == "node"),
+            [*edits, *inlet.nodes],
+            len(edits),
+        )
+        for inlet in inlets
+        if not inlet.only
+    ]
 
 
 def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:

@@ -70,15 +70,23 @@ class StepLoop:
         logs: dict[str, Reach] = {}
         if not ranges and self._log is not None:
             ranges, logs = self._log.ahead(horizons, self.tail.sources)
-        if not ranges:
-            return None
+        return self._planned(ranges, only, logs) if ranges else None
+
+    def plan_replay(self) -> Plan | None:
+        """Records a range per source whose dead letters are sent again; None where none is left."""
+        ranges = self._ranges([inlet.id for inlet in self.pipeline.inlets if inlet.is_replay], None)
+        return self._planned(ranges, "", {}) if ranges else None
+
+    def _planned(self, ranges: list[Range], only: str, logs: dict[str, Reach]) -> Plan | None:
         hashes, targets = self._names.of_step(ranges), self._targets()
+        replay = self.pipeline.replay_of(ranges[0].source)
         reached("before-plan", self._name)
         with self._planning:
             if self._closed:
                 return None  # a step before was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
-            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, self._nacked(only, ranges), logs)
+            nacked = self._nacked(only, ranges)
+            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, nacked, logs, replay)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
@@ -94,7 +102,7 @@ class StepLoop:
         return None
 
     def _inlets_of(self, only: str) -> list[str]:
-        return [inlet.id for inlet in self.pipeline.inlets if inlet.only == only]
+        return [inlet.id for inlet in self.pipeline.inlets if inlet.only == only and not inlet.is_replay]
 
     def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
         """Pinned with the plan: a step that is staged again must not take its own nacks for earlier ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.index import index_rows
-from conduit_dagster.engine.moves import after_step
+from conduit_dagster.engine.moves import after_step, origin_of
 from conduit_dagster.engine.namespaces import merged
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.resolve import Resolution
@@ -45,10 +46,11 @@ class Preparer:
 
     def _letters(self, plan: Plan, staged: Staged) -> Letters:
         parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._stager.archive
+        origin = partial(origin_of, self._pipeline)
         if parts:
             # the index names no file that a crash could take
             archive.sync()
-        return Letters(parts, lambda: index_rows(archive, parts, plan))
+        return Letters(parts, lambda: index_rows(archive, parts, plan, origin))
 
     def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         return Decision(

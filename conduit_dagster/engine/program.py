@@ -32,6 +32,17 @@ class ConnectorSpec(msgspec.Struct, frozen=True):
     """A destination that is sent what the log holds, when it is added later."""
 
 
+class Replay(msgspec.Struct, frozen=True):
+    """Dead letters that go through the pipeline again."""
+
+    id: int
+    """Unique in the pipeline: the generation of its records in delivery hashes."""
+    start: Literal["source", "node"] = "source"
+    """Whether the original record passes the whole pipeline, or the failed one goes on at the node that nacked it."""
+    edits: list[tuple[str, str]] = []
+    """Field and expression, applied first."""
+
+
 class Program(msgspec.Struct, frozen=True):
     """A whole pipeline. Holds the source text of the project's plugins, so that a worker needs no path to them."""
 
@@ -48,6 +59,7 @@ class Program(msgspec.Struct, frozen=True):
     fan_in: Literal["merge", "join", "alternate"] = "merge"
     plugins: dict[str, str] = {}
     """Module name to source text."""
+    replay: Replay | None = None
 
     def encode(self) -> bytes:
         """As it travels."""

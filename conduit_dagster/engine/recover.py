@@ -22,8 +22,11 @@ from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, StagedDelivery
 
 
-def recover(loop: StepLoop) -> None:
-    """Acks every source at its stored position, then finishes what the run before left open, in chain order."""
+def recover(loop: StepLoop, plans: bool = True) -> None:
+    """Acks every source at its stored position, then finishes what the run before left open, in chain order.
+
+    Without ``plans`` a step that is only planned is dropped: the next run plans it anew.
+    """
     for source, state in loop.state.sources.items():
         if any(inlet.id == source for inlet in loop.pipeline.inlets):
             # an ack may have been lost in the crash
@@ -35,7 +38,7 @@ def recover(loop: StepLoop) -> None:
         if step.decision is not None:
             # a prepared step is never planned anew: a frozen owner may still publish it
             _finish(loop, step, step.decision)
-        elif _is_current(loop, step.plan):
+        elif plans and _is_current(loop, step.plan):
             loop.execute(step.plan)
         else:
             loop.store.void(step.plan.step)
@@ -49,8 +52,8 @@ def _staged(step: OpenStep, decision: Decision) -> list[StagedDelivery]:
 def _is_current(loop: StepLoop, plan: Plan) -> bool:
     """Whether a planned step still fits: its sources are there, and stand where it begins."""
     present = {inlet.id for inlet in loop.pipeline.inlets}
-    if plan.reads != loop.pipeline.reads:
-        return False
+    if plan.reads != loop.pipeline.reads or plan.replay:
+        return False  # letters that no prepared step has are open again
     for name, destination in loop.pipeline.consumers().items():
         # it would be prepared for another target than the plan says
         if plan.targets.get(name, identity(destination)) != identity(destination):

@@ -6,6 +6,8 @@ import secrets
 import threading
 from collections.abc import Callable
 
+import msgspec
+
 from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
@@ -14,6 +16,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Le
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
 from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.ledger import NackRow
@@ -26,6 +29,7 @@ from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_store import Missed
+from conduit_dagster.state.letter_view import Key
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, StagedDelivery
 from conduit_dagster.state.steps import Letter as StagedLetter
@@ -70,14 +74,18 @@ class Refusals:
             row = self._row(shipment, record, nack)
             offset = offset_of(shipment.plan, record.source, record.ordinal)
             # one source record makes at most one nack and one dead letter, however many of its copies fail
-            known = self._store.deliveries.is_nacked(shipment.plan.step, record.source, offset)
+            replayed, source = shipment.plan.replay, origin_of(self._pipeline, record.source)
+            known = not replayed and self._store.deliveries.is_nacked(shipment.plan.step, source, offset)
             known = known or offset in shipment.plan.nacked.get(record.source, ())
-            window = self._state.window if known else self._accept(row)
+            window = self._state.window if known or replayed else self._accept(row)
             if not self._claim(shipment, place):
                 return False
             shipment.progress = after(shipment.progress, 1, refused=1)
+            if replayed:
+                self._fail_again(shipment, record, row, moves)
+                return True
             if known:
-                missed = Missed(record.source, offset, shipment.consumer)
+                missed = Missed(source, offset, shipment.consumer)
                 self._store.deliveries.missed(shipment.plan.step, shipment.consumer, shipment.progress, missed, moves)
                 return True
             self._record(shipment, place, record, row, nack, window, moves)
@@ -112,16 +120,13 @@ class Refusals:
     ) -> None:
         plan, pipeline = shipment.plan, self._pipeline.program.pipeline
         staged = self.stage_letter(shipment, record, nack)
-        offset = offset_of(plan, record.source, record.ordinal)
-        generation = span_of(plan, record.source).generation
         part = self._keep(shipment, record, row)
-        index = DeadLetter(
-            record.source, generation, row.position, offset, row.node, row.code, row.message,
-            clean(record.record.collection), staged.hash, encode_missed([shipment.consumer]), part.name,
-        )  # fmt: skip
+        index = self._index(shipment, record, row, part, staged.hash)
         letter = StagedLetter(staged, shipment.consumer, place, (nack.code, nack.message))
         reached("before-nack", pipeline)
-        self._store.deliveries.nack(plan, shipment.consumer, shipment.progress, window, index, part, letter, moves)
+        self._store.deliveries.nack(
+            plan, shipment.consumer, shipment.progress, window, index, part, record.source, letter, moves
+        )
         reached("after-nack", pipeline)
         self._state.window = window
         self._rows.setdefault(shipment.consumer, []).append(row)
@@ -131,7 +136,38 @@ class Refusals:
             self._failed = error
             raise
 
-    def _keep(self, shipment: Shipment, record: StagedRecord, row: NackRow) -> LetterPart:
+    def _fail_again(self, shipment: Shipment, record: StagedRecord, row: NackRow, moves: Offsets) -> None:
+        """A dead letter that is sent again: it stays open, with its new reason. Its queue has it already."""
+        plan, pipeline = shipment.plan, self._pipeline.program.pipeline
+        key = letter_at(shipment.decision, record.source, record.ordinal)
+        part = self._keep(shipment, record, row, key)
+        index = msgspec.structs.replace(self._index(shipment, record, row, part, ""), again=key)
+        reached("before-nack", pipeline)
+        progress = shipment.progress
+        self._store.deliveries.fail_again(plan, shipment.consumer, progress, index, part, record.source, moves)
+        reached("after-nack", pipeline)
+        self._rows.setdefault(shipment.consumer, []).append(row)
+
+    def _index(self, shipment: Shipment, record: StagedRecord, row: NackRow, part: LetterPart, name: str) -> DeadLetter:
+        plan = shipment.plan
+        source, generation = origin_of(self._pipeline, record.source), span_of(plan, record.source).generation
+        offset, namespace = offset_of(plan, record.source, record.ordinal), clean(record.record.collection)
+        missed = encode_missed([shipment.consumer])
+        return DeadLetter(
+            source,
+            generation,
+            row.position,
+            offset,
+            row.node,
+            row.code,
+            row.message,
+            namespace,
+            name,
+            missed,
+            part.name,
+        )
+
+    def _keep(self, shipment: Shipment, record: StagedRecord, row: NackRow, key: Key = (-1, -1)) -> LetterPart:
         """The record and its original in the archive, durable before the index names them."""
         plan, failed = shipment.plan, record.record
         original = self._originals.of(plan.step, shipment.decision, record.source, record.ordinal)
@@ -139,7 +175,7 @@ class Refusals:
         file.add(
             Letter(
                 record.source, record.ordinal, row.position, clean(failed.collection), row.node, row.code, row.message,
-                encode_missed([shipment.consumer]), -1, -1, keep(failed), b"" if original is None else keep(original),
+                encode_missed([shipment.consumer]), *key, keep(failed), b"" if original is None else keep(original),
             )
         )  # fmt: skip
         part = file.finish()

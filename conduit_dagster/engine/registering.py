@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import archive_folder
+from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_manifest import LogManifest
@@ -121,8 +123,8 @@ def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> N
     # the ranges of a prepared step mean something else behind a switch: it is finished before
     state = store.load()
     for step in state.open_steps:
-        if step.plan.only and step.plan.only not in pipeline.consumers():
-            continue  # what it held for that destination is void
+        if step.plan.replay or (step.plan.only and step.plan.only not in pipeline.consumers()):
+            continue  # letters are read from their archive; what it held for a destination that is gone is void
         if step.decision is not None and step.plan.reads == pipeline.reads != "positions":
             _require_same_log(pipeline, step.plan, state)
         if step.decision is not None and step.plan.reads != pipeline.reads:
@@ -152,8 +154,10 @@ _WORDS = {"positions": "log: positions", "records": "log: records", "join": "fan
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
-    """Gives every source that is read through its log the manifest."""
+    """Gives every source that is read through its log the manifest, and dead letters that are sent again the index."""
     for inlet in pipeline.inlets:
+        if isinstance(inlet.source, ReplaySource):
+            inlet.source.attach(store.replays, archive_folder(base, pipeline.program.pipeline))
         for name, source in _logged(inlet).items():
             source.attach(LogManifest(store.transactions, pipeline.program.pipeline, name, base))
 

@@ -33,6 +33,9 @@ def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -
     nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
     bases = {span.source: base_of(plan, counts, span.source) for span in plan.ranges}
     indexes = [bases[row.source] + row.ordinal for row in nacks]
+    if plan.replay:
+        # a dead letter that fails again is no new nack: the window has had it
+        return Resolution(counts, nacks, state, None)
     verdict = window.resolve(state, sum(c.read for c in counts.values()), indexes)
     refused = None if verdict.exceeded is None else nacks[indexes.index(verdict.exceeded)]
     return Resolution(counts, nacks, verdict.state, refused)

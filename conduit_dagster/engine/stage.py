@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split, Writer, WriterTask
+from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Replayed, Split, Writer, WriterTask
 from conduit_dagster.connectors.staged import RecordWriter
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, Outlet, compile_encoded
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_encoded, is_edit
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile, Letter
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
 from conduit_dagster.engine.dead_letters.missed import encode_missed
 from conduit_dagster.engine.dead_letters.originals import Originals
+from conduit_dagster.engine.dead_letters.way import Branch, way_of
 from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.ledger import Ledger, NackRow, task_error
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
+from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
@@ -183,30 +185,31 @@ class _SplitRun:
         self._block = Block([], lambda i: None)
         self._nacks: dict[int, tuple[int, str, Nack, Record]] = {}
         self._missed: dict[int, set[int]] = {}
+        self._unsent: set[int] = set()
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
         self._filtered = ledger.filtered
         self._seen = Tracker(ledger.namespaces.setdefault(inlet.id, {}))
-        self._rows = NackRows(pipeline.program.window_size, pipeline.program.window_threshold)
-        self._cuts = pipeline.program.window_size > 0
-        outlets = [(i, o) for i, o in enumerate(pipeline.outlets, 1) if inlet.only in ("", o.id)]
-        plain = [(i, o) for i, o in outlets if not o.needs_own_records]
-        own = [(i, o) for i, o in outlets if o.needs_own_records]
-        # branches that change records come last, so that the last of them may have the originals
-        self._branches = [*plain, *own]
+        program = pipeline.program
+        # a dead letter that fails again is none that the pipeline has not borne before
+        self._cuts = program.window_size > 0 and not inlet.is_replay
+        self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
+        outlets = enumerate(pipeline.outlets, 1)
+        self._branches = _ordered(Branch(i, o, o.nodes) for i, o in outlets if inlet.only in ("", o.id))
 
     def block(self, block: Block) -> None:
         """Takes one block through the whole pipeline."""
         records = block.records
-        self._block, self._nacks, self._missed, self._rank = block, {}, {}, 0
+        self._block, self._nacks, self._missed, self._unsent, self._rank = block, {}, {}, set(), 0
         total, origins = len(records), range(len(records))
         if block.nacks:
             records, origins = self._without_nacked(block)
-        for node in self._inlet.nodes:
-            records, origins = node.run(records, origins, self)
-        self._seen.see(records, self._ordinal, origins)
-        for node in self._pipeline.nodes:
-            records, origins = node.run(records, origins, self)
+        if block.replayed is None:
+            records, origins = self._through(self._inlet.nodes, records, origins)
+            self._seen.see(records, self._ordinal, origins)
+            records, origins = self._through(self._pipeline.nodes, records, origins)
+        else:
+            records, origins = self._again(block.replayed, records, origins)
         nacked = len(self._nacks)
         gone = total - nacked - _distinct(origins, self._nacks)
         self._fan_out(records, origins)
@@ -219,6 +222,26 @@ class _SplitRun:
         if self._cuts:
             self._before = partial(block.boundary, total - 1)
 
+    def _through(
+        self, nodes: Sequence[Step], records: list[Record], origins: Sequence[int]
+    ) -> tuple[list[Record], Sequence[int]]:
+        for node in nodes:
+            records, origins = node.run(records, origins, self)
+        return records, origins
+
+    def _again(
+        self, replayed: Replayed, records: list[Record], origins: Sequence[int]
+    ) -> tuple[list[Record], Sequence[int]]:
+        """Dead letters take the way that they still have before them; what fails on it stays one."""
+        way = way_of(self._pipeline, self._inlet, replayed)
+        if isinstance(way, Nack):
+            for record, origin in zip(records, origins, strict=True):
+                self.nacked(replayed.node, origin, way, record)
+            self._unsent.update(origins)
+            return [], []
+        self._branches = _ordered(way.branches)
+        return self._through(way.nodes, records, origins)
+
     def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
         """Records that were nacked before they were logged are nacked here, in their place, and go no further."""
         for origin, (node, nack) in block.nacks.items():
@@ -227,16 +250,16 @@ class _SplitRun:
         return [block.records[origin] for origin in on], on
 
     def _fan_out(self, records: list[Record], origins: Sequence[int]) -> None:
-        last = self._branches[-1][0]
-        for rank, outlet in self._branches:
+        last = self._branches[-1].rank
+        for branch in self._branches:
             if records:
-                self._rank = rank
-                own = outlet.needs_own_records and rank != last
-                self._branch(outlet, [copy(r) for r in records] if own else records, origins)
+                self._rank = branch.rank
+                own = branch.outlet.needs_own_records and branch.rank != last
+                self._branch(branch, [copy(r) for r in records] if own else records, origins)
 
-    def _branch(self, outlet: Outlet, records: list[Record], origins: Sequence[int]) -> None:
-        for node in outlet.nodes:
-            records, origins = node.run(records, origins, self)
+    def _branch(self, branch: Branch, records: list[Record], origins: Sequence[int]) -> None:
+        records, origins = self._through(branch.nodes, records, origins)
+        outlet = branch.outlet
         if not records:
             return
         if outlet.destination.changes_records:
@@ -264,49 +287,58 @@ class _SplitRun:
             self._nacks[origin] = (self._rank, node, nack, copy(record))
 
     def _record_nacks(self) -> None:
-        letters: list[Record] = []
         places = sorted(self._nacks)
-        self._writers[DEAD_LETTERS].place(self._inlet.id, self._ordinal, places)
         for origin in places:
             rank, node, nack, record = self._nacks[origin]
             reason = f"{node} {nack.code}"
             self._ledger.nacked[reason] = self._ledger.nacked.get(reason, 0) + 1
             if self._rows.wants(self._ordinal + origin):
                 self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
-            letters.append(self._dead_letter(origin, node, nack, record))
         if self._archive is not None:
-            self._keep(self._archive, places)
-        node = f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
-        if refused := blamed(node, self._writers[DEAD_LETTERS].write, letters):
+            for letter in self._kept(places):
+                self._archive.add(letter)
+        if self._block.replayed is None:  # else the queue has it already
+            self._stage_letters(places)
+
+    def _stage_letters(self, places: Sequence[int]) -> None:
+        writer, node = self._writers[DEAD_LETTERS], f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
+        writer.place(self._inlet.id, self._ordinal, places)
+        if refused := blamed(node, writer.write, [self._dead_letter(place) for place in places]):
             raise queue_refuses(refused[0].nack, node)
 
-    def _dead_letter(self, origin: int, node: str, nack: Nack, record: Record) -> Record:
+    def _dead_letter(self, place: int) -> Record:
+        _, node, nack, record = self._nacks[place]
         pipeline, offset = self._pipeline.program.pipeline, self._job.offsets.get(self._inlet.id, 0)
         name = self._job.hashes.get(DEAD_LETTERS, "")
-        source = Origin(pipeline, self._inlet.origin, offset + self._ordinal + origin, name)
+        source = Origin(pipeline, self._inlet.origin, offset + self._ordinal + place, name)
         return dead_letter(source, node, nack, record, self._pipeline.clock.now_ns)
 
-    def _keep(self, archive: ArchiveFile, places: Sequence[int]) -> None:
+    def _kept(self, places: Sequence[int]) -> Iterator[Letter]:
+        """What the archive keeps of them: each record as it failed, and as its source gave it."""
+        replayed = self._block.replayed
         if self._block.again is not None:
             again = self._block.again()
             originals = [again[place] for place in places]
         else:
             originals = self._originals.of([self._ordinal + place for place in places])
         for place, original in zip(places, originals, strict=True):
-            _, node, nack, failed = self._nacks[place]
-            position, namespace = clean(str(failed.position)), clean(failed.collection)
-            archive.add(
-                Letter(
-                    self._inlet.id, self._ordinal + place, position, namespace, node, nack.code, _short(nack),
-                    self._missed_by(place), -1, -1, keep(failed), keep(original),
-                )
+            _, node, nack, record = self._nacks[place]
+            failed, key = keep(record), (-1, -1)
+            if replayed is not None:
+                key = replayed.keys[place]
+                if place in self._unsent or is_edit(node):
+                    # it came to no node of the pipeline: it stands where it stood
+                    node, failed = replayed.node, replayed.failed[place]
+            yield Letter(
+                self._inlet.id, self._ordinal + place, clean(str(record.position)), clean(record.collection), node,
+                nack.code, _short(nack), self._missed_by(place), *key, failed, keep(original),
             )  # fmt: skip
 
     def _missed_by(self, place: int) -> str:
         """The destinations that have no copy: all where it was nacked before the fan-out."""
-        ranks = self._missed[place]
+        ranks, replayed = self._missed[place], self._block.replayed
         if 0 in ranks:
-            return encode_missed([self._inlet.only] if self._inlet.only else [])
+            return encode_missed(replayed.missed if replayed else filter(None, [self._inlet.only]))
         return encode_missed([self._pipeline.outlets[rank - 1].id for rank in sorted(ranks)])
 
     def _row(self, origin: int, rank: int, node: str, nack: Nack, record: Record) -> NackRow:
@@ -322,6 +354,11 @@ class _SplitRun:
 
     def _boundary_before(self, origin: int) -> Any:
         return self._block.boundary(origin - 1) if origin else self._before()
+
+
+def _ordered(branches: Iterable[Branch]) -> list[Branch]:
+    """Branches that change records come last, so that the last of them may have the originals."""
+    return sorted(branches, key=lambda branch: branch.outlet.needs_own_records)
 
 
 def _short(nack: Nack) -> str:

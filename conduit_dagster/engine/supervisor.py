@@ -14,6 +14,7 @@ from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.dead_letters.replaying import settle_letters, with_open_replay
 from conduit_dagster.engine.flight import Flight
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
@@ -114,6 +115,8 @@ class _Run:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
             self._jobs = Jobs(self._opener())
+            self._bound = with_open_replay(self._bound, self._store.load())
+            self._pipeline = self._bound.compiled
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
             register(self._pipeline, self._store)
@@ -131,6 +134,7 @@ class _Run:
             appender = self._appender()
             loop = self._loop(appender)
             recover(loop)
+            settle_letters(loop)
             loop = self._loop(appender)
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:

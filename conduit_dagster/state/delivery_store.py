@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.events import record_event
-from conduit_dagster.state.letter_store import Missed, add_letter, add_missed
+from conduit_dagster.state.letter_store import Missed, add_letter, add_missed, fail_again, insert_parts
 from conduit_dagster.state.offsets import Moves, move_offsets
 from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources
 from conduit_dagster.state.steps import DeadLetter, Letter, LetterPart, Plan, Progress
@@ -45,6 +45,33 @@ class DeliveryStore:
 
         self._run(work)
 
+    def fail_again(
+        self,
+        plan: Plan,
+        consumer: str,
+        progress: Progress,
+        row: DeadLetter,
+        part: LetterPart,
+        source: str,
+        moves: Moves,
+    ) -> None:
+        """A record of a replay that a destination refused: its letter stays open, with its new reason."""
+
+        def work(connection: sa.Connection) -> None:
+            put_progress(connection, self._id, plan.step, consumer, progress)
+            move_offsets(connection, self._id, [consumer], moves)
+            insert_parts(connection, self._id, plan.step, [part])
+            fail_again(connection, self._id, [row])
+            self._count_nack(connection, source)
+
+        self._run(work)
+
+    def _count_nack(self, connection: sa.Connection, source: str) -> None:
+        # the step's own counts come when it is done, with this record among the acked ones
+        mine = (sources.c.pipeline == self._id, sources.c.source == source)
+        values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
+        connection.execute(sa.update(sources).where(*mine).values(**values))
+
     def missed(self, step: int, consumer: str, progress: Progress, missed: Missed, moves: Moves) -> None:
         """A part of a delivery is handled, and its record, which has its dead letter, did not get there either."""
 
@@ -72,6 +99,7 @@ class DeliveryStore:
         window: str,
         row: DeadLetter,
         part: LetterPart,
+        source: str,
         letter: Letter,
         moves: Moves,
     ) -> None:
@@ -81,10 +109,7 @@ class DeliveryStore:
             put_progress(connection, self._id, plan.step, consumer, progress)
             move_offsets(connection, self._id, [consumer], moves)
             self._add_letter(connection, plan, row, part, letter)
-            mine = (sources.c.pipeline == self._id, sources.c.source == row.source)
-            # the step's own counts come when it is done, with this record among the acked ones
-            values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
-            connection.execute(sa.update(sources).where(*mine).values(**values))
+            self._count_nack(connection, source)
 
         self._run(work, window=window)
 

@@ -35,9 +35,12 @@ class Missed(NamedTuple):
 
 def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: Letters) -> None:
     """All of a step's letters, numbered in their order."""
-    _insert_parts(connection, pipeline, plan.step, letters.parts)
+    insert_parts(connection, pipeline, plan.step, letters.parts)
     number = 0
     for rows in letters.rows():
+        if plan.replay:
+            fail_again(connection, pipeline, rows)
+            continue
         own = {"pipeline": pipeline, "step": plan.step, "at_ns": plan.clock_ns}
         values = [{**own, "number": number + i, **_columns(row)} for i, row in enumerate(rows)]
         connection.execute(dead_letters.insert(), values)
@@ -46,7 +49,7 @@ def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters
 
 def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
     """A letter that was found at publishing, behind those of its step."""
-    _insert_parts(connection, pipeline, step, [part])
+    insert_parts(connection, pipeline, step, [part])
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
     number = 0 if last is None else int(last) + 1
@@ -58,19 +61,38 @@ def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Miss
     """One more destination has no copy of a record whose letter is there."""
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     at = (dead_letters.c.source == missed.source, dead_letters.c.offset == missed.offset)
-    known = connection.execute(sa.select(dead_letters.c.missed).where(*mine, *at)).scalar_one_or_none()
+    _merge_missed(connection, [*mine, *at], [missed.destination])
+
+
+def fail_again(connection: sa.Connection, pipeline: str, rows: Sequence[DeadLetter]) -> None:
+    """Letters that a replay could not deliver stay open, with their new reason; their queue has them already."""
+    column = dead_letters.c
+    for row in rows:
+        assert row.again is not None
+        mine = (column.pipeline == pipeline, column.step == row.again[0], column.number == row.again[1])
+        told = {name: getattr(row, name) for name in ("node", "code", "message", "missed", "part", "line")}
+        values = {"state": "open", "attempt": column.attempt + 1, **told}
+        still = (*mine, column.state == "replaying")
+        if not connection.execute(sa.update(dead_letters).where(*still).values(**values)).rowcount:
+            # another destination refuses it as well
+            _merge_missed(connection, mine, json.loads(row.missed or "[]"))
+
+
+def _merge_missed(connection: sa.Connection, mine: Sequence[sa.ColumnElement[bool]], more: Sequence[str]) -> None:
+    known = connection.execute(sa.select(dead_letters.c.missed).where(*mine)).scalar_one_or_none()
     if known:
-        names = json.loads(known)
-        if missed.destination not in names:
-            values = {"missed": json.dumps([*names, missed.destination])}
-            connection.execute(sa.update(dead_letters).where(*mine, *at).values(**values))
+        names = dict.fromkeys([*json.loads(known), *more])
+        connection.execute(sa.update(dead_letters).where(*mine).values(missed=json.dumps(list(names))))
 
 
 def _columns(row: DeadLetter) -> dict[str, Any]:
-    return msgspec.structs.asdict(row)
+    columns = msgspec.structs.asdict(row)
+    del columns["again"]
+    return columns
 
 
-def _insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
+def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
+    """Files of the archive that the index names from now on."""
     values = [
         {"pipeline": pipeline, "step": step, "part": p.name, "letters": p.letters, "bytes": p.bytes, "sha256": p.sha256}
         for p in parts

@@ -31,6 +31,11 @@ class SourceState:
         """The destination that catches up on it; empty: it is a source that all of them read."""
         return self.unit["destination"] if self.unit.get("plugin") == "catch-up" else ""
 
+    @property
+    def is_replay(self) -> bool:
+        """Whether it stands for dead letters that are sent again."""
+        return self.unit.get("plugin") == "replay"
+
 
 @dataclass(frozen=True)
 class OpenStep:

@@ -55,6 +55,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Of a step for one destination: by source, offsets of records that made their nack and dead letter before."""
     logs: dict[str, Reach] = {}
     """Of a step that is logged as it is staged: by source, what it reads of the source itself."""
+    replay: int = 0
+    """Of a step that sends dead letters again: which replay's; positions in its ranges are keys of letters."""
 
     def is_for(self, consumer: str) -> bool:
         """Whether this destination is one of those that it moves on."""
@@ -157,6 +159,8 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """The file of the archive that holds the record."""
     line: int = 0
     """Its row in that file."""
+    again: tuple[int, int] | None = None
+    """Of a letter that failed again, its step and number: it keeps its place in the index."""
 
 
 class LetterPart(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.letter_store import Letters, forget_closed, insert_letters
 from conduit_dagster.state.life import Life
 from conduit_dagster.state.log_registry import LogRegistry
@@ -40,6 +41,7 @@ class PipelineStore:
         self._run = transactions.run
         self.transactions = transactions
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
+        self.replays = LetterReplays(transactions, lease.pipeline)
         self.life = Life(transactions, lease.pipeline)
 
     @property
@@ -156,9 +158,11 @@ class PipelineStore:
             }
             current = (*mine, sources.c.generation == span.generation)
             connection.execute(sa.update(sources).where(*current).values(**values))
-        if not plan.only:
+        if not plan.only and not plan.replay:
             seen = {span.source: (span.offset, decision.namespaces.get(span.source, {})) for span in plan.ranges}
             move_collections(connection, self._id, seen)
+        if plan.replay:
+            close_letters(connection, self._id, plan)
         if plan.step % _KEPT_STEPS == 0:
             self._forget(connection, plan.step)
 

@@ -10,7 +10,7 @@ from conduit_dagster.connectors.base.destination import Destination
 from conduit_dagster.connectors.base.direct import DirectDestination
 from conduit_dagster.connectors.base.driver import DriverDestination
 from conduit_dagster.connectors.base.new_part import NewPart
-from conduit_dagster.connectors.base.ranges import Block, Keys, Limit, Plain, Position, ReadOptions, Split
+from conduit_dagster.connectors.base.ranges import Block, Keys, Limit, Plain, Position, ReadOptions, Replayed, Split
 from conduit_dagster.connectors.base.sender import Receipt, Sender, SenderTask
 from conduit_dagster.connectors.base.source import Source
 from conduit_dagster.connectors.base.staged import StagedDestination
@@ -39,6 +39,7 @@ __all__ = [
     "Receipt",
     "Refusal",
     "Rejected",
+    "Replayed",
     "Sender",
     "SenderTask",
     "Source",

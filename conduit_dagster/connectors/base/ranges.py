@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -46,6 +46,21 @@ class Plain(NamedTuple):
     """Bytes, likewise."""
 
 
+class Replayed(NamedTuple):
+    """What a block of dead letters that are sent again has in common."""
+
+    node: str
+    """The node that nacked them."""
+    missed: Sequence[str]
+    """The destinations that have no copy of them; none: all of them."""
+    keys: Sequence[tuple[int, int]]
+    """Each one's step and number in the index."""
+    failed: Sequence[bytes]
+    """Each one as it was when it was nacked, as the archive keeps it."""
+    at_node: bool
+    """They go on at that node, as they were there; else they begin anew."""
+
+
 class Block(NamedTuple):
     """A few thousand records in source order, with what the engine may ask about the i-th of them."""
 
@@ -62,6 +77,8 @@ class Block(NamedTuple):
     again: Callable[[], list[Record]] | None = None
     """The engine's own: the same records once more, as they were before anything changed them. A source needs none: its
     split is read again."""
+    replayed: Replayed | None = None
+    """The engine's own: of records that were nacked before."""
 
     @staticmethod
     def of(records: list[Record]) -> Block:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
 
 
-def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Iterator[list[DeadLetter]]:
-    """A few thousand at a time, in the order of the records: a million nacks are never in memory together."""
+def index_rows(
+    archive: Archive, parts: Sequence[LetterPart], plan: Plan, origin_of: Callable[[str], str]
+) -> Iterator[list[DeadLetter]]:
+    """A few thousand at a time, in the order of the records: a million nacks are never in memory together.
+
+    ``origin_of``: the connector whose records a step reads under this name.
+    """
     spans = {span.source: span for span in plan.ranges}
     name = plan.hashes.get(DEAD_LETTERS, "")
     for part in parts:
@@ -18,7 +23,7 @@ def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Ite
         for letters in archive.index(part.name):
             yield [
                 DeadLetter(
-                    one.source,
+                    origin_of(one.source),
                     spans[one.source].generation,
                     one.position,
                     spans[one.source].offset + one.ordinal,
@@ -30,6 +35,7 @@ def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Ite
                     one.missed,
                     part.name,
                     line + place,
+                    (one.step, one.number) if one.step >= 0 else None,
                 )
                 for place, one in enumerate(letters)
             ]

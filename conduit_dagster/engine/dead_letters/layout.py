@@ -57,12 +57,16 @@ def dead_letter(origin: Origin, node: str, nack: Nack, record: Record, now_ns: i
 
 
 def _whole(record: Record) -> dict[str, Any]:
-    whole = msgspec.to_builtins(envelope(record))
+    return jsonable(msgspec.to_builtins(envelope(record)))
+
+
+def jsonable(value: Any) -> Any:
+    """The value, or a copy in which text that JSON cannot hold is escaped."""
     try:
-        msgspec.json.encode(whole)
+        msgspec.json.encode(value)
     except (ValueError, TypeError):
-        return _escaped(whole)
-    return whole
+        return _escaped(value)
+    return value
 
 
 def _escaped(value: Any) -> Any:

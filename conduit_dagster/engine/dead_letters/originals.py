@@ -24,7 +24,9 @@ class Originals:
     def of(self, ordinals: Sequence[int]) -> list[Record]:
         """The records with these ordinals, in order; a call may not go back behind the one before."""
         if self._records is None:
-            self._records = chain.from_iterable(block.records for block in self._again())
+            self._records = chain.from_iterable(
+                block.again() if block.again else block.records for block in self._again()
+            )
         found: list[Record] = []
         for ordinal in ordinals:
             record = None

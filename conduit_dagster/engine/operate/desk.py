@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.dead_letters.replaying import with_open_replay
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.refused import never_ran
@@ -96,7 +97,8 @@ def owned(
         raise never_ran(bound.id)
     lease = _lease(bound.id, database, options)
     try:
-        yield Desk(bound, PipelineStore(database, lease, options.patience), options, LateJobs(spark), by)
+        store = PipelineStore(database, lease, options.patience)
+        yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark), by)
     finally:
         lease.release()
 

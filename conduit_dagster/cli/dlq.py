@@ -1,0 +1,384 @@
+"""``dlq list``, ``show``, ``export``, ``replay``, ``discard``: the dead letters of a pipeline."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
+from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.verb import AsJson, perform
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conduit_dagster.engine.dead_letters.search import Letters
+    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.operate.replay import Selection
+    from conduit_dagster.state.letter_view import Wanted
+
+app = typer.Typer(no_args_is_help=True, help="Dead letters.")
+Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be given often.")]
+Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]
+Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With this error code.")]
+Source = Annotated[str | None, typer.Option("--source", metavar="ID", help="From this source.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Of this collection.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00.")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="AGE|TIME", help="Older than that.")]
+Part = Annotated[str | None, typer.Option("--part", metavar="NAME", help="In this file of the archive.")]
+Where = Annotated[
+    str, typer.Option("--where", metavar="EXPRESSION", help="Whose failed record fits: after.amount > 100.")
+]
+State = Annotated[Literal["open", "replayed", "discarded", "all"], typer.Option("--state", help="What became of them.")]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
+ByReason = Annotated[bool, typer.Option("--by-reason", help="Only how many there are of each kind.")]
+To = Annotated[str, typer.Argument(metavar="FILE", help="One JSON object per line.")]
+Force = Annotated[bool, typer.Option("--force", help="Write over a file that is there.")]
+From = Annotated[
+    Literal["source", "node"],
+    typer.Option("--from", help="The original through the whole pipeline, or the failed record from its node on."),
+]
+Edits = Annotated[
+    list[str] | None, typer.Option("--set", metavar="FIELD=EXPRESSION", help="First set a field, as field.set does.")
+]
+Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why, for those who come later.")]
+
+
+@app.command("list")
+def list_(
+    pipeline: Every = None,
+    state: State = "open",
+    ids: Ids = None,
+    node: Node = None,
+    code: Code = None,
+    source: Source = None,
+    namespace: Namespace = None,
+    since: Since = None,
+    until: Until = None,
+    part: Part = None,
+    where: Where = "",
+    limit: Limit = 20,
+    by_reason: ByReason = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many dead letters there are by reason, and the newest ones; also while the pipeline runs."""
+    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
+    perform("dlq list", as_json, lambda: _list(pipeline, files, wanted, state, 0 if by_reason else limit))
+
+
+@app.command("show")
+def show(letter: Id, files: Files = None, as_json: AsJson = False) -> None:
+    """One dead letter: its records, what each processor does to the original now, and the error it failed with."""
+    perform("dlq show", as_json, lambda: _show(letter, files))
+
+
+@app.command("export")
+def export(
+    pipeline: Pipeline,
+    file: To,
+    state: State = "open",
+    ids: Ids = None,
+    node: Node = None,
+    code: Code = None,
+    source: Source = None,
+    namespace: Namespace = None,
+    since: Since = None,
+    until: Until = None,
+    part: Part = None,
+    where: Where = "",
+    force: Force = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write dead letters to a file: what the index says of each, the failed record and the original."""
+    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
+    perform("dlq export", as_json, lambda: _export(subject(pipeline, files), Path(file), wanted, state, force))
+
+
+@app.command("replay")
+def replay(
+    pipeline: Pipeline,
+    ids: Ids = None,
+    node: Node = None,
+    code: Code = None,
+    source: Source = None,
+    namespace: Namespace = None,
+    since: Since = None,
+    until: Until = None,
+    part: Part = None,
+    where: Where = "",
+    start: From = "source",
+    edits: Edits = None,
+    dry_run: DryRun = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send open dead letters through the pipeline as it is now, each exactly once; what fails again stays open."""
+    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
+    perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), wanted, start, edits or [], dry_run))
+
+
+@app.command("discard")
+def discard(
+    pipeline: Pipeline,
+    note: Note,
+    ids: Ids = None,
+    node: Node = None,
+    code: Code = None,
+    source: Source = None,
+    namespace: Namespace = None,
+    since: Since = None,
+    until: Until = None,
+    part: Part = None,
+    where: Where = "",
+    dry_run: DryRun = False,
+    files: Files = None,
+    as_json: AsJson = False,
+) -> None:
+    """Close open dead letters that nobody will send again. Queue and archive keep their records."""
+    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
+    perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), wanted, note, dry_run))
+
+
+class _Filters:
+    """What the options say, before anything is looked up."""
+
+    def __init__(
+        self,
+        ids: list[str] | None,
+        node: str | None,
+        code: str | None,
+        source: str | None,
+        namespace: str | None,
+        since: str | None,
+        until: str | None,
+        part: str | None,
+        where: str,
+    ) -> None:
+        self._ids, self._node, self._code, self._source, self._namespace = ids, node, code, source, namespace
+        self._since, self._until, self._part, self.where = since, until, part, where
+
+    def wanted(self, pipeline: str, state: str = "open") -> Wanted:
+        """As the index is asked. Raises ``FatalError`` (``usage.*``)."""
+        from conduit_dagster.state.letter_view import OPEN, STATES, Wanted
+
+        states = {"open": OPEN, "all": STATES}.get(state, (state,))
+        now = time.time_ns()
+        return Wanted(
+            states,
+            self._node,
+            self._code,
+            self._source,
+            self._namespace,
+            _moment("--since", self._since, now),
+            _moment("--until", self._until, now),
+            self._part,
+            None if self._ids is None else [_key(one, pipeline) for one in self._ids],
+        )
+
+    def selection(self, pipeline: str) -> Selection:
+        """As an operation is told."""
+        from conduit_dagster.engine.operate.replay import Selection
+
+        return Selection(self.wanted(pipeline), self.where)
+
+
+def _moment(option: str, text: str | None, now_ns: int) -> int | None:
+    from conduit_dagster.cli.history import moment
+
+    return None if text is None else moment(text, now_ns, option)
+
+
+def _key(text: str, pipeline: str) -> tuple[int, int]:
+    of, key = _parsed(text)
+    if of not in ("", pipeline):
+        raise usage_error(f"{text} is a dead letter of {of}, not of {pipeline}", "letter")
+    return key
+
+
+def _parsed(text: str) -> tuple[str, tuple[int, int]]:
+    pipeline, _, key = text.rpartition("/")
+    step, _, number = key.partition(".")
+    if not (step.isascii() and step.isdecimal() and number.isascii() and number.isdecimal()):
+        fix = "conduit-dagster dlq list prints them: PIPELINE/STEP.NUMBER"
+        raise usage_error(f"{text} is no dead letter's id", "letter", fix)
+    return pipeline, (int(step), int(number))
+
+
+# -- looking ------------------------------------------------------------------------------------------------------
+
+
+def _list(pipeline: str | None, files: list[str] | None, filters: _Filters, state: str, limit: int) -> Outcome:
+    from conduit_dagster.cli.terminal import count
+
+    chosen = subjects(files) if pipeline is None else [subject(pipeline, files)]
+    found = [facts for one in chosen if (facts := _of_pipeline(one, filters, state, limit, pipeline is None))]
+    many = sum(row["letters"] for one in found for row in one["reasons"])
+    words = "" if state == "all" else f"{state} "
+    summary = count(many, f"{words}dead letter") if many else f"no {words}dead letters"
+    return Outcome(summary, {"pipelines": found}, show=lambda console: _print_list(console, found))
+
+
+def _of_pipeline(one: Subject, filters: _Filters, state: str, limit: int, every: bool) -> Facts:
+    from itertools import islice
+
+    from conduit_dagster.state.letter_view import newest, reasons
+
+    if one.store is None:
+        return {}
+    wanted = filters.wanted(one.id, state)
+    if not filters.where:
+        counts = reasons(one.store, one.id, wanted)
+        rows = newest(one.store, one.id, wanted, limit) if limit else []
+    else:
+        from conduit_dagster.engine.dead_letters.search import counted
+
+        found = _letters(one).search(wanted, filters.where, newest_first=True)
+        counts, rows = counted(found, limit)
+    if every and not counts:
+        return {}
+    return {"pipeline": one.id, "reasons": counts, "letters": [_row(row) for row in islice(rows, limit)]}
+
+
+def _letters(one: Subject) -> Letters:
+    from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
+    from conduit_dagster.engine.dead_letters.search import Letters
+
+    return Letters(one.known(), Archive(archive_folder(one.options.log_url, one.id)), one.id)
+
+
+def _row(row: dict[str, Any]) -> Facts:
+    from conduit_dagster.cli.description import when
+
+    names = ("source", "offset", "position", "namespace", "node", "code", "message", "state", "attempt", "note")
+    return {
+        "id": f"{row['pipeline']}/{row['step']}.{row['number']}",
+        "at": when(row["at_ns"]),
+        **{name: row[name] for name in names},
+    }
+
+
+def _print_list(console: Console, found: list[Facts]) -> None:
+    from conduit_dagster.cli.terminal import print_table
+
+    reasons = [(one["pipeline"], row) for one in found for row in one["reasons"]]
+    if reasons:
+        cells = [(row["letters"], name, row["state"], row["node"], row["code"]) for name, row in reasons]
+        print_table(console, ("letters", "pipeline", "state", "node", "code"), cells)
+    letters = [row for one in found for row in one["letters"]]
+    if letters:
+        console.print()
+        cells = [
+            (row["id"], row["at"], f"{row['source']} {row['offset']}", row["node"], row["message"]) for row in letters
+        ]
+        print_table(console, ("id", "at", "record", "node", "error"), cells)
+        console.print()
+
+
+def _show(letter: str, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.dead_letters.view import letter_facts
+
+    pipeline, key = _parsed(letter)
+    if not pipeline:
+        raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
+    one = subject(pipeline, files)
+    facts = letter_facts(_letters(one), one.bound, pipeline, key)
+    row = _row(facts.pop("row"))
+    return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))
+
+
+def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
+    import json
+
+    for name in ("id", "state", "at", "source", "offset", "position", "namespace", "attempt", "note"):
+        if row[name] not in ("", None):
+            console.print(f"{name + ':':<12}{row[name]}")
+    for name in ("original", "failed"):
+        if facts[name] is not None:
+            console.print(f"\n{name} record\n  {json.dumps(facts[name], ensure_ascii=False)}")
+    if facts["nodes"]:
+        console.print("\nthe original, through the pipeline as it is now")
+    for node in facts["nodes"]:
+        console.print(f"  {node['node']}: {node['said']}")
+        for record in node["records"]:
+            console.print(f"    {json.dumps(record, ensure_ascii=False)}")
+    console.print(f"\nfailed at {row['node']}: {row['code']}\n  {row['message']}")
+
+
+def _export(one: Subject, file: Path, filters: _Filters, state: str, force: bool) -> Outcome:
+    import json
+
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.dead_letters.view import record_json
+
+    found = _letters(one).search(filters.wanted(one.id, state), filters.where)
+    written = 0
+    try:
+        with file.open("w" if force else "x", encoding="utf-8") as to:
+            for letter in found:
+                records = {"failed": record_json(letter.failed()), "original": record_json(letter.original())}
+                to.write(json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n")
+                written += 1
+    except FileExistsError:
+        raise usage_error(f"{file} is there already", "file_exists", "name another file, or --force") from None
+    facts = {"pipeline": one.id, "file": str(file), "letters": written}
+    return Outcome(f"{count(written, 'dead letter')} of {one.id} in {file}", facts)
+
+
+# -- changing -----------------------------------------------------------------------------------------------------
+
+
+def _replay(
+    one: Subject, filters: _Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
+) -> Outcome:
+    from conduit_dagster.engine.operate.replay import replay as apply
+
+    pairs, selection = [_edit(text) for text in edits], filters.selection(one.id)
+
+    def work(desk: Desk, _: object) -> Facts:
+        return apply(desk, selection, start, pairs, dry_run)
+
+    return operated(one, work, _replayed, dry_run)
+
+
+def _edit(text: str) -> tuple[str, str]:
+    # a field may hold a quoted equals sign only in brackets: none of ours do
+    field, equals, expression = text.partition("=")
+    if not equals or not field.strip() or not expression.strip():
+        raise usage_error(f"--set {text} is no FIELD=EXPRESSION", "edit", "--set '.Payload.After.amount=0'")
+    return field.strip(), expression.strip()
+
+
+def _replayed(facts: Facts) -> str:
+    from conduit_dagster.cli.terminal import count
+
+    if facts["dry_run"]:
+        many = count(facts["letters"], "dead letter")
+        return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}"
+    failed = facts["failed"]
+    rest = f", {failed:,} failed again and {'stays' if failed == 1 else 'stay'} open" if failed else ""
+    return f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{rest}"
+
+
+def _discard(one: Subject, filters: _Filters, note: str, dry_run: bool) -> Outcome:
+    from conduit_dagster.engine.operate.discard import discard as apply
+
+    if not note.strip():
+        raise usage_error("--note is empty", "note", "say why nobody will send them again")
+    selection = filters.selection(one.id)
+    return operated(one, lambda desk, _: apply(desk, selection, note.strip(), dry_run), _discarded, dry_run)
+
+
+def _discarded(facts: Facts) -> str:
+    from conduit_dagster.cli.terminal import count
+
+    many = facts["letters"] if facts["dry_run"] else facts["discarded"]
+    return f"{facts['pipeline']}: {count(many, 'dead letter')} {'would be' if facts['dry_run'] else 'are'} discarded"

@@ -1,0 +1,178 @@
+"""The dead letters of one source as a source of their own, with steps and delivery hashes of its own.
+
+A position is the key of a letter: its step and number. The letters of a replay are chosen before its first step, so
+that a range means the same ones whenever it is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Replayed, Source, Split
+from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
+from conduit_dagster.engine.dead_letters.missed import decode_missed
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.state import storage
+from conduit_dagster.state.letter_replays import Chosen, LetterReplays
+from conduit_dagster.state.letter_view import Key
+from conduit_dagster.state.steps import Decision, LetterPart
+
+_LONGEST = 256
+_STEP = 50_000
+"""Letters of one step: where they lie is a part of its plan's splits."""
+_GRAIN = 1_000
+_WEIGHT = 1_000
+_BLOCK = 3_000
+
+
+def replay_id(source: str) -> str:
+    """The name of a source's letters. No connector's id has an ``@``."""
+    name = f"replay@{source}"
+    return name if len(name) <= _LONGEST else f"replay@{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+
+class ReplaySource(Source):
+    """Reads letters from the archive: the original records, or the failed ones."""
+
+    name = "replay"
+    sets_metadata = True
+
+    def __init__(self, real: Source, origin: str, replay: int, failed: bool) -> None:
+        """``failed``: each record as it was at the node that nacked it."""
+        super().__init__(real.settings, real.context)
+        self.origin, self._replay, self._failed = origin, replay, failed
+        self._letters: LetterReplays | None = None
+        self._folder = ""
+
+    def attach(self, letters: LetterReplays, folder: str) -> None:
+        """Called on the driver; tasks need no index, since their splits name files and rows."""
+        self._letters, self._folder = letters, folder
+
+    @property
+    def letters(self) -> LetterReplays:
+        """The index."""
+        assert self._letters is not None, "only the driver knows the index"
+        return self._letters
+
+    def initial(self) -> Position:
+        """Before the first letter."""
+        return None
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """The last letter of the next step; ``start`` where none is left."""
+        return self.letters.end_of(self._replay, self.origin, _key(start), min(limit.records, _STEP)) or start
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Consecutive letters, with the rows of the archive that hold them."""
+        chosen = self.letters.between(self._replay, self.origin, _key(start), _key(end) or (0, 0))
+        grain = max(_GRAIN, -(-len(chosen) // n))
+        parts = self.letters.parts(one.part for one in chosen)
+        return [
+            self._split(
+                start if first == 0 else list(_id(chosen[first - 1])), first, chosen[first : first + grain], parts
+            )
+            for first in range(0, len(chosen), grain)
+        ]
+
+    def _split(self, start: Position, ordinal: int, mine: Sequence[Chosen], parts: dict[str, LetterPart]) -> Split:
+        named = {one.part: parts.get(one.part) for one in mine}
+        files = {name: [part.bytes, part.sha256] for name, part in named.items() if part is not None}
+        detail = {"folder": self._folder, "files": files, "runs": [list(run) for run in _runs(mine)]}
+        return Split(start, ordinal, len(mine), len(mine) * _WEIGHT, detail)
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
+        """The letters' records. Raises ``FatalError`` (``dead_letters.damaged``) where a file is not what it was."""
+        archive = Archive(split.detail["folder"])
+        for name, (size, digest) in split.detail["files"].items():
+            archive.verify(LetterPart(name, 0, size, digest))
+        runs = [_Run(*run) for run in split.detail["runs"]]
+        for part, group in groupby(runs, lambda run: run.part):
+            yield from self._blocks(archive, part, list(group))
+
+    def _blocks(self, archive: Archive, part: str, runs: list[_Run]) -> Iterator[Block]:
+        letters = archive.letters(part, [line for run in runs for line in range(run.line, run.line + run.letters)])
+        url = storage.join(archive.folder, part)
+        for run in runs:
+            for first in range(0, run.letters, _BLOCK):
+                count = min(_BLOCK, run.letters - first)
+                yield self._block(run, first, [next(letters) for _ in range(count)], url)
+
+    def _block(self, run: _Run, first: int, letters: list[Letter], url: str) -> Block:
+        keys = [(run.step, run.number + first + i) for i in range(len(letters))]
+        nacks: dict[int, tuple[str, Nack]] = {}
+        records: list[Record] = []
+        for i, letter in enumerate(letters):
+            if not (self._failed or letter.original):
+                nacks[i] = run.node, _NO_ORIGINAL
+            records.append(record_of(letter.failed if self._failed or i in nacks else letter.original, url))
+        failed = [letter.failed for letter in letters]
+        replayed = Replayed(run.node, decode_missed(run.missed), keys, failed, self._failed)
+        again = [letter.original or letter.failed for letter in letters]
+        return Block(
+            records,
+            lambda i: list(keys[i]),
+            nacks=nacks,
+            again=lambda: [record_of(data, url) for data in again],
+            replayed=replayed,
+        )
+
+    def lag(self, position: Position) -> int | None:
+        """Nothing to wait for."""
+        return None
+
+
+_NO_ORIGINAL = Nack("dead_letters.no_original", "its original record is not kept: replay it with --from node")
+
+
+class _Run(NamedTuple):
+    """Letters that follow each other in the index and in a file, and failed in one way."""
+
+    part: str
+    node: str
+    missed: str
+    step: int
+    number: int
+    line: int
+    letters: int
+
+
+def _runs(chosen: Sequence[Chosen]) -> Iterator[_Run]:
+    run: _Run | None = None
+    for one in chosen:
+        if run is not None and one == run_end(run):
+            run = run._replace(letters=run.letters + 1)
+            continue
+        if run is not None:
+            yield run
+        run = _Run(one.part, one.node, one.missed, one.step, one.number, one.line, 1)
+    if run is not None:
+        yield run
+
+
+def run_end(run: _Run) -> Chosen:
+    """The letter that would go on with it."""
+    return Chosen(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
+
+
+def letter_at(decision: Decision, source: str, ordinal: int) -> Key:
+    """The letter that a record of a replay's step is. Raises ``LookupError`` where it is none."""
+    splits = (one["split"] for task in decision.splits for one in task if one["source"] == source)
+    for split in splits:
+        for values in split["detail"]["runs"] if ordinal < split["ordinal"] + split["records"] else ():
+            run = _Run(*values)
+            left = ordinal - split["ordinal"]
+            if left < run.letters:
+                return run.step, run.number + left
+            ordinal -= run.letters
+    raise LookupError(f"record {ordinal} of {source}")
+
+
+def _id(one: Chosen) -> Key:
+    return one.step, one.number
+
+
+def _key(position: Position) -> Key | None:
+    return None if position is None else (position[0], position[1])

@@ -1,0 +1,56 @@
+"""One dead letter for people: its records, and what the pipeline makes of it now."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.engine.dead_letters.layout import jsonable
+from conduit_dagster.engine.dead_letters.search import Found, Letters
+from conduit_dagster.engine.dead_letters.trace import Passed, trace
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.record import Record, envelope
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.letter_view import STATES, Key, Wanted
+
+
+def letter_facts(letters: Letters, bound: BoundPipeline | None, pipeline: str, key: Key) -> dict[str, Any]:
+    """``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``: what each makes of the original now.
+
+    No nodes where the file is gone or has mistakes. Raises ``FatalError`` (``dead_letters.unknown``,
+    ``dead_letters.damaged``).
+    """
+    found = next(letters.search(Wanted(STATES, keys=[key])), None)
+    if found is None:
+        raise FatalError(
+            f"pipeline {pipeline} has no dead letter {key[0]}.{key[1]}",
+            code="dead_letters.unknown",
+            fix=f"conduit-dagster dlq list {pipeline} --state all prints the ids",
+        )
+    original = found.original()
+    return {
+        "row": found.row,
+        "failed": record_json(found.failed()),
+        "original": record_json(original),
+        "nodes": [] if original is None or bound is None else _nodes(bound, found, original),
+    }
+
+
+def _nodes(bound: BoundPipeline, found: Found, original: Record) -> list[dict[str, Any]]:
+    pipeline = bound.compiled
+    inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
+    return [] if inlet is None else [_node(one) for one in trace(pipeline, inlet, original, time.time_ns())]
+
+
+def _node(passed: Passed) -> dict[str, Any]:
+    said = "filtered" if passed.filtered else "passed"
+    if passed.nack is not None:
+        said = f"nacked, {passed.nack.code}: {passed.nack.message}"
+    return {"node": passed.node, "said": said, "records": [record_json(record) for record in passed.records]}
+
+
+def record_json(record: Record | None) -> Any:
+    """A record in Conduit's layout; what JSON can't hold as text."""
+    return None if record is None else jsonable(msgspec.to_builtins(envelope(record)))

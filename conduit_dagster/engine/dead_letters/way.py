@@ -1,0 +1,75 @@
+"""Which nodes and destinations a replayed record still has before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from conduit_dagster.connectors.base import Replayed
+from conduit_dagster.engine.compiled import CompiledPipeline, Outlet
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.nodes import Step
+from conduit_dagster.record import Nack
+
+
+class Branch(NamedTuple):
+    """A destination, and what records pass on their way from the fan-out to it."""
+
+    rank: int
+    """Its place in the file, from 1."""
+    outlet: Outlet
+    nodes: Sequence[Step]
+
+
+class Way(NamedTuple):
+    """What records pass."""
+
+    nodes: Sequence[Step]
+    branches: Sequence[Branch]
+
+
+def way_of(pipeline: CompiledPipeline, inlet: Inlet, replayed: Replayed) -> Way | Nack:
+    """From the source, or from the node that nacked the record; to the destinations that have no copy of it.
+
+    A nack says why there is no such way any more.
+    """
+    branches = list(_branches(pipeline, replayed.missed))
+    if not branches:
+        gone = ", ".join(replayed.missed)
+        return Nack("dead_letters.no_destination", f"{gone} is not in the pipeline's file any more: discard the letter")
+    every = [*inlet.nodes, *pipeline.nodes]
+    if pipeline.program.fan_in == "join" and not _is_behind(every, pipeline, replayed.node):
+        return Nack(
+            "dead_letters.before_join", "it was nacked before it was joined, so its partners went on: discard it"
+        )
+    if not replayed.at_node:
+        return Way(every, branches)
+    edits, rest = every[: inlet.edits], every[inlet.edits :]
+    for place, step in enumerate(rest):
+        if step.node == replayed.node:
+            return Way([*edits, *rest[place:]], branches)
+    return _within(edits, branches, replayed.node)
+
+
+def _is_behind(every: Sequence[Step], pipeline: CompiledPipeline, node: str) -> bool:
+    own = [name for outlet in pipeline.outlets for name in (outlet.node, *(step.node for step in outlet.nodes))]
+    return node in own or any(step.node == node for step in every)
+
+
+def _branches(pipeline: CompiledPipeline, missed: Sequence[str]) -> Iterator[Branch]:
+    for rank, outlet in enumerate(pipeline.outlets, 1):
+        if not missed or outlet.id in missed:
+            yield Branch(rank, outlet, outlet.nodes)
+
+
+def _within(edits: Sequence[Step], branches: Sequence[Branch], node: str) -> Way | Nack:
+    for branch in branches:
+        names = [*(step.node for step in branch.nodes), branch.outlet.node]
+        if node in names:
+            if len(branches) > 1:
+                message = "several destinations have no copy of it: replay it from its source"
+                return Nack("dead_letters.several_destinations", message)
+            # the destination's own filter has its name as well: what failed at the destination is behind all nodes
+            place = len(names) - 1 if node == branch.outlet.node else names.index(node)
+            return Way(edits, [branch._replace(nodes=branch.nodes[place:])])
+    return Nack("dead_letters.no_node", f"{node} is not in the pipeline's file any more: replay it from its source")

@@ -1,0 +1,172 @@
+"""``dlq replay``: dead letters go through the pipeline again, each one exactly once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
+from conduit_dagster.engine.dead_letters.replaying import settle_letters, unit_of, with_replay
+from conduit_dagster.engine.dead_letters.search import Letters
+from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.program import Replay
+from conduit_dagster.engine.recover import recover
+from conduit_dagster.engine.registering import attach_logs, fence, register
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.letter_view import Key, Wanted, reasons
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which open letters are meant."""
+
+    wanted: Wanted = field(default_factory=Wanted)
+    where: str = ""
+    """An expression over the failed record; empty: all of them."""
+
+    def facts(self, desk: Desk) -> tuple[list[dict[str, Any]], Wanted | list[Key]]:
+        """How many there are by reason, and what to tell the store. Raises ``FatalError`` (``dead_letters.none``)."""
+        wanted = self.wanted._replace(states=("open", "replaying"))
+        if not self.where:
+            counts = [{k: row[k] for k in _REASON} for row in reasons(desk.store.engine, desk.id, wanted)]
+            found: Wanted | list[Key] = wanted
+        else:
+            counts, found = self._searched(desk, wanted)
+        if not counts:
+            raise _none(desk)
+        return counts, found
+
+    def _searched(self, desk: Desk, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Key]]:
+        keys: list[Key] = []
+        counts: dict[tuple[str, str], int] = {}
+        for one in letters_of(desk).search(wanted, self.where):
+            keys.append(one.key)
+            reason = one.row["node"], one.row["code"]
+            counts[reason] = counts.get(reason, 0) + 1
+        return [{"node": n, "code": c, "letters": many} for (n, c), many in counts.items()], keys
+
+
+_REASON = ("node", "code", "letters")
+
+
+def letters_of(desk: Desk) -> Letters:
+    """The pipeline's letters."""
+    archive = Archive(archive_folder(desk.options.log_url, desk.id))
+    return Letters(desk.store.engine, archive, desk.id)
+
+
+def replay(
+    desk: Desk,
+    selection: Selection,
+    start: Literal["source", "node"] = "source",
+    edits: list[tuple[str, str]] | None = None,
+    dry_run: bool = False,
+    go_on: Callable[[], bool] = lambda: True,
+) -> dict[str, Any]:
+    """Sends the open letters that are meant through the pipeline as its file is now.
+
+    What a run before left prepared is finished first. Each step of a replay keeps to the protocol of any step, so a
+    kill at any moment loses and doubles nothing: letters that no prepared step has are open again. What fails again
+    stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is asked between
+    steps.
+
+    Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and whatever a run would fail with.
+    """
+    counts, _ = selection.facts(desk)
+    facts: dict[str, Any] = {"pipeline": desk.id, "from": start, "letters": total(counts), "reasons": counts}
+    order = Replay(_next_id(desk), start, edits or [])
+    desk_ = replace(desk, bound=_edited(desk, order))
+    if dry_run:
+        return {**facts, "replayed": 0, "failed": 0, "failed_by": []}
+    _finish_open(desk)
+    _, wanted = selection.facts(desk)
+    return {**facts, **_Replaying(desk_, order, wanted, go_on).run()}
+
+
+def _next_id(desk: Desk) -> int:
+    # the time, as a source's first generation: a store that is begun anew must not use a name twice; and never one that
+    # a replay before had, however close they are: a destination would take its deliveries for those
+    return max(int(time.time()), desk.store.replays.last() + 1)
+
+
+def _edited(desk: Desk, order: Replay) -> Any:
+    try:
+        return with_replay(desk.bound, order)
+    except ValueError as error:
+        message = str(error).splitlines()[-1].strip()
+        raise refused(
+            "usage.edit", f"--set can't be followed: {message}", "--set '.Payload.After.field=EXPRESSION'"
+        ) from None
+
+
+def _finish_open(desk: Desk) -> None:
+    attach_logs(desk.pipeline, desk.store, desk.options.log_url)
+    fence(desk.pipeline, desk.store)
+    register(desk.pipeline, desk.store)
+    loop = desk.loop()
+    recover(loop, plans=False)
+    settle_letters(loop)
+
+
+class _Replaying:
+    def __init__(self, desk: Desk, order: Replay, wanted: Wanted | list[Key], go_on: Callable[[], bool]) -> None:
+        self._desk, self._order, self._wanted, self._go_on = desk, order, wanted, go_on
+        self._names = {inlet.origin: inlet.id for inlet in desk.pipeline.inlets if inlet.is_replay}
+
+    def run(self) -> dict[str, Any]:
+        desk, order = self._desk, self._order
+        reached("before-replay", desk.id)
+        unit = unit_of(order)
+        taken = desk.store.replays.begin(order.id, self._names, unit, self._wanted)
+        reached("after-replay", desk.id)
+        if not taken:
+            raise _none_usable(desk)
+        loop = desk.loop()
+        try:
+            while self._go_on() and (plan := loop.plan_replay()) is not None:
+                loop.execute(plan)
+        finally:
+            self._give_back()
+        return self._ended(taken)
+
+    def _give_back(self) -> None:
+        """What no prepared step has is open again, also where the replay ends with an error."""
+        store = self._desk.store
+        state = store.load()
+        for step in state.open_steps:
+            if step.decision is None:
+                store.void(step.plan.step)
+                break
+        prepared = next((step.plan for step in state.open_steps if step.decision is not None), None)
+        store.replays.give_back(prepared if prepared is not None and prepared.replay else None)
+
+    def _ended(self, taken: int) -> dict[str, Any]:
+        store, order = self._desk.store, self._order
+        found = store.replays.outcome(order.id)
+        replayed = sum(row["letters"] for row in found if row["state"] == "replayed")
+        failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
+        facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": total(failed)}
+        store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._desk.by)
+        return {**facts, "failed_by": failed}
+
+
+def total(counts: list[dict[str, Any]]) -> int:
+    """Of all reasons."""
+    return sum(row["letters"] for row in counts)
+
+
+def _none(desk: Desk) -> FatalError:
+    message = f"pipeline {desk.id} has no open dead letter of that kind: nothing was changed"
+    return refused("dead_letters.none", message, f"conduit-dagster dlq list {desk.id} --state all shows what there is")
+
+
+def _none_usable(desk: Desk) -> FatalError:
+    return refused(
+        "dead_letters.not_kept",
+        "none of these letters can be sent again: their records are not in the archive, or their source left the file",
+        f"conduit-dagster dlq list {desk.id} --by-reason shows them; the queue has the records",
+    )
