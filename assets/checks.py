@@ -18,6 +18,7 @@ from conduit_dagster.engine.run_life import NO_FAILURE
 from conduit_dagster.recovery.errors import ConduitError
 
 NO_DEAD_LETTERS = "no_dead_letters"
+OPEN_DEAD_LETTERS = "open_dead_letters"
 NACK_RATE = "nack_rate"
 ACK_LAG = "ack_lag"
 NO_OFFSET_GAP = "no_offset_gap"
@@ -26,6 +27,7 @@ TOTAL = "dead_letters_all_runs"
 
 _CHECKS = {
     NO_DEAD_LETTERS: (DEAD_LETTERS, "No dead letters since the look at the end of the run before."),
+    OPEN_DEAD_LETTERS: (DEAD_LETTERS, "Not more dead letters are open than the queue's open-limit."),
     NACK_RATE: (
         DEAD_LETTERS,
         "The nacks of this run are within the dead-letter queue's window-nack-threshold.",
@@ -67,6 +69,7 @@ def verdicts(
     error = None if result is None else result.error
     yield _status(result)
     yield _no_dead_letters(look, seen)
+    yield open_dead_letters(look.open, bound.config.dead_letter_queue)
     yield _nack_rate(look, bound.config.dead_letter_queue, error)
     yield _ack_lag(look, max_wait, error)
     yield _no_offset_gap(look)
@@ -108,6 +111,15 @@ def _no_dead_letters(look: Look, seen: int) -> Verdict:
     # a queue that was removed and added again counts from 0
     fresh = total - seen if total >= seen else total
     return Verdict(NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total})
+
+
+def open_dead_letters(letters: int, queue: DeadLetterQueue) -> Verdict:
+    """Whether what nobody has looked after is within the limit."""
+    limit = queue.open_limit
+    if limit is None:
+        return Verdict(OPEN_DEAD_LETTERS, True, f"{letters} open; the file gives no open-limit", {"open": letters})
+    text = f"{letters} open, {limit} are borne"
+    return Verdict(OPEN_DEAD_LETTERS, letters <= limit, text, {"open": letters, "limit": limit})
 
 
 def _nack_rate(look: Look, queue: DeadLetterQueue, error: ConduitError | None) -> Verdict:

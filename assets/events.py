@@ -15,8 +15,10 @@ from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.state.event_lines import said
 from conduit_dagster.state.history import Event
+from conduit_dagster.state.letter_view import letter_id
 
 _ROW_COUNT = "dagster/row_count"
+_PLOTS = 10
 _LONGEST_TEXT = 200
 _LONGEST_POSITION = 1_000
 
@@ -58,11 +60,19 @@ def _destination(destination: str, look: Look) -> Metadata:
 
 def _dead_letters(look: Look) -> Metadata:
     return {
+        "open": look.open,
+        "open_growth": look.open - look.open_before,
         "records_dead_lettered": look.progress.dead_lettered,
         _ROW_COUNT: look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0),
-        "nacks_by_reason": _reasons(look.progress.nacked_by),
         "newest": _newest(look.letters),
+        "nacks_by_reason": _reasons(look.progress.nacked_by),
+        **open_by_reason(look.reasons),
     }
+
+
+def open_by_reason(reasons: list[dict[str, Any]]) -> Metadata:
+    """A number per reason, which plots; the most frequent ones."""
+    return {f"open: {row['node']} {row['code']}": row["letters"] for row in reasons[:_PLOTS]}
 
 
 def _acks(look: Look) -> Metadata:
@@ -118,8 +128,11 @@ def _reasons(nacked_by: dict[str, int]) -> dg.TableMetadataValue:
 def _newest(letters: list[dict[str, Any]]) -> dg.TableMetadataValue:
     # the UI cuts wide tables off at the right
     names = ("message", "node", "source", "offset", "position", "code")
-    rows = [{"time": _time(row["at_ns"]), **{name: _cell(row[name]) for name in names}} for row in letters]
-    kinds = {name: "int" if name == "offset" else "string" for name in ("time", *names)}
+    rows = [
+        {"time": _time(row["at_ns"]), **{name: _cell(row[name]) for name in names}, "id": letter_id(row)}
+        for row in letters
+    ]
+    kinds = {name: "int" if name == "offset" else "string" for name in ("time", *names, "id")}
     return _table(kinds, rows)
 
 

@@ -15,7 +15,8 @@ from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Progress, StepReport
 from conduit_dagster.state.history import Event, events
-from conduit_dagster.state.overview import consumer_rows, newest_dead_letters, real_source_rows
+from conduit_dagster.state.letter_view import Wanted, newest, reasons
+from conduit_dagster.state.overview import consumer_rows, real_source_rows
 
 _NEWEST = 10
 
@@ -33,11 +34,21 @@ class Look:
     sources: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     consumers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     letters: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The newest open dead letters."""
+    reasons: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """How many are open, by node and code; the most frequent first."""
+    open_before: int = 0
+    """How many were open when the run began."""
     lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """How much waits at each source that can tell, and its unit."""
     gaps: list[str] = field(default_factory=list[str])
     history: list[Event] = field(default_factory=list[Event])
     """The newest events of the pipeline's life, the newest last."""
+
+    @property
+    def open(self) -> int:
+        """How many dead letters are open."""
+        return sum(row["letters"] for row in self.reasons)
 
     @property
     def waiting(self) -> bool:
@@ -53,6 +64,7 @@ class Observer:
         # the lag is asked for beside the running engine, so not of its own sources
         self._pipeline: CompiledPipeline = compile_program(bound.program)
         self._lock = threading.Lock()
+        self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = Progress(), 0.0, time.monotonic()
 
     def observe(self, step: StepReport, progress: Progress) -> None:
@@ -76,11 +88,16 @@ class Observer:
             waited,
             sources,
             {row["id"]: row for row in consumer_rows(self._database, self._bound.id)},
-            newest_dead_letters(self._database, self._bound.id, _NEWEST),
+            newest(self._database, self._bound.id, Wanted(), _NEWEST),
+            self._reasons(),
+            self._open_before,
             self._lag(sources),
             offset_gaps(self._database, self._bound.id),
             events(self._database, self._bound.id, _NEWEST),
         )
+
+    def _reasons(self) -> list[dict[str, Any]]:
+        return reasons(self._database, self._bound.id, Wanted())
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}

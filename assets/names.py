@@ -10,6 +10,7 @@ import dagster as dg
 
 from conduit_dagster.config.folder import dagster_name
 from conduit_dagster.connectors.registry import plain_name
+from conduit_dagster.engine.compiled import DEAD_LETTERS
 
 ACKS = "acks"
 GROUP = "conduit"
@@ -35,6 +36,11 @@ def short(text: str) -> str:
 def asset_key(pipeline: str, connector: str) -> dg.AssetKey:
     """The key of a connector, of the dead letters or of the acks."""
     return dg.AssetKey([short(pipeline), short(connector)])
+
+
+def replayed_key(pipeline: str) -> dg.AssetKey:
+    """The key of what dead letters became; longer than any connector's, so that none has it."""
+    return dg.AssetKey([*asset_key(pipeline, DEAD_LETTERS).path, "replayed"])
 
 
 def job_name(pipeline: str) -> str:

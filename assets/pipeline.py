@@ -7,8 +7,9 @@ from typing import Any
 import dagster as dg
 
 from assets.checks import check_specs
+from assets.letters import define_letters
 from assets.links import Links
-from assets.names import ACKS, asset_key, job_name, kind, short
+from assets.names import ACKS, asset_key, job_name, kind, replayed_key, short
 from assets.options import RunConfig
 from assets.places import code_references
 from assets.run import run_in_dagster
@@ -27,16 +28,20 @@ class PipelineDefinitions:
     """What a code location gets for one pipeline."""
 
     sources: list[dg.AssetSpec]
-    written: dg.AssetsDefinition
+    written: list[dg.AssetsDefinition]
     job: Any
     """An asset job, resolved when the code location is loaded."""
+    more_jobs: list[Any]
+    """Those for its dead letters."""
 
 
 def define_pipeline(bound: BoundPipeline, parsed: ParsedPipeline, links: Links) -> PipelineDefinitions:
     """The definitions of a pipeline. Raises what Dagster raises for names it refuses."""
     specs = _Specs(bound, parsed, links)
     written = _written(bound, list(specs.written()))
-    return PipelineDefinitions(list(specs.sources()), written, _job(bound, written))
+    letters = define_letters(bound, specs.replayed())
+    jobs = [letters.replay, letters.discard]
+    return PipelineDefinitions(list(specs.sources()), [written, letters.replayed], _job(bound, written), jobs)
 
 
 def _job(bound: BoundPipeline, written: dg.AssetsDefinition) -> Any:
@@ -115,6 +120,13 @@ class _Specs:
         text = f"Records of pipeline {self._bound.id} that were nacked; {borne}. Written by {queue.plugin}."
         kinds = {kind(queue.plugin), "spark"}
         return self._spec(DEAD_LETTERS, "/dead-letter-queue", deps, kinds, text, queue.plugin)
+
+    def replayed(self) -> dg.AssetSpec:
+        """What came out of the dead letters once they were sent again."""
+        key = replayed_key(self._bound.id)
+        text = f"Dead letters of pipeline {self._bound.id} that were sent through it again, and where they went."
+        spec = self._spec(DEAD_LETTERS, "/dead-letter-queue", [self._key(DEAD_LETTERS)], {"spark"}, text, None)
+        return spec.replace_attributes(key=key)
 
     def _acks(self, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         text = f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."

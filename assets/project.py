@@ -24,8 +24,8 @@ class ProjectAssets:
 
     def add(self, pipeline: PipelineDefinitions) -> None:
         """Takes a pipeline in."""
-        self.assets += [*pipeline.sources, pipeline.written]
-        self.jobs.append(pipeline.job)
+        self.assets += [*pipeline.sources, *pipeline.written]
+        self.jobs += [pipeline.job, *pipeline.more_jobs]
 
 
 def define_assets(catalogue: Catalogue) -> ProjectAssets:
@@ -48,10 +48,11 @@ def _pipelines(catalogue: Catalogue) -> Iterator[PipelineDefinitions]:
         except dg.DagsterError as error:
             _refuse(parsed[bound.id], str(error).strip())
             continue
-        if pipeline.job.name in names:
-            _refuse(parsed[bound.id], f"another pipeline's job is called {pipeline.job.name} too")
+        own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
+        if taken := own & names:
+            _refuse(parsed[bound.id], f"another pipeline's job is called {min(taken)} too")
             continue
-        names.add(pipeline.job.name)
+        names |= own
         yield pipeline
 
 

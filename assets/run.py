@@ -21,7 +21,7 @@ from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.keeper import Keeper
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Restart, RunResult
-from conduit_dagster.engine.run_life import Circumstances
+from conduit_dagster.engine.run_life import SOMEBODY, Circumstances
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -96,7 +96,7 @@ class _Run:
         database: sa.Engine,
     ) -> None:
         self._context, self._bound, self._database = context, bound, database
-        self._options = _options(project, _drains(context, config, bound), circumstances(context, bound, project))
+        self._options = options(project, _drains(context, config, bound), circumstances(context, bound, project))
         self._end_after = config.seconds("end_after")
         self._observer = Observer(bound, database)
         self._journal = Journal(
@@ -147,7 +147,8 @@ def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPi
     return not is_own or bound.config.trigger.kind != "continuous"
 
 
-def _options(project: Project, drain: bool, about: Circumstances) -> RunOptions:
+def options(project: Project, drain: bool = False, about: Circumstances = SOMEBODY) -> RunOptions:
+    """How a project's pipelines run."""
     settings = project.settings
     return RunOptions(
         project.staging_url,

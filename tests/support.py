@@ -15,6 +15,8 @@ from ruamel.yaml import YAML
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.operate.desk import owned
+from conduit_dagster.engine.operate.replay import Selection, replay
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
@@ -88,6 +90,21 @@ class Lab:
         database = open_store(project.state_url, project.home)
         try:
             return run_pipeline(bound, self._spark, database, options, stop or StopFlag(), observe)
+        finally:
+            database.dispose()
+
+    def replay(self, pipeline: str = "p", **more: Any) -> dict[str, Any]:
+        """Sends a pipeline's open dead letters through it once more, in this process on the shared session."""
+        session = self._spark
+        assert session is not None
+        catalogue = self.catalogue()
+        bound, project = catalogue.get(pipeline), catalogue.project
+        assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
+        options = RunOptions(project.staging_url, log=project.log_url)
+        database = open_store(project.state_url, project.home)
+        try:
+            with owned(bound, database, options, lambda: session, "a test") as desk:
+                return replay(desk, Selection(), **more)
         finally:
             database.dispose()
 

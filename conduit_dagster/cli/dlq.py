@@ -192,7 +192,7 @@ class _Filters:
 
 
 def _moment(option: str, text: str | None, now_ns: int) -> int | None:
-    from conduit_dagster.cli.history import moment
+    from conduit_dagster.engine.operate.moments import moment
 
     return None if text is None else moment(text, now_ns, option)
 
@@ -228,8 +228,6 @@ def _list(pipeline: str | None, files: list[str] | None, filters: _Filters, stat
 
 
 def _of_pipeline(one: Subject, filters: _Filters, state: str, limit: int, every: bool) -> Facts:
-    from itertools import islice
-
     from conduit_dagster.state.letter_view import newest, reasons
 
     if one.store is None:
@@ -239,13 +237,10 @@ def _of_pipeline(one: Subject, filters: _Filters, state: str, limit: int, every:
         counts = reasons(one.store, one.id, wanted)
         rows = newest(one.store, one.id, wanted, limit) if limit else []
     else:
-        from conduit_dagster.engine.dead_letters.search import counted
-
-        found = _letters(one).search(wanted, filters.where, newest_first=True)
-        counts, rows = counted(found, limit)
+        counts, rows = _letters(one).counted(wanted, filters.where, limit)
     if every and not counts:
         return {}
-    return {"pipeline": one.id, "reasons": counts, "letters": [_row(row) for row in islice(rows, limit)]}
+    return {"pipeline": one.id, "reasons": counts, "letters": [_row(row) for row in rows]}
 
 
 def _letters(one: Subject) -> Letters:
@@ -255,12 +250,13 @@ def _letters(one: Subject) -> Letters:
     return Letters(one.known(), Archive(archive_folder(one.options.log_url, one.id)), one.id)
 
 
-def _row(row: dict[str, Any]) -> Facts:
+def _row(row: Any) -> Facts:
     from conduit_dagster.cli.description import when
+    from conduit_dagster.state.letter_view import letter_id
 
     names = ("source", "offset", "position", "namespace", "node", "code", "message", "state", "attempt", "note")
     return {
-        "id": f"{row['pipeline']}/{row['step']}.{row['number']}",
+        "id": letter_id(row),
         "at": when(row["at_ns"]),
         **{name: row[name] for name in names},
     }
@@ -319,7 +315,7 @@ def _export(one: Subject, file: Path, filters: _Filters, state: str, force: bool
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.dead_letters.view import record_json
 
-    found = _letters(one).search(filters.wanted(one.id, state), filters.where)
+    found = _letters(one).all(filters.wanted(one.id, state), filters.where)
     written = 0
     try:
         with file.open("w" if force else "x", encoding="utf-8") as to:
@@ -339,22 +335,15 @@ def _export(one: Subject, file: Path, filters: _Filters, state: str, force: bool
 def _replay(
     one: Subject, filters: _Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
 ) -> Outcome:
+    from conduit_dagster.engine.operate.replay import parse_edit
     from conduit_dagster.engine.operate.replay import replay as apply
 
-    pairs, selection = [_edit(text) for text in edits], filters.selection(one.id)
+    pairs, selection = [parse_edit(text) for text in edits], filters.selection(one.id)
 
     def work(desk: Desk, _: object) -> Facts:
         return apply(desk, selection, start, pairs, dry_run)
 
     return operated(one, work, _replayed, dry_run)
-
-
-def _edit(text: str) -> tuple[str, str]:
-    # a field may hold a quoted equals sign only in brackets: none of ours do
-    field, equals, expression = text.partition("=")
-    if not equals or not field.strip() or not expression.strip():
-        raise usage_error(f"--set {text} is no FIELD=EXPRESSION", "edit", "--set '.Payload.After.amount=0'")
-    return field.strip(), expression.strip()
 
 
 def _replayed(facts: Facts) -> str:
@@ -371,10 +360,8 @@ def _replayed(facts: Facts) -> str:
 def _discard(one: Subject, filters: _Filters, note: str, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.discard import discard as apply
 
-    if not note.strip():
-        raise usage_error("--note is empty", "note", "say why nobody will send them again")
     selection = filters.selection(one.id)
-    return operated(one, lambda desk, _: apply(desk, selection, note.strip(), dry_run), _discarded, dry_run)
+    return operated(one, lambda desk, _: apply(desk, selection, note, dry_run), _discarded, dry_run)
 
 
 def _discarded(facts: Facts) -> str:

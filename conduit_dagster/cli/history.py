@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from conduit_dagster.cli.operate import Files, Pipeline, subject
-from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.outcome import Outcome
 from conduit_dagster.cli.verb import AsJson, perform
 
 if TYPE_CHECKING:
@@ -21,8 +20,6 @@ Since = Annotated[
     str | None, typer.Option("--since", metavar="AGE|TIME", help="Only newer ones: 2h, 1d12h, or 2026-08-02T10:00.")
 ]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
-_LAST = 2**63 - 1
-"""The last time that the store can hold."""
 
 
 def history(
@@ -34,8 +31,9 @@ def history(
 
 def _history(pipeline: str, since: str | None, limit: int, files: list[str] | None) -> Outcome:
     from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.operate.moments import moment
 
-    since_ns = 0 if since is None else moment(since, time.time_ns())
+    since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
     # one more than is shown, to know whether there are more
     found = _read(pipeline, files, limit + 1, since_ns)
     shown = found[-limit:]
@@ -51,27 +49,6 @@ def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> 
 
     store = subject(pipeline, files).store
     return [] if store is None else events(store, pipeline, limit, since_ns)
-
-
-def moment(text: str, now_ns: int, option: str = "--since") -> int:
-    """A time in ns: that long before ``now_ns``, or as ISO 8601, local where it names no zone.
-
-    Raises ``FatalError`` (``usage.since``).
-    """
-    from pydantic_core import PydanticCustomError
-
-    from conduit_dagster.config.scalars import parse_age
-
-    try:
-        if (age := parse_age(text)) >= 0:
-            return max(0, now_ns - int(age * 1e9))
-    except PydanticCustomError:
-        pass  # then it is a time
-    try:
-        return min(max(0, int(datetime.fromisoformat(text).timestamp() * 1e9)), _LAST)
-    except (ValueError, OverflowError):
-        fix = "write how long ago, such as 30m, 2h or 7d, or a time such as 2026-08-02T10:00"
-        raise usage_error(f"{option} {text} is neither an age nor a time", "since", fix) from None
 
 
 def _facts(one: Event) -> dict[str, Any]:
@@ -102,4 +79,6 @@ _COLOURS = {"failed": "error", "waiting": "recovering", "restarted": "recovering
 
 
 def _local(ns: int) -> str:
+    from datetime import datetime
+
     return datetime.fromtimestamp(ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")

@@ -110,6 +110,9 @@ class DeadLetterQueue(Section):
     window_nack_threshold: NotNegative = 0
     """Nacks borne within the window; one more stops the pipeline. Must be smaller than the window."""
 
+    open_limit: NotNegative | None = None
+    """Open dead letters borne: with more of them the asset check `open_dead_letters` fails (ours)."""
+
     @model_validator(mode="after")
     def _window_larger_than_threshold(self) -> Self:
         if 0 < self.window_size <= self.window_nack_threshold:

@@ -6,8 +6,6 @@ import secrets
 import threading
 from collections.abc import Callable
 
-import msgspec
-
 from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
@@ -141,7 +139,7 @@ class Refusals:
         plan, pipeline = shipment.plan, self._pipeline.program.pipeline
         key = letter_at(shipment.decision, record.source, record.ordinal)
         part = self._keep(shipment, record, row, key)
-        index = msgspec.structs.replace(self._index(shipment, record, row, part, ""), again=key)
+        index = self._index(shipment, record, row, part, "")._replace(again=key)
         reached("before-nack", pipeline)
         progress = shipment.progress
         self._store.deliveries.fail_again(plan, shipment.consumer, progress, index, part, record.source, moves)

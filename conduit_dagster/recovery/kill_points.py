@@ -55,6 +55,8 @@ COMPACTION: Final = (
     "after-compact",
 )
 """Passed while the log is compacted."""
+REPLAY: Final = ("before-replay", "after-replay")
+"""Passed around the transaction that chooses the dead letters of a replay; its steps pass the others."""
 
 _passed: Counter[str] = Counter()
 _lock = threading.Lock()

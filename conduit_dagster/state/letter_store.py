@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters
@@ -40,11 +39,24 @@ def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters
     for rows in letters.rows():
         if plan.replay:
             fail_again(connection, pipeline, rows)
-            continue
-        own = {"pipeline": pipeline, "step": plan.step, "at_ns": plan.clock_ns}
-        values = [{**own, "number": number + i, **_columns(row)} for i, row in enumerate(rows)]
-        connection.execute(dead_letters.insert(), values)
-        number += len(rows)
+        else:
+            _insert(connection, (pipeline, plan.step, plan.clock_ns), number, rows)
+            number += len(rows)
+
+
+_OWN = ("pipeline", "step", "at_ns", "number")
+_COLUMNS = (*_OWN, *(name for name in DeadLetter._fields if name != "again"))
+
+
+def _insert(connection: sa.Connection, own: tuple[str, int, int], number: int, rows: Sequence[DeadLetter]) -> None:
+    # tuples, past SQLAlchemy's own treatment of each value: that takes as long as the database itself
+    quoted = map(connection.dialect.identifier_preparer.quote, _COLUMNS)
+    mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
+    marks = ", ".join([mark] * len(_COLUMNS))
+    text = f"INSERT INTO {dead_letters.name} ({', '.join(quoted)}) VALUES ({marks})"
+    values = [(*own, number + i, *row[:-1]) for i, row in enumerate(rows)]
+    if values:
+        connection.exec_driver_sql(text, values)
 
 
 def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
@@ -52,9 +64,7 @@ def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLet
     insert_parts(connection, pipeline, step, [part])
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
-    number = 0 if last is None else int(last) + 1
-    own = {"pipeline": pipeline, "step": step, "number": number, "at_ns": time.time_ns()}
-    connection.execute(dead_letters.insert().values(**own, **_columns(row)))
+    _insert(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, [row])
 
 
 def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Missed) -> None:
@@ -83,12 +93,6 @@ def _merge_missed(connection: sa.Connection, mine: Sequence[sa.ColumnElement[boo
     if known:
         names = dict.fromkeys([*json.loads(known), *more])
         connection.execute(sa.update(dead_letters).where(*mine).values(missed=json.dumps(list(names))))
-
-
-def _columns(row: DeadLetter) -> dict[str, Any]:
-    columns = msgspec.structs.asdict(row)
-    del columns["again"]
-    return columns
 
 
 def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:

@@ -15,7 +15,12 @@ Key = tuple[int, int]
 """A letter's step and number: they order the letters of a pipeline as they were found."""
 OPEN = ("open", "replaying")
 STATES = ("open", "replaying", "replayed", "discarded")
-_PAGE = 2_000
+_PAGE = 20_000
+
+
+def letter_id(row: Any) -> str:
+    """How people call a letter: ``PIPELINE/STEP.NUMBER``."""
+    return f"{row['pipeline']}/{row['step']}.{row['number']}"
 
 
 class Wanted(NamedTuple):
@@ -49,16 +54,17 @@ def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:
     return found
 
 
+_KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
+
+
 def behind(key: Key) -> sa.ColumnElement[bool]:
     """Letters that were found after this one."""
-    step, number = dead_letters.c.step, dead_letters.c.number
-    return sa.or_(step > key[0], sa.and_(step == key[0], number > key[1]))
+    return sa.tuple_(*key) < _KEY
 
 
 def up_to(key: Key) -> sa.ColumnElement[bool]:
     """This letter and those before it."""
-    step, number = dead_letters.c.step, dead_letters.c.number
-    return sa.or_(step < key[0], sa.and_(step == key[0], number <= key[1]))
+    return sa.tuple_(*key) >= _KEY
 
 
 def reasons(engine: sa.Engine, pipeline: str, wanted: Wanted) -> list[dict[str, Any]]:
@@ -72,31 +78,37 @@ def reasons(engine: sa.Engine, pipeline: str, wanted: Wanted) -> list[dict[str, 
 
 def newest(engine: sa.Engine, pipeline: str, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
     """The newest letters, the newest first."""
-    return next(pages(engine, pipeline, wanted, newest_first=True, size=limit), [])
+    return [dict(row) for row in next(pages(engine, pipeline, wanted, newest_first=True, size=limit), [])]
 
 
 def pages(
-    engine: sa.Engine, pipeline: str, wanted: Wanted, *, newest_first: bool = False, size: int = _PAGE
-) -> Iterator[list[dict[str, Any]]]:
-    """All of them in their order, or back from the newest, a page per read transaction."""
+    engine: sa.Engine,
+    pipeline: str,
+    wanted: Wanted,
+    *,
+    newest_first: bool = False,
+    columns: Sequence[str] = (),
+    size: int = _PAGE,
+) -> Iterator[Sequence[sa.RowMapping]]:
+    """All of them in their order, or back from the newest, a page per read transaction; all columns unless some."""
     column, where = dead_letters.c, conditions(pipeline, wanted)
     order = (column.step.desc(), column.number.desc()) if newest_first else (column.step, column.number)
     last: Key | None = None
     while True:
-        beyond = [] if last is None else [sa.not_(_from(last)) if newest_first else behind(last)]
-        page = sa.select(dead_letters).where(*where, *beyond).order_by(*order).limit(size)
+        beyond = [] if last is None else [sa.tuple_(*last) > _KEY if newest_first else behind(last)]
+        page = (
+            sa.select(*([column[name] for name in columns] or [dead_letters]))
+            .where(*where, *beyond)
+            .order_by(*order)
+            .limit(size)
+        )
         with reading(engine) as connection:
-            rows = [dict(row) for row in connection.execute(page).mappings()]
+            rows = connection.execute(page).mappings().all()
         if rows:
             yield rows
         if len(rows) < size:
             return
         last = rows[-1]["step"], rows[-1]["number"]
-
-
-def _from(key: Key) -> sa.ColumnElement[bool]:
-    step, number = dead_letters.c.step, dead_letters.c.number
-    return sa.or_(step > key[0], sa.and_(step == key[0], number >= key[1]))
 
 
 def part_of(engine: sa.Engine, pipeline: str, name: str) -> LetterPart | None:

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.letter_replays import PLUGIN
 from conduit_dagster.state.schema import (
     collections,
     consumers,
@@ -50,7 +51,7 @@ def _pipeline(row: Any) -> dict[str, Any]:
 
 
 def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """Position and counts of each source, over all its runs."""
+    """Position and counts of each source, over all its runs. Dead letters on their way again are none."""
     with reading(engine) as connection:
         rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline).order_by(sources.c.source))
         return [
@@ -64,6 +65,7 @@ def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
                 "nacked": row["nacked"],
             }
             for row in rows.mappings()
+            if json.loads(row["unit"]).get("plugin") != PLUGIN
         ]
 
 

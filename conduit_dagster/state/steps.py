@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -140,7 +140,7 @@ class Letter(msgspec.Struct, frozen=True):
     """Code and message."""
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
+class DeadLetter(NamedTuple):
     """One row of the dead-letter index: where the record came from and why it was nacked. Not the record."""
 
     source: str

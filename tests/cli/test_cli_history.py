@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from as_owner import owned
 
-from conduit_dagster.cli.history import moment
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.moments import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.life import Start
@@ -99,13 +99,13 @@ def test_since_leaves_older_ones_out(run, failing: Path) -> None:
     ],
 )
 def test_the_ways_to_say_since(text: str, ns: int) -> None:
-    assert moment(text, NOW) == ns
+    assert moment(text, NOW, "--since") == ns
 
 
 @pytest.mark.parametrize("text", ["", "2", "h", "-2h", "2x", "d", "12:00:00Z", "2026-13-01"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(FatalError) as caught:
-        moment(text, NOW)
+        moment(text, NOW, "--since")
     assert caught.value.code == "usage.since"
 
 

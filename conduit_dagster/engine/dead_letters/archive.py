@@ -148,12 +148,25 @@ class Archive:
         with self._opened(part) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=list(INDEX))
-                yield [Letter(**row, failed=b"", original=b"") for row in table.to_pylist()]
+                columns = (column.to_pylist() for column in table.columns)
+                yield [Letter._make((*values, b"", b"")) for values in zip(*columns, strict=True)]
 
     def letters(self, part: str, lines: Sequence[int]) -> Iterator[Letter]:
         """The letters in these rows, which are in order. Raises ``FatalError`` (``dead_letters.damaged``)."""
+        yield from map(Letter._make, self._rows(part, lines, Letter._fields))
+
+    def records(self, part: str, lines: Sequence[int], original: bool) -> Iterator[tuple[bytes, bytes]]:
+        """The failed records in these rows, and the originals where they are asked for."""
+        names = ("failed", "original") if original else ("failed",)
+        for row in self._rows(part, lines, names):
+            yield row if original else (row[0], b"")
+
+    def _rows(self, part: str, lines: Sequence[int], names: Sequence[str]) -> Iterator[Any]:
         with self._opened(part) as file:
-            yield from _rows(file, lines)
+            try:
+                yield from _rows(file, lines, names)
+            except _arrow_errors():
+                raise damaged(storage.join(self.folder, part), "is not what was written") from None
 
     def verify(self, part: LetterPart) -> None:
         """Raises ``FatalError`` (``dead_letters.damaged``) where a file is not what was written."""
@@ -178,7 +191,6 @@ class Archive:
                 storage.remove(storage.join(self.folder, name))
 
     def _opened(self, part: str) -> Any:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         url = storage.join(self.folder, part)
@@ -187,11 +199,18 @@ class Archive:
             return pq.ParquetFile(storage.open_read(url))
         except FileNotFoundError:
             raise damaged(url, "is gone") from None
-        except pa.ArrowException:
+        except _arrow_errors():
             raise damaged(url, "is not what was written") from None
 
 
-def _rows(file: Any, lines: Sequence[int]) -> Iterator[Letter]:
+def _arrow_errors() -> tuple[type[Exception], ...]:
+    import pyarrow as pa
+
+    # a page whose checksum is wrong is an OSError
+    return pa.ArrowException, OSError, IndexError
+
+
+def _rows(file: Any, lines: Sequence[int], names: Sequence[str]) -> Iterator[Any]:
     first, place = 0, 0
     for group in range(file.num_row_groups):
         end = first + file.metadata.row_group(group).num_rows
@@ -199,9 +218,13 @@ def _rows(file: Any, lines: Sequence[int]) -> Iterator[Letter]:
         while stop < len(lines) and lines[stop] < end:
             stop += 1
         if stop > place:
-            table = file.read_row_group(group).take([line - first for line in lines[place:stop]])
-            yield from (Letter(**row) for row in table.to_pylist())
+            table = file.read_row_group(group, columns=list(names))
+            if stop - place < table.num_rows:
+                table = table.take([line - first for line in lines[place:stop]])
+            yield from zip(*(table.column(name).to_pylist() for name in names), strict=True)
         first, place = end, stop
+    if place < len(lines):
+        raise IndexError(lines[place])
 
 
 def damaged(url: str, what: str) -> FatalError:

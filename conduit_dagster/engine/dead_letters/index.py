@@ -17,13 +17,14 @@ def index_rows(
     ``origin_of``: the connector whose records a step reads under this name.
     """
     spans = {span.source: span for span in plan.ranges}
+    origins = {source: origin_of(source) for source in spans}
     name = plan.hashes.get(DEAD_LETTERS, "")
     for part in parts:
         line = 0
         for letters in archive.index(part.name):
             yield [
                 DeadLetter(
-                    origin_of(one.source),
+                    origins[one.source],
                     spans[one.source].generation,
                     one.position,
                     spans[one.source].offset + one.ordinal,
@@ -34,9 +35,9 @@ def index_rows(
                     name,
                     one.missed,
                     part.name,
-                    line + place,
+                    place,
                     (one.step, one.number) if one.step >= 0 else None,
                 )
-                for place, one in enumerate(letters)
+                for place, one in enumerate(letters, line)
             ]
             line += len(letters)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
+from conduit_dagster.engine.dead_letters.archive import Archive, record_of
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.letter_view import Key, Wanted, pages
+from conduit_dagster.state.letter_view import Key, Wanted, newest, pages
+
+_SLIM = ("step", "number", "part", "line", "state", "node", "code")
 
 
 class Found(NamedTuple):
     """A letter with its row of the index."""
 
-    row: dict[str, Any]
-    letter: Letter | None
-    """None where the record is not in the archive: a letter of an early version."""
+    row: sa.RowMapping
+    kept: tuple[bytes, bytes] | None
+    """Failed record and original; None where they are not in the archive: a letter of an early version."""
 
     @property
     def key(self) -> Key:
@@ -29,13 +31,11 @@ class Found(NamedTuple):
 
     def failed(self) -> Record | None:
         """The record as it was when it was nacked."""
-        return None if self.letter is None else record_of(self.letter.failed, self.row["part"])
+        return None if self.kept is None else record_of(self.kept[0], self.row["part"])
 
     def original(self) -> Record | None:
-        """The record as its source gave it; None where it is not kept."""
-        if self.letter is None or not self.letter.original:
-            return None
-        return record_of(self.letter.original, self.row["part"])
+        """The record as its source gave it; None where it is not kept, or was not asked for."""
+        return record_of(self.kept[1], self.row["part"]) if self.kept is not None and self.kept[1] else None
 
 
 class Letters:
@@ -44,18 +44,28 @@ class Letters:
     def __init__(self, store: sa.Engine, archive: Archive, pipeline: str) -> None:
         self._store, self._archive, self._id = store, archive, pipeline
 
-    def search(self, wanted: Wanted, where: str = "", newest_first: bool = False) -> Iterator[Found]:
-        """Letters one by one. Raises ``FatalError`` (``expression.invalid``, ``dead_letters.damaged``).
+    def all(self, wanted: Wanted, where: str = "") -> Iterator[Found]:
+        """Letters one by one, in their order, whole. Raises ``FatalError`` (``usage.*``, ``dead_letters.damaged``)."""
+        return self._search(wanted, where, pages(self._store, self._id, wanted), original=True)
 
-        A record for which ``where`` raises does not match.
+    def search(self, wanted: Wanted, where: str, newest_first: bool = False) -> Iterator[Found]:
+        """Letters whose failed record fits, with as much of the index as says which they are and how they failed.
+
+        A record for which ``where`` raises does not fit. Raises as :meth:`all`.
         """
-        matches = condition(where) if where else None
-        for page in pages(self._store, self._id, wanted, newest_first=newest_first):
-            for found in self.with_records(page):
-                if matches is None or ((record := found.failed()) is not None and matches(record)):
-                    yield found
+        found = pages(self._store, self._id, wanted, newest_first=newest_first, columns=_SLIM)
+        return self._search(wanted, where, found, original=False)
 
-    def with_records(self, rows: list[dict[str, Any]]) -> Iterator[Found]:
+    def _search(
+        self, wanted: Wanted, where: str, found: Iterator[Sequence[sa.RowMapping]], original: bool
+    ) -> Iterator[Found]:
+        fits = condition(where) if where else None
+        for page in found:
+            for one in self._with_records(page, original):
+                if fits is None or ((record := one.failed()) is not None and fits(record)):
+                    yield one
+
+    def _with_records(self, rows: Sequence[sa.RowMapping], original: bool) -> Iterator[Found]:
         """The letters behind rows of the index; consecutive ones of a file are read together."""
         for part, group in groupby(rows, lambda row: row["part"]):
             mine = list(group)
@@ -63,25 +73,21 @@ class Letters:
                 yield from (Found(row, None) for row in mine)
                 continue
             lines = sorted(row["line"] for row in mine)
-            letters = dict(zip(lines, self._archive.letters(part, lines), strict=True))
-            yield from (Found(row, letters[row["line"]]) for row in mine)
+            kept = dict(zip(lines, self._archive.records(part, lines, original), strict=True))
+            yield from (Found(row, kept[row["line"]]) for row in mine)
 
-    def keys(self, wanted: Wanted, where: str) -> list[Key]:
-        """The letters that match, in order."""
-        return [found.key for found in self.search(wanted, where)]
-
-
-def counted(found: Iterable[Found], limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """How many there are by state, node and code, the most frequent first; and the first few rows."""
-    counts: dict[tuple[str, str, str], int] = {}
-    rows: list[dict[str, Any]] = []
-    for one in found:
-        reason = one.row["state"], one.row["node"], one.row["code"]
-        counts[reason] = counts.get(reason, 0) + 1
-        if len(rows) < limit:
-            rows.append(one.row)
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    return [{"state": s, "node": n, "code": c, "letters": many} for (s, n, c), many in ordered], rows
+    def counted(self, wanted: Wanted, where: str, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """How many fit by state, node and code, the most frequent first; and the newest rows."""
+        counts: dict[tuple[str, str, str], int] = {}
+        keys: list[Key] = []
+        for one in self.search(wanted, where, newest_first=True):
+            reason = one.row["state"], one.row["node"], one.row["code"]
+            counts[reason] = counts.get(reason, 0) + 1
+            if len(keys) < limit:
+                keys.append(one.key)
+        ordered = sorted(counts.items(), key=lambda item: -item[1])
+        reasons = [{"state": s, "node": n, "code": c, "letters": many} for (s, n, c), many in ordered]
+        return reasons, newest(self._store, self._id, wanted._replace(keys=keys), limit) if keys else []
 
 
 def condition(text: str) -> Callable[[Record], bool]:

@@ -22,7 +22,7 @@ def letter_facts(letters: Letters, bound: BoundPipeline | None, pipeline: str, k
     No nodes where the file is gone or has mistakes. Raises ``FatalError`` (``dead_letters.unknown``,
     ``dead_letters.damaged``).
     """
-    found = next(letters.search(Wanted(STATES, keys=[key])), None)
+    found = next(letters.all(Wanted(STATES, keys=[key])), None)
     if found is None:
         raise FatalError(
             f"pipeline {pipeline} has no dead letter {key[0]}.{key[1]}",

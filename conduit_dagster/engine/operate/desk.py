@@ -68,16 +68,12 @@ class Desk:
         """Its parts."""
         return self.bound.compiled
 
-    def loop(self) -> StepLoop:
+    def loop(self, report: Callable[[StepReport], None] = lambda step: None) -> StepLoop:
         """The engine's own loop, as it stands now; starts nothing."""
         attach_logs(self.pipeline, self.store, self.options.log_url)
         slots = self.options.parallelism or 1
         options = self.options
-        return make_loop(self.bound, self.store, self.jobs, options.staging, options.log_url, slots, None, _unreported)
-
-
-def _unreported(step: StepReport) -> None:
-    del step
+        return make_loop(self.bound, self.store, self.jobs, options.staging, options.log_url, slots, None, report)
 
 
 @contextmanager

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.operate.replay import Selection, total
 
 
 def discard(desk: Desk, selection: Selection, note: str, dry_run: bool = False) -> dict[str, Any]:
     """Closes the open letters that are meant, with a note. Queue and archive keep their records.
 
-    Raises ``FatalError`` (``dead_letters.none``).
+    Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
     """
+    if not note.strip():
+        raise refused("usage.note", "the note is empty", "say why nobody will send them again")
     counts, wanted = selection.facts(desk)
-    facts = {"pipeline": desk.id, "letters": total(counts), "reasons": counts, "note": note}
+    facts = {"pipeline": desk.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
     if dry_run:
         return {**facts, "discarded": 0}
-    return {**facts, "discarded": desk.store.replays.discard(wanted, note, desk.by)}
+    return {**facts, "discarded": desk.store.replays.discard(wanted, note.strip(), desk.by)}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.replaying import settle_letters, unit_of, with_replay
 from conduit_dagster.engine.dead_letters.search import Letters
@@ -15,6 +16,7 @@ from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import recover
 from conduit_dagster.engine.registering import attach_logs, fence, register
+from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.letter_view import Key, Wanted, reasons
@@ -81,7 +83,7 @@ def replay(
     order = Replay(_next_id(desk), start, edits or [])
     desk_ = replace(desk, bound=_edited(desk, order))
     if dry_run:
-        return {**facts, "replayed": 0, "failed": 0, "failed_by": []}
+        return {**facts, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
     _finish_open(desk)
     _, wanted = selection.facts(desk)
     return {**facts, **_Replaying(desk_, order, wanted, go_on).run()}
@@ -115,6 +117,7 @@ def _finish_open(desk: Desk) -> None:
 class _Replaying:
     def __init__(self, desk: Desk, order: Replay, wanted: Wanted | list[Key], go_on: Callable[[], bool]) -> None:
         self._desk, self._order, self._wanted, self._go_on = desk, order, wanted, go_on
+        self._delivered: dict[str, int] = {}
         self._names = {inlet.origin: inlet.id for inlet in desk.pipeline.inlets if inlet.is_replay}
 
     def run(self) -> dict[str, Any]:
@@ -125,13 +128,21 @@ class _Replaying:
         reached("after-replay", desk.id)
         if not taken:
             raise _none_usable(desk)
-        loop = desk.loop()
+        loop = desk.loop(self._report)
         try:
             while self._go_on() and (plan := loop.plan_replay()) is not None:
                 loop.execute(plan)
-        finally:
+        except (Exception, KeyboardInterrupt):
+            # after a kill the next run does it
             self._give_back()
+            raise
+        self._give_back()
         return self._ended(taken)
+
+    def _report(self, step: StepReport) -> None:
+        for name, records in step.delivered.items():
+            if records and name != DEAD_LETTERS:
+                self._delivered[name] = self._delivered.get(name, 0) + records
 
     def _give_back(self) -> None:
         """What no prepared step has is open again, also where the replay ends with an error."""
@@ -151,7 +162,15 @@ class _Replaying:
         failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": total(failed)}
         store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._desk.by)
-        return {**facts, "failed_by": failed}
+        return {**facts, "failed_by": failed, "delivered": self._delivered}
+
+
+def parse_edit(text: str) -> tuple[str, str]:
+    """Field and expression of ``FIELD=EXPRESSION``. Raises ``FatalError`` (``usage.edit``)."""
+    field_, equals, expression = text.partition("=")
+    if not (equals and field_.strip() and expression.strip()):
+        raise refused("usage.edit", f"{text} is no FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
+    return field_.strip(), expression.strip()
 
 
 def total(counts: list[dict[str, Any]]) -> int:

@@ -1,0 +1,103 @@
+"""Dead letters in Dagster: what the asset shows, the check, and the jobs that send them again or close them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from dagster_layer.project_folder import TAKES_ALL, Folder
+
+from conduit_dagster.state.letter_view import STATES, Wanted, reasons
+
+LIMITED = "{plugin: builtin:file, window-size: 0, open-limit: 3, settings: {path: ./dead.jsonl}}"
+
+
+def run(folder: Folder, kind: str, **config: Any) -> dg.ExecuteInProcessResult:
+    """The pipeline's job of that kind."""
+    op = {"replay": "numbers__replayed", "discard": "numbers__discard_letters"}[kind]
+    job = folder.definitions.resolve_job_def(f"numbers__{kind}")
+    return job.execute_in_process({"ops": {op: {"config": config}}}, folder.instance, raise_on_error=False)
+
+
+def states(folder: Folder) -> dict[str, int]:
+    """How many letters are in which state."""
+    return {row["state"]: row["letters"] for row in reasons(folder.store, "numbers", Wanted(STATES))}
+
+
+def mend(folder: Folder, queue: str = TAKES_ALL) -> None:
+    """Nothing is bad any more."""
+    folder.numbers(0, queue=queue)
+    path = folder.root / "pipelines" / "numbers.yaml"
+    path.write_text(path.read_text().replace("after.n % 10 == 3", "False"))
+
+
+def error_code(result: dg.ExecuteInProcessResult) -> Any:
+    """Of the step that failed."""
+    [event] = [one for one in result.all_events if one.event_type_value == "STEP_FAILURE"]
+    data: Any = event.event_specific_data
+    return data.user_failure_data.metadata["conduit/error_code"].value
+
+
+def test_the_asset_shows_what_is_open(folder: Folder) -> None:
+    folder.numbers()
+    assert folder.run().success
+    shown = folder.newest("numbers", "dead_letters")
+    assert (shown["open"], shown["open_growth"], shown["records_dead_lettered"]) == (10, 10, 10)
+    [reason] = [name for name in shown if name.startswith("open: numbers:bad")]
+    assert shown[reason] == 10
+    newest = (
+        [record.data for record in shown["newest"].records] if hasattr(shown["newest"], "records") else shown["newest"]
+    )
+    assert len(newest) == 10
+    folder.append(range(100, 120))
+    assert folder.run().success
+    assert [folder.newest("numbers", "dead_letters")[name] for name in ("open", "open_growth")] == [12, 2]
+
+
+def test_a_check_fails_while_too_many_are_open(folder: Folder) -> None:
+    folder.numbers(queue=LIMITED)
+    verdicts = [folder.run().get_asset_check_evaluations()]
+    mend(folder, LIMITED)
+    assert run(folder, "replay").success
+    verdicts.append(folder.run().get_asset_check_evaluations())
+    found = [[one.passed for one in some if one.check_name == "open_dead_letters"][-1] for some in verdicts]
+    assert found == [False, True]
+
+
+def test_a_replay_from_the_ui(folder: Folder) -> None:
+    folder.numbers()
+    assert folder.run().success
+    mend(folder)
+    result = run(folder, "replay", where="after.n < 50", dry_run=True)
+    assert result.success and states(folder) == {"open": 10}
+    assert run(folder, "replay", where="after.n < 50").success
+    assert states(folder) == {"open": 5, "replayed": 5}
+    assert folder.newest("numbers", "dead_letters")["open"] == 5
+    replayed = folder.newest("numbers", "dead_letters", "replayed")
+    assert (replayed["letters"], replayed["replayed"], replayed["failed_again"]) == (5, 5, 0)
+    assert run(folder, "replay").success and states(folder) == {"replayed": 10}
+    assert error_code(run(folder, "replay")) == "dead_letters.none"
+
+
+def test_a_replay_names_the_destinations_that_it_fed(folder: Folder) -> None:
+    folder.numbers()
+    assert folder.run().success
+    path = folder.root / "pipelines" / "numbers.yaml"
+    path.write_text(path.read_text().replace("after.n % 10 == 3", "False").replace("after.n % 2 == 0", "after.n < 20"))
+    assert run(folder, "replay").success
+    replayed = folder.newest("numbers", "dead_letters", "replayed")
+    assert replayed["fed: out"] == dg.AssetKey(["numbers", "out"])
+    assert folder.newest("numbers", "out")["records_delivered"] == 8
+    assets = folder.definitions.resolve_asset_graph()
+    key = dg.AssetKey(["numbers", "dead_letters", "replayed"])
+    assert assets.get(key).parent_keys == {dg.AssetKey(["numbers", "dead_letters"])}
+
+
+def test_letters_are_discarded_from_the_ui(folder: Folder) -> None:
+    folder.numbers()
+    assert folder.run().success
+    assert run(folder, "discard", note="tests", where="after.n < 30").success
+    assert states(folder) == {"open": 7, "discarded": 3}
+    assert folder.newest("numbers", "dead_letters")["open"] == 7
+    assert error_code(run(folder, "discard", note=" ")) == "usage.note"
+    assert error_code(run(folder, "discard", note="x", where="after.n <")) == "usage.expression"
