@@ -48,6 +48,7 @@ From = Annotated[
 Edits = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=EXPRESSION", help="First set a field, as field.set does.")
 ]
+Reveal = Annotated[bool, typer.Option("--reveal", help="Also fields that the pipeline's file redacts.")]
 Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why, for those who come later.")]
 
 
@@ -75,9 +76,9 @@ def list_(
 
 
 @app.command("show")
-def show(letter: Id, files: Files = None, as_json: AsJson = False) -> None:
+def show(letter: Id, reveal: Reveal = False, files: Files = None, as_json: AsJson = False) -> None:
     """One dead letter: its records, what each processor does to the original now, and the error it failed with."""
-    perform("dlq show", as_json, lambda: _show(letter, files))
+    perform("dlq show", as_json, lambda: _show(letter, reveal, files))
 
 
 @app.command("export")
@@ -279,14 +280,14 @@ def _print_list(console: Console, found: list[Facts]) -> None:
         console.print()
 
 
-def _show(letter: str, files: list[str] | None) -> Outcome:
+def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.dead_letters.view import letter_facts
 
     pipeline, key = _parsed(letter)
     if not pipeline:
         raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
     one = subject(pipeline, files)
-    facts = letter_facts(_letters(one), one.bound, pipeline, key)
+    facts = letter_facts(_letters(one), one.bound, pipeline, key, reveal)
     row = _row(facts.pop("row"))
     return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))
 

@@ -11,6 +11,7 @@ from conduit_dagster.config.scalars import (
     ConnectorId,
     ConnectorName,
     Description,
+    FieldReference,
     PipelineId,
     PipelineName,
     Regex,
@@ -110,6 +111,9 @@ class DeadLetterQueue(Section):
     window_nack_threshold: NotNegative = 0
     """Nacks borne within the window; one more stops the pipeline. Must be smaller than the window."""
 
+    processors: list[Processor] = []
+    """Processors for the dead letters themselves, before the queue gets them (ours)."""
+
     open_limit: NotNegative | None = None
     """Open dead letters borne: with more of them the asset check `open_dead_letters` fails (ours)."""
 
@@ -158,6 +162,9 @@ class Pipeline(Section):
 
     dead_letter_queue: DeadLetterQueue = DeadLetterQueue()
     """What happens to nacked records. By default the first nack stops the pipeline."""
+
+    redact: list[FieldReference] = []
+    """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. What is stored keeps them."""
 
     tests: Annotated[list[dict[str, Any]], BeforeValidator(typed)] = []
     """Cases for the `test` command, checked there (ours)."""

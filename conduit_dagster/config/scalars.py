@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from conduit_dagster.config.cron import cron_problem
 from conduit_dagster.config.section import refuse
+from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
 
 ID_BYTES = 128
 CONNECTOR_ID_BYTES = 256
@@ -71,6 +72,14 @@ def _positive(seconds: float) -> float:
     if seconds <= 0:
         raise refuse("the duration is zero", expected="a duration longer than 0s")
     return seconds
+
+
+def _is_reference(text: str) -> str:
+    try:
+        read_reference(text)
+    except ReferenceSyntaxError as error:
+        raise refuse(str(error), expected="a field of the record, such as .Payload.After.ssn") from error
+    return text
 
 
 def limited(text: str, limit: int, what: str) -> str:
@@ -152,6 +161,7 @@ Description = Annotated[str, AfterValidator(lambda text: limited(text, DESCRIPTI
 ConnectorId = Annotated[str, AfterValidator(_characters), AfterValidator(_not_reserved)]
 ConnectorName = Annotated[str, AfterValidator(lambda text: limited(text, CONNECTOR_ID_BYTES, "name"))]
 Regex = Annotated[str, AfterValidator(_compiles), Field(json_schema_extra={"format": "regex"})]
+FieldReference = Annotated[str, AfterValidator(_is_reference)]
 Cron = Annotated[str, AfterValidator(_is_cron)]
 SettingText = Annotated[str, BeforeValidator(_setting)]
 Settings = dict[str, SettingText]

@@ -25,6 +25,7 @@ class LogDestination(DriverDestination):
 
     name = "log"
     Settings = LogSettings
+    prints = True
 
     def __init__(self, settings: Any, context: Any) -> None:
         super().__init__(settings, context)

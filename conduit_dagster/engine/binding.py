@@ -43,7 +43,7 @@ class Binder:
             self._check_connector(connector)
             for processor in connector.processors:
                 self._check_processor(processor)
-        for processor in config.processors:
+        for processor in (*config.processors, *config.dead_letter_queue.processors):
             self._check_processor(processor)
         self._check_queue(config)
         if config.fan_in == "join" and config.delivery.log == "positions":

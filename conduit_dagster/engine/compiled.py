@@ -12,6 +12,7 @@ from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
 from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import Processor, ProcessorContext
@@ -50,6 +51,9 @@ class CompiledPipeline:
     nodes: Sequence[Step]
     outlets: Sequence[Outlet]
     dead_letters: Destination
+    letter_nodes: Sequence[Step]
+    """The processors of the dead-letter queue."""
+    redaction: Redaction
     reads_keys: Keys
     """Which keys anything may look at."""
 
@@ -123,12 +127,15 @@ class _Maker:
         inlets = [*inlets, *replay_inlets(program, inlets, self._edits())]
         nodes = [self._node(spec) for spec in program.processors]
         outlets = [self._outlet(spec) for spec in program.destinations]
-        letters = self._destination(program.dead_letters)
+        letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
+        redaction = Redaction(program.redact)
         keys = max(outlet.destination.reads_keys for outlet in outlets)
         # a condition may look at the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
-        return CompiledPipeline(program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, keys)
+        return CompiledPipeline(
+            program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys
+        )
 
     def _edits(self) -> list[Step]:
         edits = self._program.replay.edits if self._program.replay else []

@@ -89,14 +89,19 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         [_connector(config.id, c) for c in config.sources],
         [_processor(config.id, p) for p in config.processors],
         [_connector(config.id, c) for c in config.destinations],
-        ConnectorSpec("dead_letters", queue.plugin, dict(queue.settings)),
+        ConnectorSpec("dead_letters", queue.plugin, dict(queue.settings), processors=_queue_processors(config)),
         queue.window_size,
         queue.window_nack_threshold,
         config.delivery.strategy,
         _log_of(config, plugins),
         config.fan_in,
         plugins.texts if _uses_plugins(config, plugins) else {},
+        redact=list(config.redact),
     )
+
+
+def _queue_processors(config: Pipeline) -> list[ProcessorSpec]:
+    return [_processor(f"{config.id}:dead_letters", processor) for processor in config.dead_letter_queue.processors]
 
 
 def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions"]:
@@ -127,8 +132,9 @@ def _uses_plugins(config: Pipeline, plugins: Plugins) -> bool:
 
 
 def _sections(config: Pipeline) -> list[Connector | Processor | DeadLetterQueue]:
+    queue = config.dead_letter_queue
     inner = [processor for connector in config.connectors for processor in connector.processors]
-    return [*config.connectors, *config.processors, *inner, config.dead_letter_queue]
+    return [*config.connectors, *config.processors, *inner, *queue.processors, queue]
 
 
 def _connector(pipeline: str, connector: Connector) -> ConnectorSpec:

@@ -60,6 +60,8 @@ class Program(msgspec.Struct, frozen=True):
     plugins: dict[str, str] = {}
     """Module name to source text."""
     replay: Replay | None = None
+    redact: list[str] = []
+    """Fields that no log, list, asset or error text may show."""
 
     def encode(self) -> bytes:
         """As it travels."""

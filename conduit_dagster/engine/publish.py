@@ -155,7 +155,9 @@ class Publisher:
         """One dead letter that was found at publishing. Idempotent under its hash."""
         queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
         target = staged.target
-        if isinstance(queue, StagedDestination):
+        if not staged.parts:
+            pass  # the queue's own processors left it out
+        elif isinstance(queue, StagedDestination):
             target = blamed(node, queue.publish, as_delivery(staged, plan.step))
         else:
             self._send_letter(staged, plan)

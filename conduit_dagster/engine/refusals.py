@@ -14,6 +14,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Le
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
 from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses
@@ -65,6 +66,7 @@ class Refusals:
         False where the destination turns out to have the record. Raises the nack's error where the window does not
         accept it: nothing is recorded then and the step stays prepared.
         """
+        nack = self._pipeline.redaction.nack(nack, record.record)
         with self._lock:  # the window takes nacks one after another
             if self._failed is not None:
                 # the place of a letter in the queue follows from the one before it, which did not get there
@@ -194,17 +196,18 @@ class Refusals:
         node = self._node(shipment.consumer)
         offset = offset_of(plan, record.source, record.ordinal)
         origin = Origin(program.pipeline, origin_of(self._pipeline, record.source), offset, name)
-        row = dead_letter(origin, node, nack, record.record, plan.clock_ns)
-        writer.place(record.source, record.ordinal, [0])
-        refused = writer.write([row])
+        failed = self._pipeline.redaction.record(record.record) if queue.prints else record.record
+        rows, origins = processed(self._pipeline, [dead_letter(origin, node, nack, failed, plan.clock_ns)], [0])
+        writer.place(record.source, record.ordinal, origins)
+        refused = writer.write(rows)
         part = writer.finish()
         if refused:
             raise queue_refuses(refused[0].nack, self._node(DEAD_LETTERS))
-        assert part is not None
-        storage.sync(staging)
-        storage.sync(staging.rsplit("/", 1)[0])
+        if part is not None:
+            storage.sync(staging)
+            storage.sync(staging.rsplit("/", 1)[0])
         target = blamed(self._node(DEAD_LETTERS), queue.target, self._state.targets.get(DEAD_LETTERS))
-        return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part], target, skip)
+        return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part] if part else [], target, skip)
 
     def _row(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> NackRow:
         message = clean(nack.message[:2000])

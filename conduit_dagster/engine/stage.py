@@ -20,6 +20,7 @@ from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
 from conduit_dagster.engine.dead_letters.missed import encode_missed
 from conduit_dagster.engine.dead_letters.originals import Originals
+from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.way import Branch, way_of
 from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.inlets import Inlet
@@ -265,6 +266,8 @@ class _SplitRun:
         if outlet.destination.changes_records:
             for record in records:
                 record.metadata = dict(record.metadata)
+        if outlet.destination.prints and self._pipeline.redaction:
+            records = list(map(self._pipeline.redaction.record, records))
         writer = self._writers[outlet.id]
         writer.place(self._inlet.id, self._ordinal, origins)
         for place, nack in blamed(outlet.node, writer.write, records):
@@ -288,6 +291,9 @@ class _SplitRun:
 
     def _record_nacks(self) -> None:
         places = sorted(self._nacks)
+        originals = self._again_of(places) if self._archive is not None else []
+        if self._pipeline.redaction:
+            self._redact(places, originals)
         for origin in places:
             rank, node, nack, record = self._nacks[origin]
             reason = f"{node} {nack.code}"
@@ -295,32 +301,42 @@ class _SplitRun:
             if self._rows.wants(self._ordinal + origin):
                 self._ledger.nacks.append(self._row(origin, rank, node, nack, record))
         if self._archive is not None:
-            for letter in self._kept(places):
+            for letter in self._kept(places, originals):
                 self._archive.add(letter)
         if self._block.replayed is None:  # else the queue has it already
             self._stage_letters(places)
 
     def _stage_letters(self, places: Sequence[int]) -> None:
         writer, node = self._writers[DEAD_LETTERS], f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}"
-        writer.place(self._inlet.id, self._ordinal, places)
-        if refused := blamed(node, writer.write, [self._dead_letter(place) for place in places]):
+        letters, origins = processed(self._pipeline, [self._dead_letter(place) for place in places], places)
+        writer.place(self._inlet.id, self._ordinal, origins)
+        if refused := blamed(node, writer.write, letters):
             raise queue_refuses(refused[0].nack, node)
 
     def _dead_letter(self, place: int) -> Record:
         _, node, nack, record = self._nacks[place]
+        if self._pipeline.dead_letters.prints:
+            record = self._pipeline.redaction.record(record)
         pipeline, offset = self._pipeline.program.pipeline, self._job.offsets.get(self._inlet.id, 0)
         name = self._job.hashes.get(DEAD_LETTERS, "")
         source = Origin(pipeline, self._inlet.origin, offset + self._ordinal + place, name)
         return dead_letter(source, node, nack, record, self._pipeline.clock.now_ns)
 
-    def _kept(self, places: Sequence[int]) -> Iterator[Letter]:
+    def _again_of(self, places: Sequence[int]) -> list[Record]:
+        if self._block.again is None:
+            return self._originals.of([self._ordinal + place for place in places])
+        again = self._block.again()
+        return [again[place] for place in places]
+
+    def _redact(self, places: Sequence[int], originals: Sequence[Record]) -> None:
+        for number, place in enumerate(places):
+            rank, node, nack, record = self._nacks[place]
+            nack = self._pipeline.redaction.nack(nack, record, *originals[number : number + 1])
+            self._nacks[place] = rank, node, nack, record
+
+    def _kept(self, places: Sequence[int], originals: Sequence[Record]) -> Iterator[Letter]:
         """What the archive keeps of them: each record as it failed, and as its source gave it."""
         replayed = self._block.replayed
-        if self._block.again is not None:
-            again = self._block.again()
-            originals = [again[place] for place in places]
-        else:
-            originals = self._originals.of([self._ordinal + place for place in places])
         for place, original in zip(places, originals, strict=True):
             _, node, nack, record = self._nacks[place]
             failed, key = keep(record), (-1, -1)

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from operating import offsets
 from support import DECODE, SHARED, Lab, destination, processor, queue, source
+
+from conduit_dagster.state.letter_view import Wanted, reasons
 
 DATA = SHARED / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the checkout")
@@ -123,3 +126,24 @@ def test_a_record_that_is_no_json(lab: Lab) -> None:
     lab.run()
     assert lab.documents("out.jsonl") == [{"ok": 1}]
     assert [after for _, _, after in lab.letters()] == lines
+
+
+def test_movies_are_replayed_once_their_processor_is_mended(lab: Lab) -> None:
+    """Ten dead letters; the processor is mended in the file; all ten are delivered once, and nothing is open."""
+    path = str(DATA / "movies.jsonl")
+    letters = {"dead-letter-queue": queue()}
+    lab.pipeline(connectors=[source(path), destination()], processors=MOVIES, **letters)
+    assert lab.run(parallelism=3).progress.nacked == 10
+    before, delivered = offsets(lab), len(lab.documents("out.jsonl"))
+    without = [one for one in MOVIES if one["id"] != "title"]
+    title = processor("title", "field.convert", field=".Payload.After.Title", type="string")
+    lab.pipeline(connectors=[source(path), destination()], processors=[*without, title], **letters)
+    facts = lab.replay()
+    assert (facts["letters"], facts["replayed"], facts["failed"]) == (10, 10, 0)
+    bad = [row for row in rows_of("movies.jsonl") if not isinstance(row["Title"], str)]
+    titles = ["<nil>" if row["Title"] is None else str(row["Title"]) for row in bad if row["IMDB Rating"] is not None]
+    assert [row["Title"] for row in lab.documents("out.jsonl")[delivered:]] == titles
+    assert facts["delivered"] == {"out": len(titles)}
+    with lab.store() as store:
+        assert reasons(store, "p", Wanted()) == []
+    assert offsets(lab) == before and lab.run().progress.read == 0

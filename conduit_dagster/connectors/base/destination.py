@@ -31,6 +31,9 @@ class Destination(ABC):
     changes_records: ClassVar[bool] = True
     """Whether ``writer`` may change the records it is given, and so needs its own copies."""
 
+    prints: ClassVar[bool] = False
+    """Whether people see the records, as in a log: fields that the pipeline redacts are masked."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "name") and not hasattr(cls, "placement"):

@@ -11,16 +11,20 @@ from conduit_dagster.engine.dead_letters.layout import jsonable
 from conduit_dagster.engine.dead_letters.search import Found, Letters
 from conduit_dagster.engine.dead_letters.trace import Passed, trace
 from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.letter_view import STATES, Key, Wanted
 
 
-def letter_facts(letters: Letters, bound: BoundPipeline | None, pipeline: str, key: Key) -> dict[str, Any]:
+def letter_facts(
+    letters: Letters, bound: BoundPipeline | None, pipeline: str, key: Key, reveal: bool = False
+) -> dict[str, Any]:
     """``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``: what each makes of the original now.
 
-    No nodes where the file is gone or has mistakes. Raises ``FatalError`` (``dead_letters.unknown``,
-    ``dead_letters.damaged``).
+    No nodes where the file is gone or has mistakes. What the file redacts is masked unless ``reveal``.
+
+    Raises ``FatalError`` (``dead_letters.unknown``, ``dead_letters.damaged``).
     """
     found = next(letters.all(Wanted(STATES, keys=[key])), None)
     if found is None:
@@ -30,25 +34,35 @@ def letter_facts(letters: Letters, bound: BoundPipeline | None, pipeline: str, k
             fix=f"conduit-dagster dlq list {pipeline} --state all prints the ids",
         )
     original = found.original()
+    view = _View(Redaction([] if reveal or bound is None else bound.program.redact))
     return {
         "row": found.row,
-        "failed": record_json(found.failed()),
-        "original": record_json(original),
-        "nodes": [] if original is None or bound is None else _nodes(bound, found, original),
+        "failed": view.record(found.failed()),
+        "original": view.record(original),
+        "nodes": [] if original is None or bound is None else view.nodes(bound, found, original),
     }
 
 
-def _nodes(bound: BoundPipeline, found: Found, original: Record) -> list[dict[str, Any]]:
-    pipeline = bound.compiled
-    inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
-    return [] if inlet is None else [_node(one) for one in trace(pipeline, inlet, original, time.time_ns())]
+class _View:
+    def __init__(self, redaction: Redaction) -> None:
+        self._redaction = redaction
 
+    def record(self, record: Record | None) -> Any:
+        return None if record is None else record_json(self._redaction.record(record))
 
-def _node(passed: Passed) -> dict[str, Any]:
-    said = "filtered" if passed.filtered else "passed"
-    if passed.nack is not None:
-        said = f"nacked, {passed.nack.code}: {passed.nack.message}"
-    return {"node": passed.node, "said": said, "records": [record_json(record) for record in passed.records]}
+    def nodes(self, bound: BoundPipeline, found: Found, original: Record) -> list[dict[str, Any]]:
+        pipeline = bound.compiled
+        inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
+        if inlet is None:
+            return []
+        return [self._node(one, original) for one in trace(pipeline, inlet, original, time.time_ns())]
+
+    def _node(self, passed: Passed, original: Record) -> dict[str, Any]:
+        said = "filtered" if passed.filtered else "passed"
+        if passed.nack is not None:
+            nack = self._redaction.nack(passed.nack, original)
+            said = f"nacked, {nack.code}: {nack.message}"
+        return {"node": passed.node, "said": said, "records": [self.record(record) for record in passed.records]}
 
 
 def record_json(record: Record | None) -> Any:

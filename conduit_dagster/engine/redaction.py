@@ -1,0 +1,114 @@
+"""Fields whose values no log, list, asset or error text may show (``redact:`` in the pipeline file)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.record import Data, Nack, Record, copy
+from conduit_dagster.reference import FieldError, Reference
+
+MASK = "[redacted]"
+_BEGINNING = 8
+_MOST = 1_000
+"""Values of one record that are looked for in a text."""
+
+
+class Redaction:
+    """Masks what some fields hold; without fields it changes nothing and costs nothing."""
+
+    def __init__(self, fields: Sequence[str]) -> None:
+        """``fields`` as :meth:`Reference.parse` reads them."""
+        self._fields = [Reference.parse(text) for text in fields]
+
+    def __bool__(self) -> bool:
+        return bool(self._fields)
+
+    def record(self, record: Record) -> Record:
+        """A copy without the values. A raw payload is looked into as JSON; what is none is masked as a whole."""
+        if not self._fields:
+            return record
+        made = _opened(copy(record))
+        for field in self._fields:
+            try:
+                if field.get(made) is not None:
+                    field.set(made, MASK)
+            except FieldError:
+                _mask_whole(made, field)
+        return made
+
+    def nack(self, nack: Nack, *records: Record) -> Nack:
+        """The nack, without what the fields of these records hold in its message."""
+        values = {text for record in records for text in self._values(record)} if self._fields else set[str]()
+        if not values:
+            return nack
+        message = nack.message
+        for text in sorted(values, key=len, reverse=True)[:_MOST]:
+            message = _masked(message, text)
+        return Nack(nack.code, message)
+
+    def _values(self, record: Record) -> Iterator[str]:
+        opened = _opened(copy(record))
+        for field in self._fields:
+            try:
+                yield from _texts(field.get(opened))
+            except FieldError:
+                yield from _texts(getattr(opened, field.root, None))
+
+
+def _masked(message: str, text: str) -> str:
+    """Every occurrence of the text, and of a long one's beginning: messages cut long values off."""
+    if len(text) <= _BEGINNING:
+        # whole words: a 5 is masked, the 15 beside it is not
+        return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", MASK, message)
+    place = message.find(text[:_BEGINNING])
+    while place >= 0:
+        length = next((i for i, (a, b) in enumerate(zip(message[place:], text, strict=False)) if a != b), None)
+        length = min(len(message) - place, len(text)) if length is None else length
+        message = message[:place] + MASK + message[place + length :]
+        place = message.find(text[:_BEGINNING], place + len(MASK))
+    return message
+
+
+def _opened(record: Record) -> Record:
+    """Raw JSON objects as documents: a field of them is a field all the same."""
+    for part in ("after", "before", "key"):
+        value: Data = getattr(record, part)
+        if isinstance(value, bytes):
+            try:
+                found = msgspec.json.decode(value)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if isinstance(found, dict):
+                setattr(record, part, found)
+    return record
+
+
+def _mask_whole(record: Record, field: Reference) -> None:
+    if field.root in ("after", "before", "key"):
+        setattr(record, field.root, MASK.encode())
+
+
+def _texts(value: Any) -> Iterable[str]:
+    if value is None or value == "" or isinstance(value, bool):
+        return
+    if isinstance(value, dict):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
+    elif isinstance(value, bytes):
+        yield value.decode("utf-8", "replace")
+    else:
+        text = str(value)
+        yield text
+        for plain in (True, False):
+            # as it stands inside of JSON
+            escaped = json.dumps(text, ensure_ascii=plain)[1:-1]
+            if escaped != text:
+                yield escaped

@@ -1,0 +1,134 @@
+"""``redact``: values of some fields never reach logs, lists, assets or error texts; what is stored keeps them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+from support import DECODE, Lab, destination, processor, queue, source
+
+from conduit_dagster.engine.redaction import MASK, Redaction
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.state.letter_view import Wanted, newest
+
+SECRET = "987-65-4321"
+FIELD = ".Payload.After.ssn"
+CONVERT = processor("convert", "field.convert", field=FIELD, type="int")
+
+
+def build(lab: Lab, plugin: str = "builtin:file", **more: Any) -> None:
+    """One record of two can't be converted, and its reason says why."""
+    lab.write("in.jsonl", [{"i": 0, "ssn": "5"}, {"i": 1, "ssn": SECRET}])
+    letters = queue() if plugin == "builtin:file" else {"plugin": plugin, "window-size": 0}
+    usual = {"connectors": [source(), destination()], "processors": [DECODE, CONVERT], "redact": [FIELD]}
+    lab.pipeline(**{**usual, "dead-letter-queue": letters, **more})
+
+
+def reasons_of(lab: Lab) -> list[str]:
+    """What the index says of each letter."""
+    with lab.store() as store:
+        return [row["message"] for row in newest(store, "p", Wanted(), 10)]
+
+
+def test_the_reason_is_masked_and_the_stored_record_is_not(lab: Lab) -> None:
+    build(lab, redact=[])
+    assert lab.run().error is None
+    assert SECRET in reasons_of(lab)[0]  # else this test could not fail
+
+
+def test_with_redact_it_is_in_no_text(lab: Lab) -> None:
+    build(lab)
+    with capture_logs() as logged:
+        result = lab.run()
+    assert SECRET not in reasons_of(lab)[0] and MASK in reasons_of(lab)[0]
+    assert SECRET not in json.dumps([str(row) for row in result.progress.dead_letters])
+    [(_, error, failed)] = lab.letters()
+    assert SECRET not in error and failed["ssn"] == SECRET
+    assert SECRET not in json.dumps(logged, default=str)
+
+
+def test_the_error_of_a_pipeline_that_stops_is_masked(lab: Lab) -> None:
+    build(lab, **{"dead-letter-queue": queue(1, 0)})
+    error = lab.run().error
+    assert error is not None and SECRET not in error.message and MASK in error.message
+
+
+def test_a_log_prints_no_such_value(lab: Lab) -> None:
+    build(lab, "builtin:log")
+    with capture_logs() as logged:
+        assert lab.run().error is None
+    printed = [row["record"] for row in logged if row["event"] == "record delivery failed"]
+    assert len(printed) == 1 and MASK in printed[0] and SECRET not in printed[0]
+
+
+def test_a_destination_that_logs_prints_no_such_value(lab: Lab) -> None:
+    build(
+        lab, processors=[DECODE], connectors=[source(), {"id": "out", "type": "destination", "plugin": "builtin:log"}]
+    )
+    with capture_logs() as logged:
+        assert lab.run().error is None
+    printed = [row["record"] for row in logged if row["event"] == "record"]
+    assert len(printed) == 2 and all(MASK in line and SECRET not in line for line in printed)
+
+
+@pytest.mark.parametrize(
+    ("after", "message", "wanted"),
+    [
+        ({"ssn": SECRET}, f"bad {SECRET}!", f"bad {MASK}!"),
+        ({"ssn": 5}, "5 of 15 is 5", f"{MASK} of 15 is {MASK}"),
+        ({"ssn": {"a": ["x1", "y"]}}, "x1 and y and z", f"{MASK} and {MASK} and z"),
+        ({"ssn": 'say "é"'}, 'text "say \\"\\u00e9\\"" is bad', f'text "{MASK}" is bad'),
+        ({"ssn": SECRET * 9}, f"text '{SECRET}987-65…' is bad", f"text '{MASK}…' is bad"),
+        ({"ssn": None}, "None is bad", "None is bad"),
+        ({}, "nothing", "nothing"),
+        (b'{"ssn": "raw1"}', "bad raw1", f"bad {MASK}"),
+        (b"no json", "bad no json", f"bad {MASK}"),
+        (None, "empty", "empty"),
+    ],
+)
+def test_what_is_masked_in_a_text(after: Any, message: str, wanted: str) -> None:
+    record = Record("1", {}, after)
+    assert Redaction([FIELD]).nack(Nack("c", message), record) == Nack("c", wanted)
+    assert record.after == after
+
+
+@pytest.mark.parametrize(
+    ("after", "wanted"),
+    [
+        ({"ssn": SECRET, "i": 1}, {"ssn": MASK, "i": 1}),
+        ({"i": 1}, {"i": 1}),
+        (b'{"ssn": "1", "i": 2}', {"ssn": MASK, "i": 2}),
+        (b"no json", MASK.encode()),
+        (None, None),
+    ],
+)
+def test_what_is_masked_in_a_record(after: Any, wanted: Any) -> None:
+    assert Redaction([FIELD]).record(Record("1", {}, after)).after == wanted
+
+
+def test_the_queue_has_processors_of_its_own(lab: Lab) -> None:
+    build(lab)
+    lab.write("in.jsonl", [{"i": 2, "ssn": "x"}, {"i": 3, "ssn": "y"}], mode="a")
+    tag = processor("tag", "field.set", field='.Metadata["team"]', value="night")
+    skip = processor("skip", "filter", condition="after.payload.after.i == 2")
+    build(lab, **{"dead-letter-queue": {**queue(), "processors": [tag, skip]}})
+    lab.write("in.jsonl", [{"i": 2, "ssn": "x"}, {"i": 3, "ssn": "y"}], mode="a")
+    assert lab.run().error is None
+    rows = lab.documents("dead.jsonl")
+    assert [(row["metadata"]["team"], row["payload"]["after"]["payload"]["after"]["i"]) for row in rows] == [
+        ("night", 1),
+        ("night", 3),
+    ]
+    with lab.store() as store:
+        assert len(newest(store, "p", Wanted(), 10)) == 3  # what is filtered is in the index all the same
+
+
+def test_a_letter_that_its_own_processor_nacks_stops_the_run(lab: Lab) -> None:
+    broken = processor("broken", "error", message="no")
+    build(lab, **{"dead-letter-queue": {**queue(), "processors": [broken]}})
+    error = lab.run().error
+    assert error is not None and (error.code, error.node) == ("dead_letters.refused", "p:dead_letters:broken")
+    build(lab)
+    assert lab.run().error is None and len(lab.letters()) == 1
