@@ -1,0 +1,140 @@
+"""The index of dead letters: filters, pages, and letters that are chosen, closed or given back by a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from conduit_dagster.state import letter_store
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.letter_replays import close_letters
+from conduit_dagster.state.letter_store import Letters, fail_again, forget_closed, insert_letters
+from conduit_dagster.state.letter_view import STATES, Wanted, newest, pages, reasons
+from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
+from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
+from conduit_dagster.state.store import PipelineStore
+
+Key = tuple[int, int]
+
+
+@pytest.fixture
+def store(database: sa.Engine) -> Iterator[PipelineStore]:
+    lease = acquire(database, "p", 60.0)
+    yield PipelineStore(database, lease)
+    lease.release()
+
+
+def letter(offset: int, **more: Any) -> DeadLetter:
+    """A letter of the source ``in``, in the file ``a``."""
+    return DeadLetter("in", 1, str(offset), offset, "p:x", "c", "why: 'é' \"\\", part="a", line=offset)._replace(**more)
+
+
+def add(store: PipelineStore, step: int, *rows: DeadLetter) -> None:
+    """The letters of a step."""
+    part = LetterPart(f"a{step}", len(rows), 1, "0" * 64)
+    plan = Plan(step, step * 10, [])
+    mine = [row._replace(part=f"a{step}") for row in rows]
+    store.transactions.run(lambda connection: insert_letters(connection, "p", plan, Letters([part], lambda: [mine])))
+
+
+def keys(database: sa.Engine, *states: str, **wanted: Any) -> list[Key]:
+    """The letters that are meant, in order."""
+    found = pages(database, "p", Wanted(states or STATES, **wanted), size=2)
+    return [(row["step"], row["number"]) for page in found for row in page]
+
+
+def test_letters_are_numbered_in_their_order_and_found_by_anything(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, letter(0), letter(5, node="p:y"), letter(6, code="d"))
+    add(store, 2, letter(7, source="in2"), letter(9, namespace="n"))
+    assert keys(database) == [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)]
+    assert keys(database, node="p:y") == [(1, 1)] and keys(database, code="d") == [(1, 2)]
+    assert keys(database, source="in2") == [(2, 0)] and keys(database, namespace="n") == [(2, 1)]
+    assert keys(database, since_ns=20) == [(2, 0), (2, 1)] and keys(database, until_ns=20) == [(1, 0), (1, 1), (1, 2)]
+    assert keys(database, part="a2") == [(2, 0), (2, 1)] and keys(database, keys=[(1, 2), (2, 0)]) == [(1, 2), (2, 0)]
+    assert [row["offset"] for row in newest(database, "p", Wanted(), 3)] == [9, 7, 6]
+    assert newest(database, "p", Wanted(), 1)[0]["message"] == "why: 'é' \"\\"
+    assert [(row["code"], row["letters"]) for row in reasons(database, "p", Wanted(node="p:x"))] == [("c", 3), ("d", 1)]
+
+
+def test_pages_go_back_as_well(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(5)))
+    add(store, 2, *map(letter, range(5, 8)))
+    found = pages(database, "p", Wanted(), newest_first=True, columns=("offset", "step", "number"), size=3)
+    assert [[row["offset"] for row in page] for page in found] == [[7, 6, 5], [4, 3, 2], [1, 0]]
+
+
+def step_of(replay: int, start: Key | None, end: Key) -> Plan:
+    """A replay's step."""
+    span = Range("replay@in", replay, None if start is None else list(start), list(end), 0)
+    return Plan(9, 1, [span], replay=replay)
+
+
+def begun(store: PipelineStore, wanted: Any = None, replay: int = 7) -> int:
+    """A replay of the letters of ``in``."""
+    return store.replays.begin(replay, {"in": "replay@in"}, {"id": replay}, wanted or Wanted())
+
+
+def test_a_replay_takes_its_letters_step_by_step(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(3)))
+    add(store, 2, letter(3), letter(4, source="gone"), letter(5))
+    assert begun(store) == 5
+    assert store.replays.end_of(7, "in", None, 2) == (1, 1)
+    assert store.replays.end_of(7, "in", (1, 1), 2) == (2, 0)
+    assert store.replays.end_of(7, "in", (2, 2), 2) is None
+    assert [one[:2] for one in store.replays.between(7, "in", (1, 1), (2, 2))] == [(1, 2), (2, 0), (2, 2)]
+    assert keys(database, "open") == [(2, 1)]
+
+
+def test_what_does_not_fail_again_is_closed_with_its_step(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(4)))
+    begun(store)
+    again = letter(1, node="p:z", code="new", again=(1, 1), part="b", line=0, missed='["out"]')
+    store.transactions.run(lambda connection: fail_again(connection, "p", [again]))
+    other = again._replace(missed='["out2"]')
+    store.transactions.run(lambda connection: fail_again(connection, "p", [other]))
+    store.transactions.run(lambda connection: close_letters(connection, "p", step_of(7, None, (1, 2))))
+    assert (keys(database, "replayed"), keys(database, "open")) == ([(1, 0), (1, 2)], [(1, 1)])
+    [row] = newest(database, "p", Wanted(("open",)), 1)
+    assert (row["node"], row["code"], row["attempt"], row["part"]) == ("p:z", "new", 2, "b")
+    assert row["missed"] == '["out", "out2"]'  # both destinations lack it
+    assert [one[:2] for one in store.replays.between(7, "in", None, (1, 2))] == [(1, 0), (1, 1), (1, 2)]
+
+
+def test_letters_that_no_prepared_step_has_are_given_back(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(5)))
+    begun(store)
+    assert store.replays.give_back(step_of(7, (1, 0), (1, 2))) == 3
+    assert keys(database, "replaying") == [(1, 1), (1, 2)]
+    assert store.replays.last() == 7  # its name is taken: those of its step may be delivered
+    assert store.replays.give_back() == 2
+    with database.connect() as connection:
+        assert connection.execute(sa.select(sources)).all() == []
+
+
+def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(4)))
+    with database.begin() as connection:
+        connection.execute(sa.update(dead_letters).where(dead_letters.c.number == 0).values(part=""))
+    assert store.replays.discard([(1, 1)], "why", "me") == 1
+    assert store.replays.discard([(1, 1)], "again", "me") == 0
+    assert begun(store, [(1, 0), (1, 1), (1, 2)]) == 1
+    assert keys(database, "replaying") == [(1, 2)]
+    assert newest(database, "p", Wanted(("discarded",)), 1)[0]["note"] == "why"
+
+
+def test_old_closed_letters_are_forgotten_and_open_ones_never(
+    database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_store, "_KEPT_CLOSED", 1)
+    for step in (1, 2, 3):
+        add(store, step, letter(step))
+    add(store, 4, letter(4))
+    for step in (1, 2, 3):
+        store.replays.discard([(step, 0)], "why", "me")
+    store.transactions.run(lambda connection: forget_closed(connection, "p"))
+    assert keys(database) == [(2, 0), (3, 0), (4, 0)]
+    with database.connect() as connection:
+        assert sorted(connection.execute(sa.select(dead_letter_parts.c.part)).scalars()) == ["a2", "a3", "a4"]
