@@ -20,15 +20,18 @@ def refused_letter(sent: Sent, node: str) -> ConduitError | None:
     """Why a dead-letter queue did not take a letter; None where it did."""
     if sent.error is None and not sent.nacks:
         return None
-    if sent.error is None:
-        return queue_refuses(Nack(*sent.nacks[0][1:]), node)
-    error = sent.error.as_error()
+    if sent.error is not None:
+        error: ConduitError = sent.error.as_error()
+    else:
+        # the other end may think better of it: a dead-letter write that failed, as any other (CASES B7)
+        message = f"the dead-letter queue did not take a record: {sent.nacks[0][2]}"
+        error = TransientError(message, code="dead_letters.write_failed", fix="mend the queue; nothing was lost")
     error.node = error.node or node
     return error
 
 
 def queue_refuses(nack: Nack, node: str) -> FatalError:
-    """The queue says no to a dead letter: it would say so again, where a write that fails is tried again (B7)."""
+    """What the queue's own format or processor can't take: it would refuse it again, so a restart is of no use."""
     return FatalError(
         f"the dead-letter queue refuses a record: {nack.message}",
         code="dead_letters.refused",
