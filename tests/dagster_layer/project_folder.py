@@ -76,6 +76,10 @@ class Folder:
     def store(self) -> sa.Engine:
         return open_database(Project.find(self.root, {}).state_url)
 
+    def ended(self, pipeline: str) -> bool:
+        """Whether it has run and stands still."""
+        return pipeline in (rows := pipeline_rows(self.store)) and rows[pipeline]["status"] == "stopped"
+
     def status(self, pipeline: str) -> tuple[str, str]:
         row = pipeline_rows(self.store)[pipeline]
         return row["status"], row["reason"]
