@@ -13,7 +13,7 @@ Offsets = dict[str, dict[str, int]]
 def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Offsets:
     """Where a consumer stands that has handled all of the step."""
     moves: Offsets = {}
-    for span in plan.ranges:
+    for span in plan.ranges if not plan.replay else ():
         count = decision.sources.get(span.source, SourceCount())
         for source, (first, stop) in _offsets(pipeline, span, count.read, whole=True).items():
             if stop > first:
@@ -27,7 +27,7 @@ def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Of
 def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
     """Where a consumer stands whose next unhandled record is this one: right before it (CASES C12)."""
     moves: Offsets = {}
-    for span in plan.ranges:
+    for span in plan.ranges if not plan.replay else ():
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
         whole = span.source != source
         for real, (first, stop) in _offsets(pipeline, span, count, whole).items():

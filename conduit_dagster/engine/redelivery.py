@@ -199,7 +199,7 @@ class Redelivery:
     def _keep_acked(self, acked: Acked) -> None:
         plan = self._shipment.plan
         moves = self._moves() if acked.next is None else self._before(acked.next)
-        for name, (_, source, ordinal) in acked.namespaces.items():
+        for name, (_, source, ordinal) in acked.namespaces.items() if not plan.replay else ():
             moves.setdefault(source, {})[name] = offset_of(plan, source, ordinal)
         self._keep(moves)
 

@@ -66,11 +66,11 @@ class Refusals:
         False where the destination turns out to have the record. Raises the nack's error where the window does not
         accept it: nothing is recorded then and the step stays prepared.
         """
-        nack = self._pipeline.redaction.nack(nack, record.record)
         with self._lock:  # the window takes nacks one after another
             if self._failed is not None:
                 # the place of a letter in the queue follows from the one before it, which did not get there
                 raise self._failed
+            nack = self._redacted(shipment, record, nack)
             row = self._row(shipment, record, nack)
             offset = offset_of(shipment.plan, record.source, record.ordinal)
             # one source record makes at most one nack and one dead letter, however many of its copies fail
@@ -90,6 +90,14 @@ class Refusals:
                 return True
             self._record(shipment, place, record, row, nack, window, moves)
             return True
+
+    def _redacted(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> Nack:
+        redaction = self._pipeline.redaction
+        if not redaction:
+            return nack
+        # a reader of its own: the archive's is asked for the same record next
+        original = StepOriginals(self._pipeline).of(shipment.plan, shipment.decision, record.source, record.ordinal)
+        return redaction.nack(nack, record.record, *filter(None, [original]))
 
     def _accept(self, row: NackRow) -> str:
         verdict = self._window.resolve(self._state.window, 1, [0])
@@ -170,7 +178,7 @@ class Refusals:
     def _keep(self, shipment: Shipment, record: StagedRecord, row: NackRow, key: Key = (-1, -1)) -> LetterPart:
         """The record and its original in the archive, durable before the index names them."""
         plan, failed = shipment.plan, record.record
-        original = self._originals.of(plan.step, shipment.decision, record.source, record.ordinal)
+        original = self._originals.of(plan, shipment.decision, record.source, record.ordinal)
         file = ArchiveFile(self._archive.folder, plan.step, 0)
         file.add(
             Letter(
@@ -192,6 +200,8 @@ class Refusals:
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
         skip = LETTERS + base_of(plan, shipment.decision.sources, record.source) + record.ordinal
         name = self._names.child(plan, DEAD_LETTERS, skip, 1)
+        # for the queue's own processors, as in a task
+        self._pipeline.clock.now_ns, self._pipeline.turn.hashes = plan.clock_ns, plan.hashes
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
         node = self._node(shipment.consumer)
         offset = offset_of(plan, record.source, record.ordinal)

@@ -155,9 +155,14 @@ _WORDS = {"positions": "log: positions", "records": "log: records", "join": "fan
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
     """Gives every source that is read through its log the manifest, and dead letters that are sent again the index."""
+    replays = [inlet.source for inlet in pipeline.inlets if isinstance(inlet.source, ReplaySource)]
+    if replays:
+        folder, every = archive_folder(base, pipeline.program.pipeline), [outlet.id for outlet in pipeline.outlets]
+        units = [source.unit for source in store.load().sources.values() if source.late]
+        for source in replays:
+            late = {unit["destination"]: unit["upto"] for unit in units if unit["source"] == source.origin}
+            source.attach(store.replays, folder, late, every)
     for inlet in pipeline.inlets:
-        if isinstance(inlet.source, ReplaySource):
-            inlet.source.attach(store.replays, archive_folder(base, pipeline.program.pipeline))
         for name, source in _logged(inlet).items():
             source.attach(LogManifest(store.transactions, pipeline.program.pipeline, name, base))
 

@@ -53,7 +53,8 @@ class StepReport:
             reason = f"{row.node} {row.code}"
             nacked[reason] = nacked.get(reason, 0) + 1
         delivered = {d.consumer: d.records - len(refused.get(d.consumer, ())) for d in decision.deliveries}
-        delivered[DEAD_LETTERS] = delivered.get(DEAD_LETTERS, 0) + len(late)
+        # what a replay could not deliver is in the queue already
+        delivered[DEAD_LETTERS] = delivered.get(DEAD_LETTERS, 0) + (0 if plan.replay else len(late))
         return StepReport(
             plan.step,
             seconds,

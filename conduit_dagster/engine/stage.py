@@ -18,7 +18,7 @@ from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, comp
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile, Letter
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
-from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.way import Branch, way_of
@@ -187,6 +187,7 @@ class _SplitRun:
         self._nacks: dict[int, tuple[int, str, Nack, Record]] = {}
         self._missed: dict[int, set[int]] = {}
         self._unsent: set[int] = set()
+        self._pieces: set[int] = set()
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
         self._filtered = ledger.filtered
@@ -202,6 +203,7 @@ class _SplitRun:
         """Takes one block through the whole pipeline."""
         records = block.records
         self._block, self._nacks, self._missed, self._unsent, self._rank = block, {}, {}, set(), 0
+        self._pieces.clear()
         total, origins = len(records), range(len(records))
         if block.nacks:
             records, origins = self._without_nacked(block)
@@ -212,6 +214,7 @@ class _SplitRun:
         else:
             records, origins = self._again(block.replayed, records, origins)
         nacked = len(self._nacks)
+        self._note_pieces(origins)
         gone = total - nacked - _distinct(origins, self._nacks)
         self._fan_out(records, origins)
         self._count.read += total
@@ -260,6 +263,7 @@ class _SplitRun:
 
     def _branch(self, branch: Branch, records: list[Record], origins: Sequence[int]) -> None:
         records, origins = self._through(branch.nodes, records, origins)
+        self._note_pieces(origins)
         outlet = branch.outlet
         if not records:
             return
@@ -270,8 +274,11 @@ class _SplitRun:
             records = list(map(self._pipeline.redaction.record, records))
         writer = self._writers[outlet.id]
         writer.place(self._inlet.id, self._ordinal, origins)
-        for place, nack in blamed(outlet.node, writer.write, records):
+        refused = dict(blamed(outlet.node, writer.write, records))
+        for place, nack in refused.items():
             self.nacked(outlet.node, origins[place], nack, records[place])
+        if refused:
+            self._note_pieces([origin for place, origin in enumerate(origins) if place not in refused])
 
     def filtered(self, node: str, origin: int) -> None:
         """Counts a drop."""
@@ -282,7 +289,10 @@ class _SplitRun:
         """One source record makes at most one nack, that of the first node in file order (DELIVERY.md)."""
         if self._nacked_before and self._block.boundary(origin) - 1 in self._nacked_before:
             return
-        self._missed.setdefault(origin, set()).add(self._rank)
+        missed = self._missed.setdefault(origin, set())
+        if self._rank in missed:
+            self._pieces.add(origin)  # two copies of it fail in one place
+        missed.add(self._rank)
         known = self._nacks.get(origin)
         if known is None or self._rank < known[0]:
             if self._block.complete is not None:
@@ -291,8 +301,10 @@ class _SplitRun:
 
     def _record_nacks(self) -> None:
         places = sorted(self._nacks)
-        originals = self._again_of(places) if self._archive is not None else []
-        if self._pipeline.redaction:
+        redacts = bool(self._pipeline.redaction)
+        # also where a step is staged again and nothing is archived: what is masked must be the same
+        originals = self._again_of(places) if self._archive is not None or redacts else []
+        if redacts:
             self._redact(places, originals)
         for origin in places:
             rank, node, nack, record = self._nacks[origin]
@@ -311,7 +323,8 @@ class _SplitRun:
         letters, origins = processed(self._pipeline, [self._dead_letter(place) for place in places], places)
         writer.place(self._inlet.id, self._ordinal, origins)
         if refused := blamed(node, writer.write, letters):
-            raise queue_refuses(refused[0].nack, node)
+            failed = self._nacks[origins[refused[0].place]][3]
+            raise queue_refuses(self._pipeline.redaction.nack(refused[0].nack, failed), node)
 
     def _dead_letter(self, place: int) -> Record:
         _, node, nack, record = self._nacks[place]
@@ -321,6 +334,13 @@ class _SplitRun:
         name = self._job.hashes.get(DEAD_LETTERS, "")
         source = Origin(pipeline, self._inlet.origin, offset + self._ordinal + place, name)
         return dead_letter(source, node, nack, record, self._pipeline.clock.now_ns)
+
+    def _note_pieces(self, origins: Sequence[int]) -> None:
+        """Records of which one copy has failed and another goes on: they can't be sent again as a whole."""
+        if self._nacks and not isinstance(origins, range):
+            self._pieces.update(
+                origin for origin in self._nacks.keys() & set(origins) if self._rank in self._missed[origin]
+            )
 
     def _again_of(self, places: Sequence[int]) -> list[Record]:
         if self._block.again is None:
@@ -339,23 +359,24 @@ class _SplitRun:
         replayed = self._block.replayed
         for place, original in zip(places, originals, strict=True):
             _, node, nack, record = self._nacks[place]
-            failed, key = keep(record), (-1, -1)
+            failed, first, key = keep(record), keep(original), (-1, -1)
             if replayed is not None:
-                key = replayed.keys[place]
+                key, first = replayed.keys[place], replayed.originals[place]
                 if place in self._unsent or is_edit(node):
                     # it came to no node of the pipeline: it stands where it stood
                     node, failed = replayed.node, replayed.failed[place]
             yield Letter(
                 self._inlet.id, self._ordinal + place, clean(str(record.position)), clean(record.collection), node,
-                nack.code, _short(nack), self._missed_by(place), *key, failed, keep(original),
+                nack.code, _short(nack), self._missed_by(place), *key, failed, first,
             )  # fmt: skip
 
     def _missed_by(self, place: int) -> str:
         """The destinations that have no copy: all where it was nacked before the fan-out."""
         ranks, replayed = self._missed[place], self._block.replayed
+        pieces = [PIECES] if place in self._pieces else []
         if 0 in ranks:
-            return encode_missed(replayed.missed if replayed else filter(None, [self._inlet.only]))
-        return encode_missed([self._pipeline.outlets[rank - 1].id for rank in sorted(ranks)])
+            return encode_missed([*pieces, *(replayed.missed if replayed else filter(None, [self._inlet.only]))])
+        return encode_missed([*pieces, *(self._pipeline.outlets[rank - 1].id for rank in sorted(ranks))])
 
     def _row(self, origin: int, rank: int, node: str, nack: Nack, record: Record) -> NackRow:
         before = self._boundary_before(origin) if self._cuts else None

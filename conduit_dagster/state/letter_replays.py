@@ -29,6 +29,7 @@ class Chosen(NamedTuple):
     line: int
     node: str
     missed: str
+    offset: int = 0
 
 
 class LetterReplays:
@@ -80,7 +81,9 @@ class LetterReplays:
         def work(connection: sa.Connection) -> list[Chosen]:
             column = dead_letters.c
             mine = (*self._mine(replay, origin, start, None), up_to(end))
-            found = sa.select(column.step, column.number, column.part, column.line, column.node, column.missed)
+            found = sa.select(
+                column.step, column.number, column.part, column.line, column.node, column.missed, column.offset
+            )
             rows = connection.execute(found.where(*mine).order_by(column.step, column.number))
             return [Chosen(*row) for row in rows]
 
@@ -156,9 +159,9 @@ class LetterReplays:
         return self._run(work)
 
     def kept_parts(self) -> set[str]:
-        """The names of all files that the index names."""
+        """The names of all files that the index names. Raises ``LeaseLost`` where somebody else may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
-        return set(self._transactions.read(lambda connection: list(connection.execute(mine).scalars())))
+        return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
 
 
 def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: Wanted | list[Key]) -> int:

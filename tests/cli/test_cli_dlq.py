@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from kills import crashing
 from operating import error, events, offsets, result, snapshot
 from scripted import Script, scripted
 from support import DECODE, Lab, destination, processor, queue, source
@@ -330,3 +331,73 @@ def test_nothing_to_replay(run, lab: Lab) -> None:
     assert failure(run, "replay", "p")["code"] == "dead_letters.none"
     assert "no open dead letters" in run("dlq", "list", "p").out
     assert json.loads(run("dlq", "list", "--json").out)["result"] == {"pipelines": []}
+
+
+def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
+    """One piece of it was delivered: as a whole it can't be sent again, and it stays open."""
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "twice.py").write_text(TWICE)
+    lab.write("in.jsonl", [{"i": 0}, {"i": 5}, {"i": 6}])
+    pieces = processor("pieces", "twice")
+    broken = processor("broken", "error", condition="after.i == 105", message="no")
+    both = processor("both", "error", condition="after.i % 100 == 6", message="no")
+    usual = {"connectors": [source(), destination()], "dead-letter-queue": queue()}
+    lab.pipeline(processors=[DECODE, pieces, broken, both], **usual)
+    assert lab.run().error is None
+    assert delivered(lab) == Counter([0, 100, 5])
+    lab.pipeline(processors=[DECODE, pieces], **usual)
+    for start in ("source", "node"):
+        assert done(run, "replay", "p", "--from", start)["replayed"] == 0
+    assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
+    assert delivered(lab) == Counter([0, 100, 5])
+
+
+TWICE = '''
+from conduit_dagster.processors.base import Processor
+from conduit_dagster.record import copy
+
+
+class Twice(Processor):
+    """Each record, and one whose number is a hundred more."""
+
+    name = "twice"
+
+    def process(self, record):
+        other = copy(record)
+        other.after = {**record.after, "i": record.after["i"] + 100}
+        return [record, other]
+'''
+
+
+def test_a_replay_that_was_killed_is_not_in_the_way_of_a_discard(run, lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    mended(lab)
+    with crashing("after-replay"):
+        lab.replay()
+    assert done(run, "discard", "p", "--note", "given up")["discarded"] == 3
+    assert letters(run) == [] and [row["id"] for row in positions(lab)] == ["in"]
+
+
+def test_a_step_of_a_replay_is_not_marked(run, lab: Lab, script: Script) -> None:
+    build(lab, scripted())
+    assert lab.run().error is None
+    mended(lab, scripted())
+    with crashing("after-prepare"):
+        lab.replay()
+    assert error(run("offsets", "mark", "p", "out", "0", "--json"))["code"] == "offsets.replay"
+    facts = done(run, "replay", "p")
+    assert (facts["replayed"], facts["failed"]) == (3, 0)
+    assert letters(run) == [] and Counter(script.values()) == Counter(range(20))
+
+
+def test_a_destination_that_caught_up_gets_no_letter_twice(run, lab: Lab) -> None:
+    """It was added from the log once the processor was mended: it has the record, the others have not."""
+    build(lab, delivery={"log": "records"})
+    assert lab.run().error is None
+    late = destination("late", **{"start-from": "log"})
+    mended(lab, destination(), late, delivery={"log": "records"})
+    assert lab.run().error is None
+    assert delivered(lab, "late.jsonl") == Counter(range(20))
+    assert done(run, "replay", "p")["replayed"] == 3
+    assert delivered(lab) == Counter(range(20)) == delivered(lab, "late.jsonl")

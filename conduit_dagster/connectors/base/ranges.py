@@ -57,6 +57,8 @@ class Replayed(NamedTuple):
     """Each one's step and number in the index."""
     failed: Sequence[bytes]
     """Each one as it was when it was nacked, as the archive keeps it."""
+    originals: Sequence[bytes]
+    """Each one as its source gave it, likewise; empty where that is not kept."""
     at_node: bool
     """They go on at that node, as they were there; else they begin anew."""
 

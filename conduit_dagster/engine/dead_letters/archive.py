@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,8 @@ from conduit_dagster.state import storage
 from conduit_dagster.state.steps import LetterPart
 
 _FOLDER = "~dead-letters"
+_DEPTH: Final = 4
+"""The folder, the pipeline's, that of all logs, and the one that it is in."""
 _GROUP_ROWS: Final = 4_096
 _GROUP_BYTES: Final = 8 << 20
 """A row group is what writer and reader hold in memory."""
@@ -180,15 +182,19 @@ class Archive:
 
     def sync(self) -> None:
         """Makes the names of files durable, before the index names them."""
-        pipeline = self.folder.rsplit("/", 1)[0]
-        for url in (self.folder, pipeline, pipeline.rsplit("/", 1)[0]):
+        url = self.folder
+        for _ in range(_DEPTH):
             storage.sync(url)
+            url = url.rsplit("/", 1)[0]
 
-    def clean(self, known: set[str]) -> None:
-        """Removes what the index does not name. Only under the pipeline's lease, with no step open."""
-        for name in storage.files(self.folder):
-            if name not in known:
-                storage.remove(storage.join(self.folder, name))
+    def names(self) -> list[str]:
+        """The files that are there."""
+        return storage.files(self.folder)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes files that no index names."""
+        for name in names:
+            storage.remove(storage.join(self.folder, name))
 
     def _opened(self, part: str) -> Any:
         import pyarrow.parquet as pq

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.engine.dead_letters.layout import clean
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 
@@ -28,9 +29,19 @@ _decode = msgspec.msgpack.Decoder(Record, ext_hook=_extension).decode
 def keep(record: Record) -> bytes:
     """The record as bytes. Dates and the like become their text, as in the commit log."""
     try:
-        return _encode(record)
+        data = _encode(record)
+        _decode(data)  # what can't be read back is no archive
+        return data
     except (ValueError, OverflowError, TypeError):
-        return _encode(_plain(msgspec.structs.asdict(record)))
+        return _encode(_whole(record))
+
+
+def _whole(record: Record) -> Record:
+    """Half characters are kept exactly within documents' values, and as escapes where only text can be read back."""
+    metadata = {clean(str(key)): clean(str(value)) for key, value in record.metadata.items()}
+    position = record.position if isinstance(record.position, int) else clean(record.position)
+    after, key, before = (_plain(part) for part in (record.after, record.key, record.before))
+    return Record(position, metadata, after, key, before, record.operation)
 
 
 def kept(data: bytes) -> Record:
@@ -42,7 +53,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, dict):
-        return {_plain(key): _plain(inner) for key, inner in value.items()}
+        return {clean(str(key)): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in value]
     if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 63) <= value < 1 << 64:

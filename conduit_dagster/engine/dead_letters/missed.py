@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+PIECES = "~pieces"
+"""Stands among them for: a processor had split the record, and another piece of it failed as well or went on."""
+
 
 def encode_missed(destinations: Iterable[str]) -> str:
     """Their ids; none at all stands for every destination, whatever the file says by then."""

@@ -7,13 +7,13 @@ that a range means the same ones whenever it is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Replayed, Source, Split
 from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
-from conduit_dagster.engine.dead_letters.missed import decode_missed
+from conduit_dagster.engine.dead_letters.missed import decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_replays import Chosen, LetterReplays
@@ -46,10 +46,15 @@ class ReplaySource(Source):
         self.origin, self._replay, self._failed = origin, replay, failed
         self._letters: LetterReplays | None = None
         self._folder = ""
+        self._late: Mapping[str, int] = {}
+        self._every: Sequence[str] = ()
 
-    def attach(self, letters: LetterReplays, folder: str) -> None:
-        """Called on the driver; tasks need no index, since their splits name files and rows."""
-        self._letters, self._folder = letters, folder
+    def attach(self, letters: LetterReplays, folder: str, late: Mapping[str, int], every: Sequence[str]) -> None:
+        """Called on the driver; tasks need no index, since their splits name files and rows.
+
+        ``late``: destinations that catch up on the source from its log, each up to this offset; of ``every`` one.
+        """
+        self._letters, self._folder, self._late, self._every = letters, folder, late, every
 
     @property
     def letters(self) -> LetterReplays:
@@ -67,7 +72,8 @@ class ReplaySource(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Consecutive letters, with the rows of the archive that hold them."""
-        chosen = self.letters.between(self._replay, self.origin, _key(start), _key(end) or (0, 0))
+        found = self.letters.between(self._replay, self.origin, _key(start), _key(end) or (0, 0))
+        chosen = [one._replace(missed=self._missed(one), offset=0) for one in found]
         grain = max(_GRAIN, -(-len(chosen) // n))
         parts = self.letters.parts(one.part for one in chosen)
         return [
@@ -76,6 +82,13 @@ class ReplaySource(Source):
             )
             for first in range(0, len(chosen), grain)
         ]
+
+    def _missed(self, one: Chosen) -> str:
+        """A destination that was added later got the record from the log, or will: a replay must not double it."""
+        late = {name for name, upto in self._late.items() if one.offset < upto}
+        if one.missed or not late:
+            return one.missed
+        return encode_missed([name for name in self._every if name not in late])
 
     def _split(self, start: Position, ordinal: int, mine: Sequence[Chosen], parts: dict[str, LetterPart]) -> Split:
         named = {one.part: parts.get(one.part) for one in mine}
@@ -108,8 +121,8 @@ class ReplaySource(Source):
             if not (self._failed or letter.original):
                 nacks[i] = run.node, _NO_ORIGINAL
             records.append(record_of(letter.failed if self._failed or i in nacks else letter.original, url))
-        failed = [letter.failed for letter in letters]
-        replayed = Replayed(run.node, decode_missed(run.missed), keys, failed, self._failed)
+        failed, originals = [letter.failed for letter in letters], [letter.original for letter in letters]
+        replayed = Replayed(run.node, decode_missed(run.missed), keys, failed, originals, self._failed)
         again = [letter.original or letter.failed for letter in letters]
         return Block(
             records,

@@ -12,6 +12,7 @@ from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.learn import learn
 from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.store import PipelineStore
 
 
 def with_replay(bound: BoundPipeline, replay: Replay) -> BoundPipeline:
@@ -33,7 +34,23 @@ def settle_letters(loop: StepLoop) -> None:
     are removed."""
     if any(source.is_replay for source in loop.state.sources.values()):
         loop.store.replays.give_back()
-    loop.stager.archive.clean(loop.store.replays.kept_parts())
+    archive = loop.stager.archive
+    # listed before the index is asked, and that under our epoch: an owner that was frozen here removes nothing of a
+    # newer one's, whose files it has not seen or is not told of
+    there = archive.names()
+    archive.remove(set(there) - loop.store.replays.kept_parts() if there else ())
+
+
+def give_back(store: PipelineStore) -> None:
+    """Letters of a replay that no prepared step has are open again, and a step that is only planned is dropped."""
+    state = store.load()
+    if not any(source.is_replay for source in state.sources.values()):
+        return
+    planned = next((step.plan for step in state.open_steps if step.decision is None and step.plan.replay), None)
+    if planned is not None:
+        store.void(planned.step)
+    prepared = next((step.plan for step in state.open_steps if step.decision is not None and step.plan.replay), None)
+    store.replays.give_back(prepared)
 
 
 def unit_of(replay: Replay) -> dict[str, object]:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.staging import from_rows
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.state.steps import Decision
+from conduit_dagster.state.steps import Decision, Plan
 
 
 class StepOriginals:
@@ -23,8 +23,11 @@ class StepOriginals:
         self._open: dict[str, tuple[int, int, Originals]] = {}
         """By source: the step, the last ordinal that was asked for, and the reader behind it."""
 
-    def of(self, step: int, decision: Decision, source: str, ordinal: int) -> Record | None:
+    def of(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> Record | None:
         """The record; None where the source is gone, or not what it was: a prepared step does not need it."""
+        step = plan.step
+        # as in the step's tasks: what a source makes of the time is the same
+        self._pipeline.clock.now_ns = plan.clock_ns
         known, last, reader = self._open.get(source, (-1, -1, None))
         if reader is None or known != step or ordinal <= last:
             reader = Originals(partial(self._blocks, decision, source), 0)

@@ -18,6 +18,8 @@ class Passed(NamedTuple):
     records: Sequence[Record]
     """Copies; none where the record was filtered or nacked."""
     nack: Nack | None = None
+    failed: Record | None = None
+    """The record as it was when it was nacked."""
     filtered: bool = False
 
 
@@ -26,6 +28,7 @@ class _Fate:
 
     def __init__(self) -> None:
         self.nack: Nack | None = None
+        self.failed: Record | None = None
         self.dropped = False
 
     def filtered(self, node: str, origin: int) -> None:
@@ -33,8 +36,8 @@ class _Fate:
         self.dropped = True
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        del node, origin, record
-        self.nack = nack
+        del node, origin
+        self.nack, self.failed = nack, copy(record)
 
 
 def trace(pipeline: CompiledPipeline, inlet: Inlet, original: Record, now_ns: int) -> Iterator[Passed]:
@@ -62,4 +65,4 @@ def _pass(step: Step, records: Sequence[Record]) -> Passed:
     fate = _Fate()
     given: list[Any] = [copy(record) for record in records]
     out, _ = step.run(given, range(len(given)), fate) if given else ([], [])
-    return Passed(step.node, [copy(record) for record in out], fate.nack, fate.dropped)
+    return Passed(step.node, [copy(record) for record in out], fate.nack, fate.failed, fate.dropped)

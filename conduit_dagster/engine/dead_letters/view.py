@@ -60,7 +60,7 @@ class _View:
     def _node(self, passed: Passed, original: Record) -> dict[str, Any]:
         said = "filtered" if passed.filtered else "passed"
         if passed.nack is not None:
-            nack = self._redaction.nack(passed.nack, original)
+            nack = self._redaction.nack(passed.nack, original, *filter(None, [passed.failed]))
             said = f"nacked, {nack.code}: {nack.message}"
         return {"node": passed.node, "said": said, "records": [self.record(record) for record in passed.records]}
 

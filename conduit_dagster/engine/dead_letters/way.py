@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from conduit_dagster.connectors.base import Replayed
 from conduit_dagster.engine.compiled import CompiledPipeline, Outlet
+from conduit_dagster.engine.dead_letters.missed import PIECES
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.record import Nack
@@ -33,6 +34,9 @@ def way_of(pipeline: CompiledPipeline, inlet: Inlet, replayed: Replayed) -> Way 
 
     A nack says why there is no such way any more.
     """
+    if PIECES in replayed.missed:
+        message = "it failed in pieces, of which others went on: export it, and send what is missing yourself"
+        return Nack("dead_letters.in_pieces", message)
     branches = list(_branches(pipeline, replayed.missed))
     if not branches:
         gone = ", ".join(replayed.missed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from conduit_dagster.engine.dead_letters.replaying import give_back
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.operate.replay import Selection, total
@@ -16,6 +17,9 @@ def discard(desk: Desk, selection: Selection, note: str, dry_run: bool = False) 
     """
     if not note.strip():
         raise refused("usage.note", "the note is empty", "say why nobody will send them again")
+    if not dry_run:
+        # those of a replay that was killed; what a prepared step of it has is on its way
+        give_back(desk.store)
     counts, wanted = selection.facts(desk)
     facts = {"pipeline": desk.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
     if dry_run:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.cut import Cut, cut_at, require_within
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery, finish_step, open_delivery, require_divisible
-from conduit_dagster.engine.operate.refused import chosen
+from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.engine.operate.set_back import RESENDS, require_resending, set_back
 from conduit_dagster.engine.shipment import after
 from conduit_dagster.state.delivery_store import end_delivery, put_progress
@@ -33,11 +33,22 @@ def mark(
         return {"pipeline": desk.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}
     try:
         require_divisible(opened)
+        _require_no_replay(opened)
         name = chosen("source", source, [span.source for span in opened.shipment.plan.ranges], desk.id)
         require_within(opened, name, offset)
         return _mark(opened, cut_at(opened, name, offset), force, dry_run)
     finally:
         opened.loop.restaged.discard()
+
+
+def _require_no_replay(opened: OpenDelivery) -> None:
+    if opened.shipment.plan.replay:
+        raise refused(
+            "offsets.replay",
+            "the open step sends dead letters again: marked, they would count as delivered",
+            f"run it once, then conduit-dagster dlq discard {opened.desk.id} closes letters with a note",
+            node=opened.node,
+        )
 
 
 def _mark(opened: OpenDelivery, cut: Cut, force: bool, dry_run: bool) -> dict[str, Any]:

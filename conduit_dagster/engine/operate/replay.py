@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.dead_letters.replaying import settle_letters, unit_of, with_replay
+from conduit_dagster.engine.dead_letters.replaying import give_back, settle_letters, unit_of, with_replay
 from conduit_dagster.engine.dead_letters.search import Letters
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.refused import refused
@@ -19,7 +19,7 @@ from conduit_dagster.engine.registering import attach_logs, fence, register
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.letter_view import Key, Wanted, reasons
+from conduit_dagster.state.letter_view import OPEN, Key, Wanted, reasons
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Selection:
 
     def facts(self, desk: Desk) -> tuple[list[dict[str, Any]], Wanted | list[Key]]:
         """How many there are by reason, and what to tell the store. Raises ``FatalError`` (``dead_letters.none``)."""
-        wanted = self.wanted._replace(states=("open", "replaying"))
+        wanted = self.wanted._replace(states=OPEN)
         if not self.where:
             counts = [{k: row[k] for k in _REASON} for row in reasons(desk.store.engine, desk.id, wanted)]
             found: Wanted | list[Key] = wanted
@@ -85,7 +85,21 @@ def replay(
     if dry_run:
         return {**facts, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
     _finish_open(desk)
-    _, wanted = selection.facts(desk)
+    try:
+        _, wanted = selection.facts(desk)
+    except FatalError as error:
+        if error.code != "dead_letters.none":
+            raise
+        # a replay that was killed had them in a step that was prepared
+        return {
+            **facts,
+            "replay": 0,
+            "taken": 0,
+            "replayed": facts["letters"],
+            "failed": 0,
+            "failed_by": [],
+            "delivered": {},
+        }
     return {**facts, **_Replaying(desk_, order, wanted, go_on).run()}
 
 
@@ -127,6 +141,7 @@ class _Replaying:
         taken = desk.store.replays.begin(order.id, self._names, unit, self._wanted)
         reached("after-replay", desk.id)
         if not taken:
+            desk.store.replays.give_back()
             raise _none_usable(desk)
         loop = desk.loop(self._report)
         try:
@@ -134,26 +149,15 @@ class _Replaying:
                 loop.execute(plan)
         except (Exception, KeyboardInterrupt):
             # after a kill the next run does it
-            self._give_back()
+            give_back(desk.store)
             raise
-        self._give_back()
+        give_back(desk.store)
         return self._ended(taken)
 
     def _report(self, step: StepReport) -> None:
         for name, records in step.delivered.items():
             if records and name != DEAD_LETTERS:
                 self._delivered[name] = self._delivered.get(name, 0) + records
-
-    def _give_back(self) -> None:
-        """What no prepared step has is open again, also where the replay ends with an error."""
-        store = self._desk.store
-        state = store.load()
-        for step in state.open_steps:
-            if step.decision is None:
-                store.void(step.plan.step)
-                break
-        prepared = next((step.plan for step in state.open_steps if step.decision is not None), None)
-        store.replays.give_back(prepared if prepared is not None and prepared.replay else None)
 
     def _ended(self, taken: int) -> dict[str, Any]:
         store, order = self._desk.store, self._order

@@ -54,7 +54,7 @@ def rewind(
     state = desk.store.load()
     _require_no_step(desk, state)
     members = joined_of(state)
-    names = [name for name, one in state.sources.items() if name not in members and not one.late]
+    names = [name for name, one in state.sources.items() if name not in members and not one.late and not one.is_replay]
     name = chosen("source", members.get(source, source) if source else None, names, desk.id)
     move = _move(desk, database, state, name, wish)
     same = move.position == move.state.position

@@ -1,0 +1,71 @@
+"""The archive of dead letters keeps any record, and gives it back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
+from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+
+HALF = "a\ud800b"
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+METADATA = st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3)
+DATA = st.none() | st.binary(max_size=20) | st.dictionaries(st.text(max_size=5), VALUES, max_size=4)
+
+
+@given(
+    after=DATA, key=DATA, before=DATA, metadata=st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3)
+)
+def test_what_is_kept_comes_back(after: Any, key: Any, before: Any, metadata: dict[str, str]) -> None:
+    record = Record("7", metadata, after, key, before, "update")
+    assert kept(keep(record)) == record
+
+
+@pytest.mark.parametrize(
+    ("record", "wanted"),
+    [
+        (Record(7, {}, {"x": 2**70, "y": -(2**70)}), Record(7, {}, {"x": 2**70, "y": -(2**70)})),
+        (Record("1", {}, {"x": HALF}), Record("1", {}, {"x": HALF})),
+        (Record("1", {}, {"x": b"\xff"}), Record("1", {}, {"x": b"\xff"})),
+        # where only text can stand it is escaped
+        (Record("1", {}, {HALF: 1}), Record("1", {}, {"a\\ud800b": 1})),
+        (Record(HALF, {"file": HALF}, None), Record("a\\ud800b", {"file": "a\\ud800b"}, None)),
+        (Record("1", {}, {1: "x"}), Record("1", {}, {"1": "x"})),
+    ],
+)
+def test_what_message_pack_can_not_hold(record: Record, wanted: Record) -> None:
+    assert kept(keep(record)) == wanted
+
+
+def test_not_a_number_is_kept() -> None:
+    after: Any = kept(keep(Record("1", {}, {"x": math.nan}))).after
+    assert math.isnan(after["x"])
+
+
+def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
+    """Over the ends of row groups, which are of 4,096 letters."""
+    file = ArchiveFile(str(tmp_path / "a"), 3, 0)
+    for i in range(10_000):
+        file.add(Letter("in", i, str(i), "", "n", "c", "m", "", -1, -1, b"f%d" % i, b"o%d" % i))
+    part = file.finish()
+    assert part is not None and part.letters == 10_000
+    archive, lines = Archive(str(tmp_path / "a")), [0, 1, 4095, 4096, 8191, 8192, 9999]
+    archive.verify(part)
+    assert [one.original for one in archive.letters(part.name, lines)] == [b"o%d" % line for line in lines]
+    assert [failed for failed, _ in archive.records(part.name, lines, False)] == [b"f%d" % line for line in lines]
+    assert [one.ordinal for group in archive.index(part.name) for one in group] == list(range(10_000))
+    with pytest.raises(FatalError) as error:
+        list(archive.letters(part.name, [10_000]))
+    assert error.value.code == "dead_letters.damaged"
