@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -120,4 +121,12 @@ def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     for batch in read(folder, parts, split.start, detail["to"], DECODED):
         decoded = decode_batch(batch, keys)
         offsets, complete = decoded.offsets, None if keys else decoded.complete
-        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks)
+        again = partial(_again, batch)
+        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks, again=again)
+
+
+def _again(batch: Any, places: Sequence[int]) -> list[Record]:
+    from conduit_dagster.engine.commit_log.entries import decode_batch
+
+    records = decode_batch(batch).records
+    return [records[place] for place in places]

@@ -20,6 +20,7 @@ def read_blocks(
         if block.records:
             if not source.sets_metadata:
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
+                block = block._replace(again=None)
             yield block
 
 

@@ -343,10 +343,9 @@ class _SplitRun:
             )
 
     def _again_of(self, places: Sequence[int]) -> list[Record]:
-        if self._block.again is None:
-            return self._originals.of([self._ordinal + place for place in places])
-        again = self._block.again()
-        return [again[place] for place in places]
+        if self._block.again is not None:
+            return self._block.again(places)
+        return self._originals.of([self._ordinal + place for place in places])
 
     def _redact(self, places: Sequence[int], originals: Sequence[Record]) -> None:
         for number, place in enumerate(places):

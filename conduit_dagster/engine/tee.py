@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -82,8 +82,9 @@ def _holds_documents(batch: Any) -> bool:
     return any("document" in kind for kind in kinds)
 
 
-def _again(batch: Any, begin: int, end: int) -> list[Record]:
-    return decode_batch(batch.slice(begin, end - begin)).records
+def _again(batch: Any, begin: int, end: int, places: Sequence[int]) -> list[Record]:
+    records = decode_batch(batch.slice(begin, end - begin)).records
+    return [records[place] for place in places]
 
 
 def _boundary(first: int, place: int) -> int:

@@ -76,9 +76,9 @@ class Block(NamedTuple):
     plain: Callable[[], Plain] | None = None
     """For a log of records, at a fraction of the cost of looking at each: only where all records are creates that
     share one metadata, with raw payloads and nothing before."""
-    again: Callable[[], list[Record]] | None = None
-    """The engine's own: the same records once more, as they were before anything changed them. A source needs none: its
-    split is read again."""
+    again: Callable[[Sequence[int]], list[Record]] | None = None
+    """The records at these places, in order, once more, as they were before anything changed them: whole, with key and
+    position. For dead letters, at a fraction of the cost of reading the split again. Only where ``sets_metadata``."""
     replayed: Replayed | None = None
     """The engine's own: of records that were nacked before."""
 

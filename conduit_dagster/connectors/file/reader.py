@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -47,12 +47,12 @@ class Reader:
             )
 
     def _block(self, lines: list[bytes], at: Mark) -> Block:
-        metadata, labels = self._metadata, _Labels(self, lines, at)
+        metadata, labels = self._metadata, _Labels(self, lines, at, self._metadata)
         records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
         if self._options.keys < Keys.ALL:  # a line's number is no object
-            return Block(records, labels.boundary, labels.complete, {}, labels.plain)
+            return Block(records, labels.boundary, labels.complete, {}, labels.plain, labels.again)
         labels.complete_all(records)
-        return Block(records, labels.boundary)
+        return Block(records, labels.boundary, again=labels.again)
 
     def offset(self, offset: int) -> int:
         """The last line of a file may lack its end."""
@@ -72,8 +72,8 @@ class Reader:
 class _Labels:
     """Keys, positions and boundaries of one block's records, worked out only when asked for."""
 
-    def __init__(self, reader: Reader, lines: list[bytes], at: Mark) -> None:
-        self._reader, self._lines, self._at = reader, lines, at
+    def __init__(self, reader: Reader, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> None:
+        self._reader, self._lines, self._at, self._metadata = reader, lines, at, metadata
 
     @cached_property
     def _lengths(self) -> list[int]:
@@ -115,6 +115,12 @@ class _Labels:
             positions = pc.call_function("binary_join_element_wise", parts)
         keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
         return Plain(payloads, positions, keys)
+
+    def again(self, places: Sequence[int]) -> list[Record]:
+        records = [Record(0, self._metadata, self._lines[i]) for i in places]
+        for i, record in zip(places, records, strict=True):
+            self.complete(i, record)
+        return records
 
     def complete(self, i: int, record: Record) -> None:
         record.key = b"%d" % (self._at.line + i + 1)

@@ -128,7 +128,7 @@ class ReplaySource(Source):
             records,
             lambda i: list(keys[i]),
             nacks=nacks,
-            again=lambda: [record_of(data, url) for data in again],
+            again=lambda places: [record_of(again[place], url) for place in places],
             replayed=replayed,
         )
 
