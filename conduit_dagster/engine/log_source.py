@@ -112,7 +112,7 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
 def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
     # here, because validating a pipeline must not import pyarrow
-    from conduit_dagster.engine.commit_log.entries import DECODED, decode_batch
+    from conduit_dagster.engine.commit_log.entries import DECODED, decode_batch, decode_rows
     from conduit_dagster.engine.commit_log.reader import read
 
     detail = split.detail
@@ -121,12 +121,5 @@ def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     for batch in read(folder, parts, split.start, detail["to"], DECODED):
         decoded = decode_batch(batch, keys)
         offsets, complete = decoded.offsets, None if keys else decoded.complete
-        again = partial(_again, batch)
+        again = partial(decode_rows, batch, 0)
         yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks, again=again)
-
-
-def _again(batch: Any, places: Sequence[int]) -> list[Record]:
-    from conduit_dagster.engine.commit_log.entries import decode_batch
-
-    records = decode_batch(batch).records
-    return [records[place] for place in places]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
-from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block, encode_plain
+from conduit_dagster.engine.commit_log.entries import decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.engine.commit_log.part_file import PartFile
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
@@ -56,7 +56,7 @@ class Tee:
         fill_in = block.complete if block.plain is not None else None
         for begin in range(0, len(records), _PIECE):
             piece = records[begin : begin + _PIECE]
-            again = partial(_again, batch, begin, begin + len(piece))
+            again = partial(decode_rows, batch, begin)
             yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin), again=again)
 
     def _encoded(self, block: Block) -> Any:
@@ -80,11 +80,6 @@ class Tee:
 def _holds_documents(batch: Any) -> bool:
     kinds = (batch.column(name).dictionary.to_pylist() for name in ("after_kind", "before_kind", "key_kind"))
     return any("document" in kind for kind in kinds)
-
-
-def _again(batch: Any, begin: int, end: int, places: Sequence[int]) -> list[Record]:
-    records = decode_batch(batch.slice(begin, end - begin)).records
-    return [records[place] for place in places]
 
 
 def _boundary(first: int, place: int) -> int:

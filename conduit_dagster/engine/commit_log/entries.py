@@ -193,6 +193,11 @@ def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, st
     return (None, None, None) if nack is None else (nack[0], nack[1].code, nack[1].message)
 
 
+def decode_rows(batch: Batch, first: int, places: Sequence[int]) -> list[Record]:
+    """The records of some rows, whole; ``places`` count from the row ``first``."""
+    return decode_batch(batch.take(pa.array([first + place for place in places]))).records
+
+
 def decode_batch(batch: Batch, keys: bool = True) -> Decoded:
     """The records as they were logged; positions are text. Equal metadata is one shared dict.
 
