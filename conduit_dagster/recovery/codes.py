@@ -23,6 +23,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
 _FATAL: Final = {
     "dagster": "load_failed reload_refused",
+    "dead_letters": "damaged refused unknown",
     "delivery": "reading_changed rebuild_differs source_changed staging_damaged target_changed",
     "delta": "altered columns_differ path protocol table_gone transaction_taken unsupported",
     "destination": "owned",
@@ -41,6 +42,7 @@ _TRANSIENT: Final = {
     "alerts": "refused",
     "connector": "failed",
     "dagster": "step_failed unreachable",
+    "dead_letters": "write_failed",
     "delivery": "bulk_failed record_failed unacked",
     "delta": "contended failed",
     "file": "disk_full error is_folder missing moved no_permission not_folder read_only too_big",
