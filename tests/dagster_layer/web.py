@@ -58,7 +58,8 @@ def jobs(url: str) -> set[str]:
         (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
     except OSError:
         return set()
-    return {one["name"] for one in repository["jobs"] if not one["name"].startswith("__")}
+    names = {one["name"] for one in repository["jobs"]}
+    return {name for name in names if not (name.startswith("__") or name.endswith(("__replay", "__discard")))}
 
 
 def launch(url: str, job: str) -> str:
