@@ -1,7 +1,7 @@
 """Dead letters in Dagster: jobs that send them again or close them, each with a form for its config."""
 
-import time
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any, Literal, NamedTuple
 
 import dagster as dg
@@ -13,8 +13,9 @@ from assets.run import failure, options, read_again
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.operate.desk import Desk, owned
 from conduit_dagster.engine.operate.discard import discard
-from conduit_dagster.engine.operate.moments import moment
-from conduit_dagster.engine.operate.replay import Selection, parse_edit, replay
+from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.engine.operate.letters import Selection, selection_of
+from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.letter_view import Wanted, reasons
@@ -34,15 +35,10 @@ class LettersConfig(dg.Config):
     where: str = Field(default="", description="Whose failed record fits an expression: after.amount > 100.")
     dry_run: bool = Field(default=False, description="Only say what would change.")
 
-    def selection(self) -> Selection:
+    def selection(self, pipeline: str) -> Selection:
         """As an operation is told. Raises ``FatalError`` (``usage.*``)."""
-        now = time.time_ns()
-        since = None if self.since is None else moment(self.since, now, "since")
-        until = None if self.until is None else moment(self.until, now, "until")
-        wanted = Wanted(
-            node=self.node, code=self.code, source=self.source, namespace=self.namespace, since_ns=since, until_ns=until
-        )
-        return Selection(wanted, self.where)
+        said = {one.name: value for one in fields(Filters) if (value := getattr(self, one.name, None)) is not None}
+        return selection_of(Filters(**said), pipeline)
 
 
 class ReplayConfig(LettersConfig):
@@ -92,7 +88,7 @@ def _replayed(pipeline: str, file: str, spec: dg.AssetSpec) -> dg.AssetsDefiniti
             session: Any = spark.spark_session
             with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as desk:
                 pairs = [parse_edit(text) for text in config.edits]
-                facts = replay(desk, config.selection(), config.start, pairs, config.dry_run)
+                facts = replay(desk, config.selection(pipeline), config.start, pairs, config.dry_run)
                 left = _open(desk)
         except ConduitError as error:
             raise failure(error, "") from None
@@ -113,10 +109,13 @@ def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg
         try:
             bound = read_again(pipeline, file, state.project)
             with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as desk:
-                facts = discard(desk, config.selection(), config.note, config.dry_run)
+                facts = discard(desk, config.selection(pipeline), config.note, config.dry_run)
                 left = _open(desk)
         except ConduitError as error:
             raise failure(error, "") from None
+        if config.dry_run:
+            context.log.info(f"{facts['letters']:,} dead letters would be discarded")
+            return
         context.log.info(f"{facts['discarded']:,} of {facts['letters']:,} dead letters are discarded: {config.note}")
         context.log_event(_standing(pipeline, left, {"discarded": facts["discarded"], "note": config.note}))
 

@@ -24,6 +24,9 @@ class Daemon:
         self._root, self._home = root, root / "dagster"
         self._home.mkdir()
         (self._home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text().replace(".conduit/", f"{root}/"))
+        # as `dagster dev` does: of two processes that make one SQLite storage, both stamp it, and it's broken for good
+        with self.storage():
+            pass
         self._daemon: subprocess.Popen[bytes] | None = None
         self._code: subprocess.Popen[bytes] | None = None
 

@@ -12,6 +12,7 @@ from conduit_dagster.config.secrets import masked
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.processes import is_dead
 from conduit_dagster.state import overview
+from conduit_dagster.state.letter_view import STATES, Wanted, newest
 from conduit_dagster.state.recoveries import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def _settings(parsed: ParsedPipeline, where: str, settings: Mapping[str, str]) -
 def _past(pipeline: str, store: sa.Engine | None) -> Facts:
     if store is None:
         return {"dead_letters": [], "events": []}
-    letters = overview.newest_dead_letters(store, pipeline, _NEWEST)
+    letters = newest(store, pipeline, Wanted(STATES), _NEWEST)
     events = overview.newest_events(store, pipeline, _NEWEST)
     return {"dead_letters": [_timed(row) for row in letters], "events": [_timed(row) for row in events]}
 

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from conduit_dagster.cli.dlq_filters import with_filters
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
 from conduit_dagster.cli.outcome import Outcome, usage_error
 from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.engine.operate.filters import Filters
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.engine.dead_letters.search import Letters
     from conduit_dagster.engine.operate.desk import Desk
-    from conduit_dagster.engine.operate.replay import Selection
-    from conduit_dagster.state.letter_view import Wanted
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
 Id = Annotated[str, typer.Argument(metavar="ID", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be given often.")]
-Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]
-Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With this error code.")]
-Source = Annotated[str | None, typer.Option("--source", metavar="ID", help="From this source.")]
-Namespace = Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Of this collection.")]
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00.")
-]
-Until = Annotated[str | None, typer.Option("--until", metavar="AGE|TIME", help="Older than that.")]
-Part = Annotated[str | None, typer.Option("--part", metavar="NAME", help="In this file of the archive.")]
-Where = Annotated[
-    str, typer.Option("--where", metavar="EXPRESSION", help="Whose failed record fits: after.amount > 100.")
-]
 State = Annotated[Literal["open", "replayed", "discarded", "all"], typer.Option("--state", help="What became of them.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
 ByReason = Annotated[bool, typer.Option("--by-reason", help="Only how many there are of each kind.")]
@@ -53,26 +40,18 @@ Note = Annotated[str, typer.Option("--note", metavar="TEXT", help="Why, for thos
 
 
 @app.command("list")
+@with_filters
 def list_(
+    filters: Filters,
     pipeline: Every = None,
     state: State = "open",
-    ids: Ids = None,
-    node: Node = None,
-    code: Code = None,
-    source: Source = None,
-    namespace: Namespace = None,
-    since: Since = None,
-    until: Until = None,
-    part: Part = None,
-    where: Where = "",
     limit: Limit = 20,
     by_reason: ByReason = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """How many dead letters there are by reason, and the newest ones; also while the pipeline runs."""
-    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
-    perform("dlq list", as_json, lambda: _list(pipeline, files, wanted, state, 0 if by_reason else limit))
+    perform("dlq list", as_json, lambda: _list(pipeline, files, filters, state, 0 if by_reason else limit))
 
 
 @app.command("show")
@@ -82,40 +61,25 @@ def show(letter: Id, reveal: Reveal = False, files: Files = None, as_json: AsJso
 
 
 @app.command("export")
+@with_filters
 def export(
+    filters: Filters,
     pipeline: Pipeline,
     file: To,
     state: State = "open",
-    ids: Ids = None,
-    node: Node = None,
-    code: Code = None,
-    source: Source = None,
-    namespace: Namespace = None,
-    since: Since = None,
-    until: Until = None,
-    part: Part = None,
-    where: Where = "",
     force: Force = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Write dead letters to a file: what the index says of each, the failed record and the original."""
-    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
-    perform("dlq export", as_json, lambda: _export(subject(pipeline, files), Path(file), wanted, state, force))
+    perform("dlq export", as_json, lambda: _export(subject(pipeline, files), Path(file), filters, state, force))
 
 
 @app.command("replay")
+@with_filters
 def replay(
+    filters: Filters,
     pipeline: Pipeline,
-    ids: Ids = None,
-    node: Node = None,
-    code: Code = None,
-    source: Source = None,
-    namespace: Namespace = None,
-    since: Since = None,
-    until: Until = None,
-    part: Part = None,
-    where: Where = "",
     start: From = "source",
     edits: Edits = None,
     dry_run: DryRun = False,
@@ -123,101 +87,27 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Send open dead letters through the pipeline as it is now, each exactly once; what fails again stays open."""
-    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
-    perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), wanted, start, edits or [], dry_run))
+    perform("dlq replay", as_json, lambda: _replay(subject(pipeline, files), filters, start, edits or [], dry_run))
 
 
 @app.command("discard")
+@with_filters
 def discard(
+    filters: Filters,
     pipeline: Pipeline,
     note: Note,
-    ids: Ids = None,
-    node: Node = None,
-    code: Code = None,
-    source: Source = None,
-    namespace: Namespace = None,
-    since: Since = None,
-    until: Until = None,
-    part: Part = None,
-    where: Where = "",
     dry_run: DryRun = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Close open dead letters that nobody will send again. Queue and archive keep their records."""
-    wanted = _Filters(ids, node, code, source, namespace, since, until, part, where)
-    perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), wanted, note, dry_run))
-
-
-class _Filters:
-    """What the options say, before anything is looked up."""
-
-    def __init__(
-        self,
-        ids: list[str] | None,
-        node: str | None,
-        code: str | None,
-        source: str | None,
-        namespace: str | None,
-        since: str | None,
-        until: str | None,
-        part: str | None,
-        where: str,
-    ) -> None:
-        self._ids, self._node, self._code, self._source, self._namespace = ids, node, code, source, namespace
-        self._since, self._until, self._part, self.where = since, until, part, where
-
-    def wanted(self, pipeline: str, state: str = "open") -> Wanted:
-        """As the index is asked. Raises ``FatalError`` (``usage.*``)."""
-        from conduit_dagster.state.letter_view import OPEN, STATES, Wanted
-
-        states = {"open": OPEN, "all": STATES}.get(state, (state,))
-        now = time.time_ns()
-        return Wanted(
-            states,
-            self._node,
-            self._code,
-            self._source,
-            self._namespace,
-            _moment("--since", self._since, now),
-            _moment("--until", self._until, now),
-            self._part,
-            None if self._ids is None else [_key(one, pipeline) for one in self._ids],
-        )
-
-    def selection(self, pipeline: str) -> Selection:
-        """As an operation is told."""
-        from conduit_dagster.engine.operate.replay import Selection
-
-        return Selection(self.wanted(pipeline), self.where)
-
-
-def _moment(option: str, text: str | None, now_ns: int) -> int | None:
-    from conduit_dagster.engine.operate.moments import moment
-
-    return None if text is None else moment(text, now_ns, option)
-
-
-def _key(text: str, pipeline: str) -> tuple[int, int]:
-    of, key = _parsed(text)
-    if of not in ("", pipeline):
-        raise usage_error(f"{text} is a dead letter of {of}, not of {pipeline}", "letter")
-    return key
-
-
-def _parsed(text: str) -> tuple[str, tuple[int, int]]:
-    pipeline, _, key = text.rpartition("/")
-    step, _, number = key.partition(".")
-    if not (step.isascii() and step.isdecimal() and number.isascii() and number.isdecimal()):
-        fix = "conduit-dagster dlq list prints them: PIPELINE/STEP.NUMBER"
-        raise usage_error(f"{text} is no dead letter's id", "letter", fix)
-    return pipeline, (int(step), int(number))
+    perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), filters, note, dry_run))
 
 
 # -- looking ------------------------------------------------------------------------------------------------------
 
 
-def _list(pipeline: str | None, files: list[str] | None, filters: _Filters, state: str, limit: int) -> Outcome:
+def _list(pipeline: str | None, files: list[str] | None, filters: Filters, state: str, limit: int) -> Outcome:
     from conduit_dagster.cli.terminal import count
 
     chosen = subjects(files) if pipeline is None else [subject(pipeline, files)]
@@ -228,12 +118,13 @@ def _list(pipeline: str | None, files: list[str] | None, filters: _Filters, stat
     return Outcome(summary, {"pipelines": found}, show=lambda console: _print_list(console, found))
 
 
-def _of_pipeline(one: Subject, filters: _Filters, state: str, limit: int, every: bool) -> Facts:
+def _of_pipeline(one: Subject, filters: Filters, state: str, limit: int, every: bool) -> Facts:
+    from conduit_dagster.engine.operate.letters import wanted_of
     from conduit_dagster.state.letter_view import newest, reasons
 
     if one.store is None:
         return {}
-    wanted = filters.wanted(one.id, state)
+    wanted = wanted_of(filters, one.id, _states(state))
     if not filters.where:
         counts = reasons(one.store, one.id, wanted)
         rows = newest(one.store, one.id, wanted, limit) if limit else []
@@ -242,6 +133,12 @@ def _of_pipeline(one: Subject, filters: _Filters, state: str, limit: int, every:
     if every and not counts:
         return {}
     return {"pipeline": one.id, "reasons": counts, "letters": [_row(row) for row in rows]}
+
+
+def _states(state: str) -> Sequence[str]:
+    from conduit_dagster.state.letter_view import OPEN, STATES
+
+    return {"open": OPEN, "all": STATES}.get(state, (state,))
 
 
 def _letters(one: Subject) -> Letters:
@@ -282,8 +179,9 @@ def _print_list(console: Console, found: list[Facts]) -> None:
 
 def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.dead_letters.view import letter_facts
+    from conduit_dagster.engine.operate.letters import parse_id
 
-    pipeline, key = _parsed(letter)
+    pipeline, key = parse_id(letter)
     if not pipeline:
         raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
     one = subject(pipeline, files)
@@ -310,13 +208,14 @@ def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
     console.print(f"\nfailed at {row['node']}: {row['code']}\n  {row['message']}")
 
 
-def _export(one: Subject, file: Path, filters: _Filters, state: str, force: bool) -> Outcome:
+def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool) -> Outcome:
     import json
 
     from conduit_dagster.cli.terminal import count
     from conduit_dagster.engine.dead_letters.view import record_json
+    from conduit_dagster.engine.operate.letters import wanted_of
 
-    found = _letters(one).all(filters.wanted(one.id, state), filters.where)
+    found = _letters(one).all(wanted_of(filters, one.id, _states(state)), filters.where)
     written = 0
     try:
         with file.open("w" if force else "x", encoding="utf-8") as to:
@@ -334,12 +233,13 @@ def _export(one: Subject, file: Path, filters: _Filters, state: str, force: bool
 
 
 def _replay(
-    one: Subject, filters: _Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
+    one: Subject, filters: Filters, start: Literal["source", "node"], edits: list[str], dry_run: bool
 ) -> Outcome:
+    from conduit_dagster.engine.operate.letters import selection_of
     from conduit_dagster.engine.operate.replay import parse_edit
     from conduit_dagster.engine.operate.replay import replay as apply
 
-    pairs, selection = [parse_edit(text) for text in edits], filters.selection(one.id)
+    pairs, selection = [parse_edit(text) for text in edits], selection_of(filters, one.id)
 
     def work(desk: Desk, _: object) -> Facts:
         return apply(desk, selection, start, pairs, dry_run)
@@ -358,10 +258,11 @@ def _replayed(facts: Facts) -> str:
     return f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{rest}"
 
 
-def _discard(one: Subject, filters: _Filters, note: str, dry_run: bool) -> Outcome:
+def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.discard import discard as apply
+    from conduit_dagster.engine.operate.letters import selection_of
 
-    selection = filters.selection(one.id)
+    selection = selection_of(filters, one.id)
     return operated(one, lambda desk, _: apply(desk, selection, note, dry_run), _discarded, dry_run)
 
 

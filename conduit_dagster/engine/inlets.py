@@ -45,8 +45,6 @@ class Inlet:
 
     def offsets(self, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
         """The offsets ``[first, stop)`` of the range's first ``count`` records, by the source they belong to."""
-        if self.is_replay:
-            return {}  # they were passed when the records were nacked
         if isinstance(self.source, JoinSource):
             # entries of joined records are not told apart: their offsets move with the whole range
             return {name: (span.start[name], span.end[name]) for name in self.source.members} if whole else {}

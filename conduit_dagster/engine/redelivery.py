@@ -208,7 +208,9 @@ class Redelivery:
     def _nack(self, place: int, nack: Nack) -> None:
         moves = self._moves(place + 1)
         try:
-            refused = self._refusals.refuse(self._shipment, place, self._record(place), nack, moves)
+            refused = self._refusals.refuse(
+                self._shipment, place, self._record(place), nack, moves, self._has_siblings(place)
+            )
         except ConduitError:
             self._keep(self._moves())  # what was acked before it stays acked
             raise
@@ -218,6 +220,14 @@ class Redelivery:
     def _record(self, place: int) -> StagedRecord:
         self._records = self._records or self._open()
         return self._records.at(place)
+
+    def _has_siblings(self, place: int) -> bool:
+        """Whether a processor made several records of the one that this is from; they lie side by side."""
+        mine = self._record(place)
+        beside = [one for one in (place - 1, place + 1) if 0 <= one < self._shipment.staged.records]
+        return any(
+            (other := self._record(one)).ordinal == mine.ordinal and other.source == mine.source for one in beside
+        )
 
     def _moves(self, handled: int | None = None) -> Offsets:
         """Offsets once so many records are handled, without a number those that are."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable
+from typing import NamedTuple
 
 from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
-from conduit_dagster.engine.dead_letters.kept import keep
-from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter
-from conduit_dagster.engine.dead_letters.missed import encode_missed
+from conduit_dagster.engine.dead_letters.index import index_row
+from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter, said
+from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
@@ -28,11 +30,28 @@ from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_store import Missed
-from conduit_dagster.state.letter_view import Key
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, StagedDelivery
 from conduit_dagster.state.steps import Letter as StagedLetter
 from conduit_dagster.state.store import PipelineStore
+
+
+class _Refused(NamedTuple):
+    """A record that its destination refuses."""
+
+    shipment: Shipment
+    place: int
+    record: StagedRecord
+    nack: Nack
+    row: NackRow
+    source: str
+    """The connector that it comes from, and its offset there."""
+    offset: int
+    missed: list[str]
+    has_letter: bool
+    """Another copy of it failed in this step."""
+    before: bool
+    """It made its nack in a step before this one."""
 
 
 class Refusals:
@@ -48,7 +67,7 @@ class Refusals:
         publish: Callable[[StagedDelivery, Plan], None],
     ) -> None:
         self._pipeline, self._store, self._state, self._window = pipeline, store, state, window
-        self._archive, self._originals = archive, StepOriginals(pipeline)
+        self._archive, self._originals = archive, StepOriginals(pipeline, archive)
         self._publish = publish
         self._names = Names(pipeline)
         self._lock = threading.Lock()
@@ -60,8 +79,12 @@ class Refusals:
         rows, self._rows = self._rows, {}
         return rows
 
-    def refuse(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, moves: Offsets) -> bool:
+    def refuse(
+        self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, moves: Offsets, in_pieces: bool
+    ) -> bool:
         """Records the nack and publishes its dead letter; the shipment's progress moves past the record.
+
+        ``in_pieces``: the delivery holds other parts of the same source record.
 
         False where the destination turns out to have the record. Raises the nack's error where the window does not
         accept it: nothing is recorded then and the step stays prepared.
@@ -70,34 +93,44 @@ class Refusals:
             if self._failed is not None:
                 # the place of a letter in the queue follows from the one before it, which did not get there
                 raise self._failed
-            nack = self._redacted(shipment, record, nack)
-            row = self._row(shipment, record, nack)
-            offset = offset_of(shipment.plan, record.source, record.ordinal)
+            found = self._found(shipment, place, record, nack, in_pieces)
             # one source record makes at most one nack and one dead letter, however many of its copies fail
-            replayed, source = shipment.plan.replay, origin_of(self._pipeline, record.source)
-            known = not replayed and self._store.deliveries.is_nacked(shipment.plan.step, source, offset)
-            known = known or offset in shipment.plan.nacked.get(record.source, ())
-            window = self._state.window if known or replayed else self._accept(row)
+            window = self._state.window if found.has_letter or found.before else self._accept(found.row)
             if not self._claim(shipment, place):
                 return False
             shipment.progress = after(shipment.progress, 1, refused=1)
-            if replayed:
-                self._fail_again(shipment, record, row, moves)
-                return True
-            if known:
-                missed = Missed(source, offset, shipment.consumer)
+            if found.has_letter:
+                missed = Missed(found.source, found.offset, found.missed)
                 self._store.deliveries.missed(shipment.plan.step, shipment.consumer, shipment.progress, missed, moves)
-                return True
-            self._record(shipment, place, record, row, nack, window, moves)
+            elif found.before:
+                self._record_again(found, moves)
+            else:
+                self._record(found, window, moves)
             return True
+
+    def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
+        plan, name = shipment.plan, record.source
+        nack = self._redacted(shipment, record, nack)
+        source, offset = origin_of(self._pipeline, name), offset_of(plan, name, record.ordinal)
+        return _Refused(
+            shipment,
+            place,
+            record,
+            nack,
+            self._row(shipment, record, nack),
+            source,
+            offset,
+            [*([PIECES] if in_pieces else []), shipment.consumer],
+            not plan.replay and self._store.deliveries.is_nacked(plan.step, source, offset),
+            bool(plan.replay) or offset in plan.nacked.get(name, ()),
+        )
 
     def _redacted(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> Nack:
         redaction = self._pipeline.redaction
         if not redaction:
             return nack
-        # a reader of its own: the archive's is asked for the same record next
-        original = StepOriginals(self._pipeline).of(shipment.plan, shipment.decision, record.source, record.ordinal)
-        return redaction.nack(nack, record.record, *filter(None, [original]))
+        original = self._originals.of(shipment.plan, shipment.decision, record.source, record.ordinal)
+        return redaction.nack(nack, record.record, *([kept(original)] if original else []))
 
     def _accept(self, row: NackRow) -> str:
         verdict = self._window.resolve(self._state.window, 1, [0])
@@ -116,80 +149,55 @@ class Refusals:
         reached("after-claim", pipeline)
         return found != "delivered"
 
-    def _record(
-        self,
-        shipment: Shipment,
-        place: int,
-        record: StagedRecord,
-        row: NackRow,
-        nack: Nack,
-        window: str,
-        moves: Offsets,
-    ) -> None:
-        plan, pipeline = shipment.plan, self._pipeline.program.pipeline
-        staged = self.stage_letter(shipment, record, nack)
-        part = self._keep(shipment, record, row)
-        index = self._index(shipment, record, row, part, staged.hash)
-        letter = StagedLetter(staged, shipment.consumer, place, (nack.code, nack.message))
+    def _record(self, found: _Refused, window: str, moves: Offsets) -> None:
+        shipment, plan, pipeline = found.shipment, found.shipment.plan, self._pipeline.program.pipeline
+        staged = self.stage_letter(shipment, found.record, found.nack)
+        index, part = self._keep(found, staged.hash)
+        letter = StagedLetter(staged, shipment.consumer, found.place, (found.nack.code, found.nack.message))
         reached("before-nack", pipeline)
         self._store.deliveries.nack(
-            plan, shipment.consumer, shipment.progress, window, index, part, record.source, letter, moves
+            plan, shipment.consumer, shipment.progress, window, index, part, found.record.source, letter, moves
         )
         reached("after-nack", pipeline)
         self._state.window = window
-        self._rows.setdefault(shipment.consumer, []).append(row)
+        self._rows.setdefault(shipment.consumer, []).append(found.row)
         try:
             self._publish(staged, plan)
         except Exception as error:
             self._failed = error
             raise
 
-    def _fail_again(self, shipment: Shipment, record: StagedRecord, row: NackRow, moves: Offsets) -> None:
-        """A dead letter that is sent again: it stays open, with its new reason. Its queue has it already."""
-        plan, pipeline = shipment.plan, self._pipeline.program.pipeline
-        key = letter_at(shipment.decision, record.source, record.ordinal)
-        part = self._keep(shipment, record, row, key)
-        index = self._index(shipment, record, row, part, "")._replace(again=key)
+    def _record_again(self, found: _Refused, moves: Offsets) -> None:
+        """A record that made its nack before: its queue has it already."""
+        shipment, pipeline = found.shipment, self._pipeline.program.pipeline
+        index, part = self._keep(found, "")
         reached("before-nack", pipeline)
-        progress = shipment.progress
-        self._store.deliveries.fail_again(plan, shipment.consumer, progress, index, part, record.source, moves)
-        reached("after-nack", pipeline)
-        self._rows.setdefault(shipment.consumer, []).append(row)
-
-    def _index(self, shipment: Shipment, record: StagedRecord, row: NackRow, part: LetterPart, name: str) -> DeadLetter:
-        plan = shipment.plan
-        source, generation = origin_of(self._pipeline, record.source), span_of(plan, record.source).generation
-        offset, namespace = offset_of(plan, record.source, record.ordinal), clean(record.record.collection)
-        missed = encode_missed([shipment.consumer])
-        return DeadLetter(
-            source,
-            generation,
-            row.position,
-            offset,
-            row.node,
-            row.code,
-            row.message,
-            namespace,
-            name,
-            missed,
-            part.name,
+        self._store.deliveries.nack_again(
+            shipment.plan, shipment.consumer, shipment.progress, index, part, found.record.source, moves
         )
+        reached("after-nack", pipeline)
+        self._rows.setdefault(shipment.consumer, []).append(found.row)
 
-    def _keep(self, shipment: Shipment, record: StagedRecord, row: NackRow, key: Key = (-1, -1)) -> LetterPart:
-        """The record and its original in the archive, durable before the index names them."""
-        plan, failed = shipment.plan, record.record
-        original = self._originals.of(plan, shipment.decision, record.source, record.ordinal)
+    def _keep(self, found: _Refused, name: str) -> tuple[DeadLetter, LetterPart]:
+        """The record and its original in the archive, durable before the index names them; and the index's row."""
+        plan, letter = found.shipment.plan, self._letter(found)
         file = ArchiveFile(self._archive.folder, plan.step, 0)
-        file.add(
-            Letter(
-                record.source, record.ordinal, row.position, clean(failed.collection), row.node, row.code, row.message,
-                encode_missed([shipment.consumer]), *key, keep(failed), b"" if original is None else keep(original),
-            )
-        )  # fmt: skip
+        file.add(letter)
         part = file.finish()
         assert part is not None
         self._archive.sync()
-        return part
+        return index_row(letter, found.source, span_of(plan, letter.source), name, part.name, 0), part
+
+    def _letter(self, found: _Refused) -> Letter:
+        plan, decision, record, row = found.shipment.plan, found.shipment.decision, found.record, found.row
+        # of a dead letter that is sent again the one that stays open
+        key = letter_at(decision, record.source, record.ordinal).key if plan.replay else (-1, -1)
+        original = self._originals.of(plan, decision, record.source, record.ordinal)
+        namespace = clean(record.record.collection)
+        return Letter(
+            record.source, record.ordinal, row.position, namespace, row.node, row.code, row.message,
+            encode_missed(found.missed), *key, keep(record.record), original,
+        )  # fmt: skip
 
     def stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
         """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
@@ -220,9 +228,8 @@ class Refusals:
         return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part] if part else [], target, skip)
 
     def _row(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> NackRow:
-        message = clean(nack.message[:2000])
         position, node = clean(str(record.record.position)), self._node(shipment.consumer)
-        return NackRow(record.source, record.ordinal, position, node, nack.code, message, by_destination=True)
+        return NackRow(record.source, record.ordinal, position, node, nack.code, said(nack), by_destination=True)
 
     def _node(self, consumer: str) -> str:
         return f"{self._pipeline.program.pipeline}:{consumer}"

@@ -85,12 +85,12 @@ def progress_of(acked: Acked, known: Progress) -> Progress:
 
 
 class Records:
-    """The records of a delivery by their place, read once from the front: places never go back."""
+    """The records of a delivery by their place, read once from the front: places never go back by more than two."""
 
     def __init__(self, delivery: Delivery) -> None:
         self._records: Iterator[StagedRecord] = staged_records(delivery)
         self._next = 0
-        self._kept: deque[tuple[int, StagedRecord]] = deque(maxlen=2)
+        self._kept: deque[tuple[int, StagedRecord]] = deque(maxlen=3)
 
     def at(self, place: int) -> StagedRecord:
         """The record. Raises ``LookupError`` where there is none, or it was passed."""

@@ -15,7 +15,8 @@ from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
-from conduit_dagster.engine.stage import LEDGER_SCHEMA, SplitOf, StageJob, run_tasks
+from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
+from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached

@@ -14,7 +14,7 @@ from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.log_source import log_split
-from conduit_dagster.engine.stage import SplitOf
+from conduit_dagster.engine.stage_job import SplitOf
 from conduit_dagster.engine.staging import Staged, Stager, Tasks, group
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import FatalError

@@ -45,7 +45,7 @@ class DeliveryStore:
 
         self._run(work)
 
-    def fail_again(
+    def nack_again(
         self,
         plan: Plan,
         consumer: str,
@@ -55,13 +55,19 @@ class DeliveryStore:
         source: str,
         moves: Moves,
     ) -> None:
-        """A record of a replay that a destination refused: its letter stays open, with its new reason."""
+        """A record that was nacked before, and that a destination refuses: the queue has its dead letter already.
+
+        Of a replay its letter stays open, with its new reason; for a destination that was added later it gets a letter.
+        """
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, plan.step, consumer, progress)
             move_offsets(connection, self._id, [consumer], moves)
-            insert_parts(connection, self._id, plan.step, [part])
-            fail_again(connection, self._id, [row])
+            if row.again is None:
+                add_letter(connection, self._id, plan.step, row, part)
+            else:
+                insert_parts(connection, self._id, plan.step, [part])
+                fail_again(connection, self._id, [row])
             self._count_nack(connection, source)
 
         self._run(work)

@@ -11,12 +11,11 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.letter_view import Key, Wanted, behind, conditions, up_to
+from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.transactions import Transactions
 
-PLUGIN = "replay"
-"""What the unit of a source says that stands for the letters of a replay."""
 _MANY = 400
 
 
@@ -40,7 +39,7 @@ class LetterReplays:
         self._run = transactions.run
         self._id = pipeline
 
-    def begin(self, replay: int, names: Mapping[str, str], unit: Mapping[str, Any], wanted: Wanted | list[Key]) -> int:
+    def begin(self, replay: int, names: Mapping[str, str], unit: Mapping[str, Any], wanted: Wanted) -> int:
         """Takes the open letters that are meant; gives how many. ``names``: source to the name of its replay.
 
         Letters whose record is not in the archive, or whose source is not among ``names``, stay as they are.
@@ -50,7 +49,7 @@ class LetterReplays:
             meant = _taken(connection, self._id, replay, list(names), wanted)
             for origin, name in names.items():
                 values = {"pipeline": self._id, "source": name, "generation": replay, "position": "null"}
-                text = json.dumps({"plugin": PLUGIN, "origin": origin, **unit})
+                text = json.dumps({"plugin": REPLAY, "origin": origin, **unit})
                 counts = {"records": 0, "acked": 0, "filtered": 0, "nacked": 0}
                 connection.execute(sources.insert().values(**values, unit=text, **counts))
             record_event(connection, self._id, "replay_began", replay=replay, letters=meant, **unit)
@@ -144,7 +143,7 @@ class LetterReplays:
         """All of its letters are closed or open again."""
         self._run(lambda connection: record_event(connection, self._id, "replayed", replay=replay, **facts))
 
-    def discard(self, wanted: Wanted | list[Key], note: str, by: str) -> int:
+    def discard(self, wanted: Wanted, note: str, by: str) -> int:
         """Closes open letters for good; gives how many. Their records stay in queue and archive."""
 
         def work(connection: sa.Connection) -> int:
@@ -164,7 +163,7 @@ class LetterReplays:
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
 
 
-def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: Wanted | list[Key]) -> int:
+def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: Wanted) -> int:
     usable = (dead_letters.c.part != "", dead_letters.c.source.in_(names))
     values = {"state": "replaying", "replay": replay}
     return sum(
@@ -173,14 +172,9 @@ def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[st
     )
 
 
-def _selections(pipeline: str, wanted: Wanted | list[Key]) -> Iterable[list[sa.ColumnElement[bool]]]:
+def _selections(pipeline: str, wanted: Wanted) -> Iterable[list[sa.ColumnElement[bool]]]:
     """What to say behind WHERE, statement by statement; only open letters."""
-    if isinstance(wanted, Wanted):
-        yield conditions(pipeline, wanted._replace(states=("open",)))
-        return
-    for some in _pieces(wanted):
-        keys = [sa.and_(dead_letters.c.step == step, dead_letters.c.number == number) for step, number in some]
-        yield [*conditions(pipeline, Wanted(("open",))), sa.or_(*keys)]
+    return (conditions(pipeline, some._replace(states=("open",))) for some in wanted.pieces())
 
 
 def _pieces(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
@@ -206,6 +200,6 @@ def close_letters(connection: sa.Connection, pipeline: str, plan: Plan) -> None:
 def drop_sources(connection: sa.Connection, pipeline: str) -> None:
     """The sources that stand for replays that are over."""
     found = connection.execute(sa.select(sources.c.source, sources.c.unit).where(sources.c.pipeline == pipeline))
-    over = [name for name, unit in found if json.loads(unit).get("plugin") == PLUGIN]
+    over = [name for name, unit in found if json.loads(unit).get("plugin") == REPLAY]
     if over:
         connection.execute(sa.delete(sources).where(sources.c.pipeline == pipeline, sources.c.source.in_(over)))

@@ -25,11 +25,12 @@ class Letters(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A record that another destination refuses as well: it has its letter."""
+    """A record of which another copy fails in the same step: it has its letter."""
 
     source: str
     offset: int
-    destination: str
+    destinations: Sequence[str]
+    """As ``DeadLetter.missed`` has them."""
 
 
 def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: Letters) -> None:
@@ -71,7 +72,7 @@ def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Miss
     """One more destination has no copy of a record whose letter is there."""
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     at = (dead_letters.c.source == missed.source, dead_letters.c.offset == missed.offset)
-    _merge_missed(connection, [*mine, *at], [missed.destination])
+    _merge_missed(connection, [*mine, *at], missed.destinations)
 
 
 def fail_again(connection: sa.Connection, pipeline: str, rows: Sequence[DeadLetter]) -> None:

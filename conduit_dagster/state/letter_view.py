@@ -8,14 +8,15 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import dead_letter_parts, dead_letters
-from conduit_dagster.state.steps import LetterPart
+from conduit_dagster.state.schema import dead_letters
 
 Key = tuple[int, int]
 """A letter's step and number: they order the letters of a pipeline as they were found."""
 OPEN = ("open", "replaying")
 STATES = ("open", "replaying", "replayed", "discarded")
 _PAGE = 20_000
+_MANY = 400
+_KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
 
 
 def letter_id(row: Any) -> str:
@@ -37,6 +38,14 @@ class Wanted(NamedTuple):
     """A file of the archive."""
     keys: Sequence[Key] | None = None
 
+    def pieces(self) -> Iterator[Wanted]:
+        """The same letters, with few enough keys each for one statement."""
+        if self.keys is None:
+            yield self
+            return
+        for first in range(0, len(self.keys), _MANY):
+            yield self._replace(keys=self.keys[first : first + _MANY])
+
 
 def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:
     """As they stand behind WHERE."""
@@ -50,11 +59,8 @@ def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:
     if wanted.until_ns is not None:
         found.append(column.at_ns < wanted.until_ns)
     if wanted.keys is not None:
-        found.append(sa.or_(*(sa.and_(column.step == step, column.number == number) for step, number in wanted.keys)))
+        found.append(_KEY.in_(wanted.keys))
     return found
-
-
-_KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
 
 
 def behind(key: Key) -> sa.ColumnElement[bool]:
@@ -109,11 +115,3 @@ def pages(
         if len(rows) < size:
             return
         last = rows[-1]["step"], rows[-1]["number"]
-
-
-def part_of(engine: sa.Engine, pipeline: str, name: str) -> LetterPart | None:
-    """A file of the archive, as it was written."""
-    mine = (dead_letter_parts.c.pipeline == pipeline, dead_letter_parts.c.part == name)
-    with reading(engine) as connection:
-        row = connection.execute(sa.select(dead_letter_parts).where(*mine)).mappings().first()
-    return None if row is None else LetterPart(name, row["letters"], row["bytes"], row["sha256"])

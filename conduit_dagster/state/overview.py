@@ -8,11 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.letter_replays import PLUGIN
+from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.schema import (
     collections,
     consumers,
-    dead_letters,
     history,
     logs,
     offsets,
@@ -65,7 +64,7 @@ def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
                 "nacked": row["nacked"],
             }
             for row in rows.mappings()
-            if json.loads(row["unit"]).get("plugin") != PLUGIN
+            if json.loads(row["unit"]).get("plugin") != REPLAY
         ]
 
 
@@ -118,14 +117,6 @@ def log_names(engine: sa.Engine, pipeline: str) -> list[str]:
     mine = sa.select(logs.c.source).where(logs.c.pipeline == pipeline).order_by(logs.c.source)
     with reading(engine) as connection:
         return list(connection.execute(mine).scalars())
-
-
-def newest_dead_letters(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:
-    """The newest rows of the dead-letter index, the newest first."""
-    newest = sa.select(dead_letters).where(dead_letters.c.pipeline == pipeline)
-    newest = newest.order_by(dead_letters.c.step.desc(), dead_letters.c.number.desc()).limit(limit)
-    with reading(engine) as connection:
-        return [dict(row) for row in connection.execute(newest).mappings()]
 
 
 def newest_events(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from conduit_dagster.state.schema import consumers, deliveries, pipelines, sourc
 from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, SourceCount
 
 OPEN = ("planned", "prepared")
+REPLAY = "replay"
+"""What the unit of a source names as its plugin that stands for the letters of a replay."""
 _decode = msgspec.json.Decoder(Progress).decode
 
 
@@ -34,7 +36,7 @@ class SourceState:
     @property
     def is_replay(self) -> bool:
         """Whether it stands for dead letters that are sent again."""
-        return self.unit.get("plugin") == "replay"
+        return self.unit.get("plugin") == REPLAY
 
 
 @dataclass(frozen=True)

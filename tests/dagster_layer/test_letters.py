@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import dagster as dg
@@ -29,6 +30,18 @@ def mend(folder: Folder, queue: str = TAKES_ALL) -> None:
     folder.numbers(0, queue=queue)
     path = folder.root / "pipelines" / "numbers.yaml"
     path.write_text(path.read_text().replace("after.n % 10 == 3", "False"))
+
+
+def materialized(folder: Folder) -> int:
+    """How often the asset of the dead letters was."""
+    key = dg.AssetKey(["numbers", "dead_letters"])
+    return len(folder.instance.fetch_materializations(key, limit=100).records)
+
+
+def delivered(folder: Folder) -> list[int]:
+    """The numbers in the destination's file, sorted."""
+    lines = (folder.root / "out.jsonl").read_text().splitlines()
+    return sorted(json.loads(line)["payload"]["after"]["n"] for line in lines)
 
 
 def error_code(result: dg.ExecuteInProcessResult) -> Any:
@@ -70,8 +83,10 @@ def test_a_replay_from_the_ui(folder: Folder) -> None:
     mend(folder)
     result = run(folder, "replay", where="after.n < 50", dry_run=True)
     assert result.success and states(folder) == {"open": 10}
+    before = delivered(folder)
     assert run(folder, "replay", where="after.n < 50").success
     assert states(folder) == {"open": 5, "replayed": 5}
+    assert delivered(folder) == sorted([*before, *range(3, 50, 10)])
     assert folder.newest("numbers", "dead_letters")["open"] == 5
     replayed = folder.newest("numbers", "dead_letters", "replayed")
     assert (replayed["letters"], replayed["replayed"], replayed["failed_again"]) == (5, 5, 0)
@@ -96,6 +111,9 @@ def test_a_replay_names_the_destinations_that_it_fed(folder: Folder) -> None:
 def test_letters_are_discarded_from_the_ui(folder: Folder) -> None:
     folder.numbers()
     assert folder.run().success
+    shown = materialized(folder)
+    assert run(folder, "discard", note="tests", where="after.n < 30", dry_run=True).success
+    assert states(folder) == {"open": 10} and materialized(folder) == shown  # nothing happened
     assert run(folder, "discard", note="tests", where="after.n < 30").success
     assert states(folder) == {"open": 7, "discarded": 3}
     assert folder.newest("numbers", "dead_letters")["open"] == 7

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import Any
 
 import pytest
+from kills import crashing
 from structlog.testing import capture_logs
 from support import DECODE, Lab, destination, processor, queue, source
 
@@ -132,3 +134,17 @@ def test_a_letter_that_its_own_processor_nacks_stops_the_run(lab: Lab) -> None:
     assert error is not None and (error.code, error.node) == ("dead_letters.refused", "p:dead_letters:broken")
     build(lab)
     assert lab.run().error is None and len(lab.letters()) == 1
+
+
+def test_staging_that_is_lost_is_masked_the_same_again(lab: Lab) -> None:
+    """What is looked for is in the original alone: a processor had renamed the field before the one that failed."""
+    rename = processor("rename", "field.rename", mapping=f"{FIELD}:other")
+    convert = processor("convert", "field.convert", field=".Payload.After.other", type="int")
+    build(lab, processors=[DECODE, rename, convert])
+    with crashing("after-prepare"):
+        lab.run()
+    [staged] = [path for path in lab.root.rglob("dead_letters") if path.is_dir()]
+    shutil.rmtree(staged.parent)
+    assert lab.run().error is None
+    [(_, error, failed)] = lab.letters()
+    assert SECRET not in error and MASK in error and failed["other"] == SECRET

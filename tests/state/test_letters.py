@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from leases import change_owner, silence
 
 from conduit_dagster.state import letter_store
-from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.letter_replays import close_letters
 from conduit_dagster.state.letter_store import Letters, fail_again, forget_closed, insert_letters
 from conduit_dagster.state.letter_view import STATES, Wanted, newest, pages, reasons
@@ -57,6 +58,30 @@ def test_letters_are_numbered_in_their_order_and_found_by_anything(database: sa.
     assert [row["offset"] for row in newest(database, "p", Wanted(), 3)] == [9, 7, 6]
     assert newest(database, "p", Wanted(), 1)[0]["message"] == "why: 'é' \"\\"
     assert [(row["code"], row["letters"]) for row in reasons(database, "p", Wanted(node="p:x"))] == [("c", 3), ("d", 1)]
+
+
+def test_thousands_may_be_named(database: sa.Engine, store: PipelineStore) -> None:
+    add(store, 1, *map(letter, range(3_000)))
+    named = [(1, number) for number in range(2_500)]
+    assert sum(row["letters"] for row in reasons(database, "p", Wanted(keys=named))) == 2_500
+    assert len(keys(database, keys=named)) == 2_500
+    assert store.replays.discard(Wanted(keys=named), "why", "me") == 2_500
+    assert begun(store, Wanted(keys=[(1, number) for number in range(3_000)])) == 500
+
+
+def test_the_files_are_told_to_the_owner_alone(database: sa.Engine) -> None:
+    """Whoever was replaced would remove those of whoever came next."""
+    first = acquire(database, "p", 0.4)
+    mine = PipelineStore(database, first)
+    add(mine, 1, letter(0))
+    assert mine.replays.kept_parts() == {"a1"}
+    silence(first)
+    change_owner(database, host="elsewhere", boot="other")
+    second = acquire(database, "p", 0.4)
+    with pytest.raises(LeaseLost):
+        mine.replays.kept_parts()
+    assert PipelineStore(database, second).replays.kept_parts() == {"a1"}
+    second.release()
 
 
 def test_pages_go_back_as_well(database: sa.Engine, store: PipelineStore) -> None:
@@ -118,9 +143,9 @@ def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, s
     add(store, 1, *map(letter, range(4)))
     with database.begin() as connection:
         connection.execute(sa.update(dead_letters).where(dead_letters.c.number == 0).values(part=""))
-    assert store.replays.discard([(1, 1)], "why", "me") == 1
-    assert store.replays.discard([(1, 1)], "again", "me") == 0
-    assert begun(store, [(1, 0), (1, 1), (1, 2)]) == 1
+    assert store.replays.discard(Wanted(keys=[(1, 1)]), "why", "me") == 1
+    assert store.replays.discard(Wanted(keys=[(1, 1)]), "again", "me") == 0
+    assert begun(store, Wanted(keys=[(1, 0), (1, 1), (1, 2)])) == 1
     assert keys(database, "replaying") == [(1, 2)]
     assert newest(database, "p", Wanted(("discarded",)), 1)[0]["note"] == "why"
 
@@ -133,7 +158,7 @@ def test_old_closed_letters_are_forgotten_and_open_ones_never(
         add(store, step, letter(step))
     add(store, 4, letter(4))
     for step in (1, 2, 3):
-        store.replays.discard([(step, 0)], "why", "me")
+        store.replays.discard(Wanted(keys=[(step, 0)]), "why", "me")
     store.transactions.run(lambda connection: forget_closed(connection, "p"))
     assert keys(database) == [(2, 0), (3, 0), (4, 0)]
     with database.connect() as connection:

@@ -24,7 +24,8 @@ from conduit_dagster.state import migrations, schema
 from conduit_dagster.state.claim import claim_store
 from conduit_dagster.state.database import make_engine, open_database
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.overview import consumer_rows, newest_dead_letters, newest_events, pipeline_rows, source_rows
+from conduit_dagster.state.letter_view import STATES, Wanted, newest
+from conduit_dagster.state.overview import consumer_rows, newest_events, pipeline_rows, source_rows
 
 RELEASED = (Path(__file__).parent / "version_1.sql").read_text(encoding="utf-8")
 ROWS: dict[str, list[dict[str, Any]]] = {
@@ -190,7 +191,7 @@ def test_a_migrated_store_can_be_used(migrated: sa.Engine) -> None:
     assert [row["event"] for row in newest_events(migrated, "p", 5)] == ["running", "stopped"]
     assert [row["id"] for row in source_rows(migrated, "p")] == ["in"]
     assert [row["id"] for row in consumer_rows(migrated, "p")] == ["out"]
-    assert [row["message"] for row in newest_dead_letters(migrated, "p", 5)] == ["é"]
+    assert [row["message"] for row in newest(migrated, "p", Wanted(STATES), 5)] == ["é"]
     lease.release()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.base import NewPart, Part, WriterTask
 from conduit_dagster.connectors.delta.rows import Table
+from conduit_dagster.state.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group ends after the record that brings its JSON to this length."""
@@ -53,7 +53,7 @@ class ParquetPart:
         self._waiting, self._bytes = [], 0
         if self._file is None:
             # not ARROW:schema: the file is to be read as the table's log says, by whatever reader
-            self._file = pq.ParquetWriter(_Sink(self._part), rows.schema, compression="zstd", store_schema=False)
+            self._file = pq.ParquetWriter(Sink(self._part), rows.schema, compression="zstd", store_schema=False)
         self._file.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self) -> Part | None:
@@ -67,16 +67,3 @@ class ParquetPart:
     def abort(self) -> None:
         """Closes without a promise."""
         self._part.abort()
-
-
-class _Sink(io.RawIOBase):
-    def __init__(self, part: NewPart) -> None:
-        super().__init__()
-        self._into = part
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        self._into.write(bytes(data))
-        return len(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from conduit_dagster.engine.commit_log.entries import SCHEMA, Batch
 from conduit_dagster.engine.commit_log.layout import hidden, part_name, remove
 from conduit_dagster.engine.commit_log.written import Last, Written
 from conduit_dagster.state import storage
+from conduit_dagster.state.sink import Sink
 
 _GROUP_ENTRIES: Final = 1 << 16
 _GROUP_BYTES: Final = 32 << 20
@@ -43,7 +43,8 @@ class PartFile:
         self._folder = folder
         self._first = first
         self._name = part_name(first, token)
-        self._sink: _Sink | None = None
+        self._file: storage.NewFile | None = None
+        self._sink: Sink | None = None
         self._writer: Any = None
         self._waiting: list[Batch] = []
         self._waiting_entries = self._waiting_bytes = 0
@@ -73,7 +74,8 @@ class PartFile:
             return
         if self._sink is None:
             storage.make_folder(self._folder)
-            self._sink = _Sink(storage.NewFile(self.url))
+            self._file = storage.NewFile(self.url)
+            self._sink = Sink(self._file)
             self._writer = pq.ParquetWriter(self._sink, SCHEMA, **_OPTIONS)
         table = pa.Table.from_batches(self._waiting, SCHEMA)
         self._writer.write_table(table, row_group_size=len(table))
@@ -88,24 +90,23 @@ class PartFile:
     def finish(self) -> Written | None:
         """Its bytes are durable from here on; its name is, once the driver has synced the folder. None: no entries."""
         self._flush()
-        if self._sink is None:
+        if self._file is None:
             return None
         self._writer.close()
-        file = self._sink.file
-        digest = file.finish()
+        file, digest = self._file, self._file.finish()
         return Written(self._name, self._first, self._entries, file.bytes, digest, self._nacked, self._namespaces)
 
     def abort(self) -> None:
         """Removes what was written. A task that is killed leaves it, hidden; a later compaction removes it."""
         self._waiting = []
-        if self._sink is None:
+        if self._file is None or self._sink is None:
             return
         self._sink.discard = True
         try:
             self._writer.close()  # writes a footer, wherever it stood
         except (pa.ArrowException, OSError):
             pass
-        self._sink.file.abort()
+        self._file.abort()
         remove(self.url)
 
 
@@ -117,22 +118,3 @@ def _last_entries(batch: Batch, offsets: Any) -> dict[str, Last]:
         place = len(batch) - 1 - back
         found[column.dictionary[code].as_py()] = Last(int(offsets[place]), modes[place].as_py())
     return found
-
-
-class _Sink(io.RawIOBase):
-    """A new file, as pyarrow wants it."""
-
-    def __init__(self, file: storage.NewFile) -> None:
-        self.file = file
-        self.discard = False
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        if not self.discard:
-            self.file.write(data)
-        return len(data)
-
-    def tell(self) -> int:
-        return self.file.bytes

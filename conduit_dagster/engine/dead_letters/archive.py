@@ -6,16 +6,16 @@ and a file's digest; a file that it does not name is left over from an execution
 
 from __future__ import annotations
 
-import io
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.engine.dead_letters.kept import kept
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
+from conduit_dagster.state.sink import Sink
 from conduit_dagster.state.steps import LetterPart
 
 _FOLDER = "~dead-letters"
@@ -72,7 +72,7 @@ class ArchiveFile:
         self._rows: list[Letter] = []
         self._waiting = 0
         self._letters = 0
-        self._sink: _Sink | None = None
+        self._file: storage.NewFile | None = None
         self._writer: Any = None
 
     def add(self, letter: Letter) -> None:
@@ -88,10 +88,10 @@ class ArchiveFile:
         import pyarrow.parquet as pq
 
         schema = _schema()
-        if self._sink is None:
+        if self._file is None:
             storage.make_folder(self._folder)
-            self._sink = _Sink(storage.NewFile(storage.join(self._folder, self._name)))
-            self._writer = pq.ParquetWriter(self._sink, schema, **_OPTIONS)
+            self._file = storage.NewFile(storage.join(self._folder, self._name))
+            self._writer = pq.ParquetWriter(Sink(self._file), schema, **_OPTIONS)
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*self._rows, strict=True), schema, strict=True)
         ]
@@ -102,17 +102,16 @@ class ArchiveFile:
         """Its bytes are durable from here on; its name is, once the driver has synced the folder. None: no letters."""
         if self._rows:
             self._flush()
-        if self._sink is None:
+        if self._file is None:
             return None
         self._writer.close()
-        file = self._sink.file
-        digest = file.finish()
-        return LetterPart(self._name, self._letters, file.bytes, digest)
+        digest = self._file.finish()
+        return LetterPart(self._name, self._letters, self._file.bytes, digest)
 
     def abort(self) -> None:
         """Leaves a file that no index names, if any."""
-        if self._sink is not None:
-            self._sink.file.abort()
+        if self._file is not None:
+            self._file.abort()
 
 
 def _schema() -> Any:
@@ -121,22 +120,6 @@ def _schema() -> Any:
     kinds = {"ordinal": pa.int64(), "step": pa.int64(), "number": pa.int64()}
     kinds |= {"failed": pa.binary(), "original": pa.binary()}
     return pa.schema([(name, kinds.get(name, pa.string())) for name in Letter._fields])
-
-
-class _Sink(io.RawIOBase):
-    def __init__(self, file: storage.NewFile) -> None:
-        super().__init__()
-        self.file = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any, /) -> int:
-        self.file.write(bytes(data))
-        return len(data)
-
-    def tell(self) -> int:
-        return self.file.bytes
 
 
 @dataclass(frozen=True)
@@ -249,6 +232,3 @@ def record_of(data: bytes, url: str) -> Record:
         return kept(data)
     except ValueError:
         raise damaged(url, "holds what is no record") from None
-
-
-__all__ = ["INDEX", "Archive", "ArchiveFile", "Letter", "archive_folder", "damaged", "keep", "record_of"]

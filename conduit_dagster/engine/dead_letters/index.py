@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+from conduit_dagster.engine.dead_letters.archive import Archive, Letter
+from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 
 
 def index_rows(
@@ -18,26 +18,34 @@ def index_rows(
     """
     spans = {span.source: span for span in plan.ranges}
     origins = {source: origin_of(source) for source in spans}
-    name = plan.hashes.get(DEAD_LETTERS, "")
+    before = {source: frozenset(offsets) for source, offsets in plan.nacked.items()}
+    queued = "" if plan.replay else plan.hashes.get(DEAD_LETTERS, "")
     for part in parts:
         line = 0
         for letters in archive.index(part.name):
-            yield [
-                DeadLetter(
-                    origins[one.source],
-                    spans[one.source].generation,
-                    one.position,
-                    spans[one.source].offset + one.ordinal,
-                    one.node,
-                    one.code,
-                    one.message,
-                    one.namespace,
-                    name,
-                    one.missed,
-                    part.name,
-                    place,
-                    (one.step, one.number) if one.step >= 0 else None,
-                )
-                for place, one in enumerate(letters, line)
-            ]
+            rows: list[DeadLetter] = []
+            for place, one in enumerate(letters, line):
+                span = spans[one.source]
+                name = "" if span.offset + one.ordinal in before.get(one.source, ()) else queued
+                rows.append(index_row(one, origins[one.source], span, name, part.name, place))
+            yield rows
             line += len(letters)
+
+
+def index_row(letter: Letter, source: str, span: Range, name: str, part: str, line: int) -> DeadLetter:
+    """The row of a letter of a step's range. ``name``: of its delivery to the queue, where it goes there."""
+    return DeadLetter(
+        source,
+        span.generation,
+        letter.position,
+        span.offset + letter.ordinal,
+        letter.node,
+        letter.code,
+        letter.message,
+        letter.namespace,
+        name,
+        letter.missed,
+        part,
+        line,
+        (letter.step, letter.number) if letter.step >= 0 else None,
+    )

@@ -21,6 +21,8 @@ DLQ_DELIVERY_HASH = "conduit.dlq.delivery.hash"
 DLQ_ATTEMPT = "conduit.dlq.attempt"
 DLQ_OFFSET = "conduit.dlq.offset"
 DLQ_NAMESPACE = "conduit.dlq.namespace"
+_MESSAGE = 2_000
+"""Characters."""
 
 
 class Origin(NamedTuple):
@@ -54,6 +56,11 @@ def dead_letter(origin: Origin, node: str, nack: Nack, record: Record, now_ns: i
         DLQ_NAMESPACE: clean(record.collection),
     }
     return Record(f"{source}/{record.position}", metadata, _whole(record))
+
+
+def said(nack: Nack) -> str:
+    """What the index keeps of its text."""
+    return clean(nack.message[:_MESSAGE])
 
 
 def _whole(record: Record) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Originals:
     def of(self, ordinals: Sequence[int]) -> list[Record]:
         """The records with these ordinals, in order; a call may not go back behind the one before."""
         if self._records is None:
-            self._records = chain.from_iterable(map(_records, self._again()))
+            self._records = chain.from_iterable(block.records for block in self._again())
         found: list[Record] = []
         for ordinal in ordinals:
             record = None
@@ -34,10 +34,3 @@ class Originals:
             assert record is not None, "asked twice"
             found.append(record)
         return found
-
-
-def _records(block: Block) -> list[Record]:
-    # of dead letters that are sent again not what goes on, but where it came from
-    if block.replayed is None or block.again is None:
-        return block.records
-    return block.again(range(len(block.records)))

@@ -7,8 +7,8 @@ that a range means the same ones whenever it is read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Replayed, Source, Split
@@ -18,6 +18,7 @@ from conduit_dagster.record import Nack, Record
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_replays import Chosen, LetterReplays
 from conduit_dagster.state.letter_view import Key
+from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import Decision, LetterPart
 
 _LONGEST = 256
@@ -26,6 +27,7 @@ _STEP = 50_000
 _GRAIN = 1_000
 _WEIGHT = 1_000
 _BLOCK = 3_000
+_BLOCK_BYTES = 4 << 20
 
 
 def replay_id(source: str) -> str:
@@ -37,7 +39,7 @@ def replay_id(source: str) -> str:
 class ReplaySource(Source):
     """Reads letters from the archive: the original records, or the failed ones."""
 
-    name = "replay"
+    name = REPLAY
     sets_metadata = True
 
     def __init__(self, real: Source, origin: str, replay: int, failed: bool) -> None:
@@ -109,9 +111,10 @@ class ReplaySource(Source):
         letters = archive.letters(part, [line for run in runs for line in range(run.line, run.line + run.letters)])
         url = storage.join(archive.folder, part)
         for run in runs:
-            for first in range(0, run.letters, _BLOCK):
-                count = min(_BLOCK, run.letters - first)
-                yield self._block(run, first, [next(letters) for _ in range(count)], url)
+            first = 0
+            for some in _blocks(islice(letters, run.letters)):
+                yield self._block(run, first, some, url)
+                first += len(some)
 
     def _block(self, run: _Run, first: int, letters: list[Letter], url: str) -> Block:
         keys = [(run.step, run.number + first + i) for i in range(len(letters))]
@@ -123,18 +126,25 @@ class ReplaySource(Source):
             records.append(record_of(letter.failed if self._failed or i in nacks else letter.original, url))
         failed, originals = [letter.failed for letter in letters], [letter.original for letter in letters]
         replayed = Replayed(run.node, decode_missed(run.missed), keys, failed, originals, self._failed)
-        again = [letter.original or letter.failed for letter in letters]
-        return Block(
-            records,
-            lambda i: list(keys[i]),
-            nacks=nacks,
-            again=lambda places: [record_of(again[place], url) for place in places],
-            replayed=replayed,
-        )
+        return Block(records, lambda i: list(keys[i]), nacks=nacks, replayed=replayed)
 
     def lag(self, position: Position) -> int | None:
         """Nothing to wait for."""
         return None
+
+
+def _blocks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
+    """A few thousand together, or fewer large ones."""
+    some: list[Letter] = []
+    size = 0
+    for letter in letters:
+        some.append(letter)
+        size += len(letter.failed) + len(letter.original)
+        if len(some) >= _BLOCK or size >= _BLOCK_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 _NO_ORIGINAL = Nack("dead_letters.no_original", "its original record is not kept: replay it with --from node")
@@ -170,16 +180,24 @@ def run_end(run: _Run) -> Chosen:
     return Chosen(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
 
 
-def letter_at(decision: Decision, source: str, ordinal: int) -> Key:
+class Place(NamedTuple):
+    """Where a letter is: in the index, and in the archive."""
+
+    key: Key
+    part: str
+    line: int
+
+
+def letter_at(decision: Decision, source: str, ordinal: int) -> Place:
     """The letter that a record of a replay's step is. Raises ``LookupError`` where it is none."""
-    splits = (one["split"] for task in decision.splits for one in task if one["source"] == source)
-    for split in splits:
-        for values in split["detail"]["runs"] if ordinal < split["ordinal"] + split["records"] else ():
-            run = _Run(*values)
-            left = ordinal - split["ordinal"]
+    for split in (one["split"] for task in decision.splits for one in task if one["source"] == source):
+        left = ordinal - split["ordinal"]
+        if left >= split["records"]:
+            continue
+        for run in (_Run(*values) for values in split["detail"]["runs"]):
             if left < run.letters:
-                return run.step, run.number + left
-            ordinal -= run.letters
+                return Place((run.step, run.number + left), run.part, run.line + left)
+            left -= run.letters
     raise LookupError(f"record {ordinal} of {source}")
 
 

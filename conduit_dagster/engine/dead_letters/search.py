@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -78,16 +78,24 @@ class Letters:
 
     def counted(self, wanted: Wanted, where: str, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """How many fit by state, node and code, the most frequent first; and the newest rows."""
-        counts: dict[tuple[str, str, str], int] = {}
-        keys: list[Key] = []
-        for one in self.search(wanted, where, newest_first=True):
-            reason = one.row["state"], one.row["node"], one.row["code"]
-            counts[reason] = counts.get(reason, 0) + 1
-            if len(keys) < limit:
-                keys.append(one.key)
-        ordered = sorted(counts.items(), key=lambda item: -item[1])
-        reasons = [{"state": s, "node": n, "code": c, "letters": many} for (s, n, c), many in ordered]
-        return reasons, newest(self._store, self._id, wanted._replace(keys=keys), limit) if keys else []
+        counts, keys = tally(self.search(wanted, where, newest_first=True), ("state", "node", "code"), limit)
+        found = wanted._replace(keys=keys).pieces()
+        return counts, [row for some in found for row in newest(self._store, self._id, some, limit)]
+
+
+def tally(
+    letters: Iterable[Found], by: Sequence[str], most: int | None = None
+) -> tuple[list[dict[str, Any]], list[Key]]:
+    """How many there are by these columns, the most frequent first; and the keys of all of them, or the first few."""
+    counts: dict[tuple[Any, ...], int] = {}
+    keys: list[Key] = []
+    for one in letters:
+        reason = tuple(one.row[name] for name in by)
+        counts[reason] = counts.get(reason, 0) + 1
+        if most is None or len(keys) < most:
+            keys.append(one.key)
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    return [{**dict(zip(by, reason, strict=True)), "letters": many} for reason, many in ordered], keys
 
 
 def condition(text: str) -> Callable[[Record], bool]:

@@ -7,10 +7,12 @@ from functools import partial
 
 from conduit_dagster.connectors.base import Block, ReadOptions
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive
+from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.originals import Originals
+from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.staging import from_rows
-from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.steps import Decision, Plan
 
@@ -18,13 +20,32 @@ from conduit_dagster.state.steps import Decision, Plan
 class StepOriginals:
     """Reads the splits of a step again, for the few records that a destination refuses."""
 
-    def __init__(self, pipeline: CompiledPipeline) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: CompiledPipeline, archive: Archive) -> None:
+        self._pipeline, self._archive = pipeline, archive
         self._open: dict[str, tuple[int, int, Originals]] = {}
         """By source: the step, the last ordinal that was asked for, and the reader behind it."""
+        self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
 
-    def of(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> Record | None:
-        """The record; None where the source is gone, or not what it was: a prepared step does not need it."""
+    def of(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
+        """The record as the archive keeps it; asked for the same one again it reads nothing.
+
+        Empty where the source is gone, or not what it was, or a dead letter has no original: a prepared step does not
+        need it.
+        """
+        asked = plan.step, source, ordinal
+        if self._last[0] != asked:
+            find = self._of_letter if plan.replay else self._of_source
+            self._last = asked, find(plan, decision, source, ordinal)
+        return self._last[1]
+
+    def _of_letter(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
+        letter = letter_at(decision, source, ordinal)
+        try:
+            return next(self._archive.records(letter.part, [letter.line], original=True))[1]
+        except ConduitError:
+            return b""
+
+    def _of_source(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
         step = plan.step
         # as in the step's tasks: what a source makes of the time is the same
         self._pipeline.clock.now_ns = plan.clock_ns
@@ -33,10 +54,10 @@ class StepOriginals:
             reader = Originals(partial(self._blocks, decision, source), 0)
         self._open[source] = (step, ordinal, reader)
         try:
-            return reader.of([ordinal])[0]
+            return keep(reader.of([ordinal])[0])
         except (ConduitError, OSError, StopIteration):
             del self._open[source]
-            return None
+            return b""
 
     def _blocks(self, decision: Decision, source: str) -> Iterator[Block]:
         inlet = self._pipeline.inlet(source)

@@ -6,8 +6,8 @@ from typing import Any
 
 from conduit_dagster.engine.dead_letters.replaying import give_back
 from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.letters import Selection, total
 from conduit_dagster.engine.operate.refused import refused
-from conduit_dagster.engine.operate.replay import Selection, total
 
 
 def discard(desk: Desk, selection: Selection, note: str, dry_run: bool = False) -> dict[str, Any]:

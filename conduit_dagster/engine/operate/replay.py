@@ -4,61 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.replaying import give_back, settle_letters, unit_of, with_replay
-from conduit_dagster.engine.dead_letters.search import Letters
 from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.operate.letters import Selection, total
 from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import recover
 from conduit_dagster.engine.registering import attach_logs, fence, register
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.letter_view import OPEN, Key, Wanted, reasons
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which open letters are meant."""
-
-    wanted: Wanted = field(default_factory=Wanted)
-    where: str = ""
-    """An expression over the failed record; empty: all of them."""
-
-    def facts(self, desk: Desk) -> tuple[list[dict[str, Any]], Wanted | list[Key]]:
-        """How many there are by reason, and what to tell the store. Raises ``FatalError`` (``dead_letters.none``)."""
-        wanted = self.wanted._replace(states=OPEN)
-        if not self.where:
-            counts = [{k: row[k] for k in _REASON} for row in reasons(desk.store.engine, desk.id, wanted)]
-            found: Wanted | list[Key] = wanted
-        else:
-            counts, found = self._searched(desk, wanted)
-        if not counts:
-            raise _none(desk)
-        return counts, found
-
-    def _searched(self, desk: Desk, wanted: Wanted) -> tuple[list[dict[str, Any]], list[Key]]:
-        keys: list[Key] = []
-        counts: dict[tuple[str, str], int] = {}
-        for one in letters_of(desk).search(wanted, self.where):
-            keys.append(one.key)
-            reason = one.row["node"], one.row["code"]
-            counts[reason] = counts.get(reason, 0) + 1
-        return [{"node": n, "code": c, "letters": many} for (n, c), many in counts.items()], keys
-
-
-_REASON = ("node", "code", "letters")
-
-
-def letters_of(desk: Desk) -> Letters:
-    """The pipeline's letters."""
-    archive = Archive(archive_folder(desk.options.log_url, desk.id))
-    return Letters(desk.store.engine, archive, desk.id)
+from conduit_dagster.state.letter_view import Wanted
 
 
 def replay(
@@ -80,10 +41,11 @@ def replay(
     """
     counts, _ = selection.facts(desk)
     facts: dict[str, Any] = {"pipeline": desk.id, "from": start, "letters": total(counts), "reasons": counts}
+    nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
     order = Replay(_next_id(desk), start, edits or [])
-    desk_ = replace(desk, bound=_edited(desk, order))
+    edited = replace(desk, bound=_edited(desk, order))
     if dry_run:
-        return {**facts, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
+        return {**facts, **nothing}
     _finish_open(desk)
     try:
         _, wanted = selection.facts(desk)
@@ -91,16 +53,8 @@ def replay(
         if error.code != "dead_letters.none":
             raise
         # a replay that was killed had them in a step that was prepared
-        return {
-            **facts,
-            "replay": 0,
-            "taken": 0,
-            "replayed": facts["letters"],
-            "failed": 0,
-            "failed_by": [],
-            "delivered": {},
-        }
-    return {**facts, **_Replaying(desk_, order, wanted, go_on).run()}
+        return {**facts, **nothing, "replayed": facts["letters"]}
+    return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
 
 
 def _next_id(desk: Desk) -> int:
@@ -109,7 +63,7 @@ def _next_id(desk: Desk) -> int:
     return max(int(time.time()), desk.store.replays.last() + 1)
 
 
-def _edited(desk: Desk, order: Replay) -> Any:
+def _edited(desk: Desk, order: Replay) -> BoundPipeline:
     try:
         return with_replay(desk.bound, order)
     except ValueError as error:
@@ -129,7 +83,7 @@ def _finish_open(desk: Desk) -> None:
 
 
 class _Replaying:
-    def __init__(self, desk: Desk, order: Replay, wanted: Wanted | list[Key], go_on: Callable[[], bool]) -> None:
+    def __init__(self, desk: Desk, order: Replay, wanted: Wanted, go_on: Callable[[], bool]) -> None:
         self._desk, self._order, self._wanted, self._go_on = desk, order, wanted, go_on
         self._delivered: dict[str, int] = {}
         self._names = {inlet.origin: inlet.id for inlet in desk.pipeline.inlets if inlet.is_replay}
@@ -163,7 +117,7 @@ class _Replaying:
         store, order = self._desk.store, self._order
         found = store.replays.outcome(order.id)
         replayed = sum(row["letters"] for row in found if row["state"] == "replayed")
-        failed = [{k: row[k] for k in _REASON} for row in found if row["state"] == "open"]
+        failed = [{k: row[k] for k in ("node", "code", "letters")} for row in found if row["state"] == "open"]
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": total(failed)}
         store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._desk.by)
         return {**facts, "failed_by": failed, "delivered": self._delivered}
@@ -175,16 +129,6 @@ def parse_edit(text: str) -> tuple[str, str]:
     if not (equals and field_.strip() and expression.strip()):
         raise refused("usage.edit", f"{text} is no FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
     return field_.strip(), expression.strip()
-
-
-def total(counts: list[dict[str, Any]]) -> int:
-    """Of all reasons."""
-    return sum(row["letters"] for row in counts)
-
-
-def _none(desk: Desk) -> FatalError:
-    message = f"pipeline {desk.id} has no open dead letter of that kind: nothing was changed"
-    return refused("dead_letters.none", message, f"conduit-dagster dlq list {desk.id} --state all shows what there is")
 
 
 def _none_usable(desk: Desk) -> FatalError:

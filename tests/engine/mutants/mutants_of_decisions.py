@@ -16,7 +16,7 @@ from conduit_dagster.engine.compiled import compile_encoded
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.restage import Restaged
-from conduit_dagster.engine.stage import StageJob
+from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.engine.staging import Staged, Stager
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep

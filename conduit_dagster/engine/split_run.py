@@ -1,0 +1,179 @@
+"""The blocks of one split on their way: through the processors, to every destination's writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from conduit_dagster.connectors.base import Block, Replayed, Writer
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
+from conduit_dagster.engine.dead_letters.layout import clean, said
+from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
+from conduit_dagster.engine.dead_letters.way import Branch, way_of
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.ledger import Ledger, NackRow
+from conduit_dagster.engine.nack_rows import NackRows
+from conduit_dagster.engine.namespaces import Tracker
+from conduit_dagster.engine.nodes import Step
+from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.state.steps import SourceCount
+
+
+class SplitRun:
+    """Runs the blocks of one split, and is told of every record that does not reach every destination."""
+
+    def __init__(
+        self,
+        pipeline: CompiledPipeline,
+        inlet: Inlet,
+        ordinal: int,
+        begin: Any,
+        writers: dict[str, Writer],
+        ledger: Ledger,
+        letters: SplitLetters,
+    ) -> None:
+        """``ordinal``: of the split's first record; ``begin``: the boundary before it."""
+        self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
+        self._letters, self._ordinal = letters, ordinal
+        self._before: Callable[[], Any] = lambda: begin
+        self._block = Block([], lambda i: None)
+        self._nacks = BlockNacks(self._block)
+        self._rank = 0
+        self._count = ledger.sources.setdefault(inlet.id, SourceCount())
+        self._filtered = ledger.filtered
+        self._seen = Tracker(ledger.namespaces.setdefault(inlet.id, {}))
+        program = pipeline.program
+        # a dead letter that fails again is none that the pipeline has not borne before
+        self._cuts = program.window_size > 0 and not inlet.is_replay
+        self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
+        outlets = enumerate(pipeline.outlets, 1)
+        self._branches = _ordered(Branch(i, o, o.nodes) for i, o in outlets if inlet.only in ("", o.id))
+
+    def block(self, block: Block) -> None:
+        """Takes one block through the whole pipeline."""
+        records = block.records
+        self._block, self._nacks, self._rank = block, BlockNacks(block), 0
+        total, origins = len(records), range(len(records))
+        if block.nacks:
+            records, origins = self._without_nacked(block)
+        if block.replayed is None:
+            records, origins = self._through(self._inlet.nodes, records, origins)
+            self._seen.see(records, self._ordinal, origins)
+            records, origins = self._through(self._pipeline.nodes, records, origins)
+        else:
+            records, origins = self._again(block.replayed, records, origins)
+        nacked = len(self._nacks)
+        self._nacks.went_on(self._rank, origins)
+        gone = total - nacked - _distinct(origins, self._nacks)
+        self._fan_out(records, origins)
+        self._count.read += total
+        self._count.filtered += gone
+        self._count.nacked += len(self._nacks)
+        if self._nacks:
+            self._letters.take(block, self._nacks, self._ordinal)
+            self._report_nacks()
+        self._ordinal += total
+        if self._cuts:
+            self._before = partial(block.boundary, total - 1)
+
+    def _through(
+        self, nodes: Sequence[Step], records: list[Record], origins: Sequence[int]
+    ) -> tuple[list[Record], Sequence[int]]:
+        for node in nodes:
+            records, origins = node.run(records, origins, self)
+        return records, origins
+
+    def _again(
+        self, replayed: Replayed, records: list[Record], origins: Sequence[int]
+    ) -> tuple[list[Record], Sequence[int]]:
+        """Dead letters take the way that they still have before them; what fails on it stays one."""
+        way = way_of(self._pipeline, self._inlet, replayed)
+        if isinstance(way, Nack):
+            for record, origin in zip(records, origins, strict=True):
+                self._nacks.add(origin, 0, replayed.node, way, record, stands=True)
+            return [], []
+        self._branches = _ordered(way.branches)
+        return self._through(way.nodes, records, origins)
+
+    def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
+        """Records that were nacked before they were logged are nacked here, in their place, and go no further."""
+        for origin, (node, nack) in block.nacks.items():
+            self._nacks.add(origin, 0, node, nack, block.records[origin], stands=block.replayed is not None)
+        on = [origin for origin in range(len(block.records)) if origin not in block.nacks]
+        return [block.records[origin] for origin in on], on
+
+    def _fan_out(self, records: list[Record], origins: Sequence[int]) -> None:
+        last = self._branches[-1].rank
+        for branch in self._branches:
+            if records:
+                self._rank = branch.rank
+                own = branch.outlet.needs_own_records and branch.rank != last
+                self._branch(branch, [copy(r) for r in records] if own else records, origins)
+
+    def _branch(self, branch: Branch, records: list[Record], origins: Sequence[int]) -> None:
+        records, origins = self._through(branch.nodes, records, origins)
+        self._nacks.went_on(self._rank, origins)
+        outlet = branch.outlet
+        if not records:
+            return
+        if outlet.destination.changes_records:
+            for record in records:
+                record.metadata = dict(record.metadata)
+        if outlet.destination.prints and self._pipeline.redaction:
+            records = list(map(self._pipeline.redaction.record, records))
+        writer = self._writers[outlet.id]
+        writer.place(self._inlet.id, self._ordinal, origins)
+        refused = dict(blamed(outlet.node, writer.write, records))
+        for place, nack in refused.items():
+            self.nacked(outlet.node, origins[place], nack, records[place])
+        if refused:
+            self._nacks.went_on(self._rank, [origin for place, origin in enumerate(origins) if place not in refused])
+
+    def filtered(self, node: str, origin: int) -> None:
+        """Counts a drop."""
+        del origin
+        self._filtered[node] = self._filtered.get(node, 0) + 1
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        """One source record makes at most one nack, that of the first node in file order (DELIVERY.md)."""
+        self._nacks.add(origin, self._rank, node, nack, record)
+
+    def _report_nacks(self) -> None:
+        for place, nacked in self._nacks:
+            reason = f"{nacked.node} {nacked.nack.code}"
+            self._ledger.nacked[reason] = self._ledger.nacked.get(reason, 0) + 1
+            if self._counts(place) and self._rows.wants(self._ordinal + place):
+                self._ledger.nacks.append(self._row(place, nacked))
+
+    def _counts(self, place: int) -> bool:
+        # the window has had what was nacked at an earlier time
+        return not (self._cuts and self._letters.is_known(self._block, place))
+
+    def _row(self, place: int, nacked: Nacked) -> NackRow:
+        before = self._boundary_before(place) if self._cuts else None
+        by_destination = nacked.rank > 0 and nacked.node == self._outlet_node(nacked.rank)
+        position, code, message = clean(str(nacked.record.position)), nacked.nack.code, said(nacked.nack)
+        return NackRow(
+            self._inlet.id, self._ordinal + place, position, nacked.node, code, message, by_destination, before
+        )
+
+    def _outlet_node(self, rank: int) -> str:
+        return self._pipeline.outlets[rank - 1].node
+
+    def _boundary_before(self, origin: int) -> Any:
+        return self._block.boundary(origin - 1) if origin else self._before()
+
+
+def _ordered(branches: Iterable[Branch]) -> list[Branch]:
+    """Branches that change records come last, so that the last of them may have the originals."""
+    return sorted(branches, key=lambda branch: branch.outlet.needs_own_records)
+
+
+def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:
+    """How many source records go on and are not nacked as well (one may be split into several)."""
+    if isinstance(origins, range) and not nacked:
+        return len(origins)
+    return len(set(origins).difference(nacked.places()))

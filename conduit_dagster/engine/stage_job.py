@@ -1,0 +1,49 @@
+"""What travels to the tasks of a step besides the program."""
+
+from __future__ import annotations
+
+import msgspec
+
+from conduit_dagster.connectors.base import Split
+from conduit_dagster.engine.teed import TeeTo
+from conduit_dagster.learn import learn
+
+
+class SplitOf(msgspec.Struct, frozen=True):
+    """A split and the source it belongs to."""
+
+    source: str
+    split: Split
+
+
+class StageJob(msgspec.Struct, frozen=True):
+    """One execution of one step: everything its tasks need besides the program."""
+
+    clock_ns: int
+    tasks: list[list[SplitOf]]
+    staging: dict[str, str]
+    """Consumer to the folder URL for this execution."""
+    hashes: dict[str, str] = {}
+    generations: dict[str, int] = {}
+    as_records: list[str] = []
+    """Consumers whose share is staged as whole records with their origins, whatever their own writer would stage."""
+    nacked: dict[str, list[int]] = {}
+    """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
+    tees: dict[str, TeeTo] = {}
+    """Sources that are read themselves, and logged on the way; by their id."""
+    offsets: dict[str, int] = {}
+    """The offset of each source's first record."""
+    archive: tuple[str, int] = ("", 0)
+    """The folder that keeps what is nacked, and the step's number; nothing is kept without a folder."""
+
+    def encode(self) -> bytes:
+        """As it travels."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> StageJob:
+        """The job behind :meth:`encode`."""
+        return msgspec.msgpack.decode(data, type=StageJob)
+
+
+learn(StageJob)

@@ -1,0 +1,72 @@
+"""A pipeline in a temporary project of which a processor nacks three of twenty records, and ``dlq`` for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from operating import error, result
+from support import DECODE, Lab, destination, processor, queue, source
+
+from conduit_dagster.state.overview import source_rows
+
+GOOD = [{"i": i, "amount": i * 10} for i in range(20)]
+CONVERT = processor("convert", "field.convert", field=".Payload.After.amount", type="int")
+BAD = (3, 7, 8)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Twenty, three of them without a number."""
+    return [{**row, "amount": f"many{row['i']}"} if row["i"] in BAD else row for row in GOOD]
+
+
+def build(lab: Lab, *outputs: Any, **more: Any) -> None:
+    """A pipeline whose second processor nacks three of twenty records."""
+    lab.write("in.jsonl", rows())
+    tag = processor("tag", "field.set", field=".Payload.After.tag", expression="'t' + str(after.i)")
+    more = {"processors": [DECODE, tag, CONVERT], "dead-letter-queue": queue(), **more}
+    lab.pipeline(connectors=[source(), *(outputs or [destination()])], **more)
+
+
+def mended(lab: Lab, *outputs: Any, **more: Any) -> None:
+    """The same pipeline, with a processor that takes the digits of a text."""
+    digits = processor(
+        "digits",
+        "field.set",
+        condition="isinstance(after.amount, str)",
+        field=".Payload.After.amount",
+        expression="after.i * 10",
+    )
+    tag = processor("tag", "field.set", field=".Payload.After.tag", expression="'t' + str(after.i)")
+    lab.pipeline(
+        connectors=[source(), *(outputs or [destination()])],
+        processors=[DECODE, tag, digits, CONVERT],
+        **{"dead-letter-queue": queue(), **more},
+    )
+
+
+def delivered(lab: Lab, name: str = "out.jsonl") -> Counter[int]:
+    """How often each record is there."""
+    return Counter(row["i"] for row in lab.documents(name))
+
+
+def positions(lab: Lab) -> list[Any]:
+    """Where every source stands."""
+    with lab.store() as database:
+        return source_rows(database, "p")
+
+
+def done(run: Any, *words: str) -> Any:
+    """What a verb of dlq that went well gave."""
+    return result(run("dlq", *words, "--json"))
+
+
+def failure(run: Any, *words: str) -> Any:
+    """The error of one that did not."""
+    return error(run("dlq", *words, "--json"))
+
+
+def letters(run: Any, *more: str) -> list[dict[str, Any]]:
+    """The listed letters, the newest first."""
+    found = done(run, "list", "p", *more)["pipelines"]
+    return found[0]["letters"] if found else []
