@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from conduit_dagster.cli.example_text import ExampleText
 from conduit_dagster.cli.reference import Page, Setting, connector_pages, processor_pages, section_pages
 from conduit_dagster.engine.plugins import Plugins
 
@@ -40,6 +41,17 @@ def _page(page: Page) -> Iterator[str]:
     for note in page.notes:
         yield note
         yield ""
+    for example in page.examples:
+        yield from _example(example)
+
+
+def _example(example: ExampleText) -> Iterator[str]:
+    settings = ", ".join(f"`{key}: {value}`" for key, value in example.settings.items())
+    yield f"{example.title}{': ' if settings else ''}{settings}"
+    yield ""
+    yield f"    in   {example.given}"
+    yield from (f"    out  {text}" for text in example.gives)
+    yield ""
 
 
 def _row(setting: Setting) -> str:

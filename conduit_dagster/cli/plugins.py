@@ -13,6 +13,7 @@ from conduit_dagster.cli.verb import AsJson, perform
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conduit_dagster.cli.example_text import ExampleText
     from conduit_dagster.cli.reference import Page
     from conduit_dagster.engine.plugins import Plugins
 
@@ -85,6 +86,10 @@ def _describe(noun: str, name: str) -> Outcome:
     return Outcome("", result, show=lambda console: _show_pages(console, found))
 
 
+def _out(example: ExampleText) -> list[tuple[str, str]]:
+    return [("out", text) for text in example.gives]
+
+
 def _unknown(noun: str, name: str, names: list[str]) -> Exception:
     from conduit_dagster.config.findings import did_you_mean
 
@@ -105,4 +110,7 @@ def _show_pages(console: Console, pages: list[Page]) -> None:
             print_table(console, ("setting", "type", "default", "description"), rows)
         for line in page.notes:
             console.print(line)
+        for example in page.examples:
+            console.print(f"\n{example.title}")
+            print_table(console, ("", ""), [*example.settings.items(), ("in", example.given), *_out(example)])
         console.print()

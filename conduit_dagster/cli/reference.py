@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from conduit_dagster.cli.docstrings import field_docstrings
+from conduit_dagster.cli.example_text import ExampleText, example_text
 from conduit_dagster.cli.setting_types import default_text, type_text
 from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.config.section import kebab
 from conduit_dagster.connectors import registry as connector_registry
 from conduit_dagster.connectors.base import Destination, Source
 from conduit_dagster.processors import registry as processor_registry
+from conduit_dagster.processors.base import Processor
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.plugins import Plugins
@@ -52,6 +54,7 @@ class Page:
     text: str
     settings: tuple[Setting, ...]
     notes: tuple[str, ...] = ()
+    examples: tuple[ExampleText, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -90,7 +93,8 @@ def processor_pages(plugins: Plugins) -> list[Page]:
 def _pages(kinds: Iterable[tuple[str, Any]], role: str, origin: str, plugins: Plugins) -> Iterator[Page]:
     for name, kind in kinds:
         settings = tuple(settings_of(kind.Settings, plugins.texts))
-        yield Page(name, role, origin, _text(kind), settings, tuple(_notes(kind)))
+        examples = tuple(example_text(example) for example in getattr(kind, "examples", ()))
+        yield Page(name, role, origin, _text(kind), settings, tuple(_notes(kind)), examples)
 
 
 def _notes(kind: Any) -> Iterator[str]:
@@ -99,6 +103,8 @@ def _notes(kind: Any) -> Iterator[str]:
         yield f"Further settings: {', '.join(f'`{key}`' for key in keys)}."
     if issubclass(kind, Destination):
         yield f"Strategies: {', '.join(sorted(kind.strategies))}."
+    if issubclass(kind, Processor) and not kind.deterministic:
+        yield "It is not deterministic: the same record may become something else when a step is repeated."
     if issubclass(kind, Source) and not kind.replayable:
         yield "It cannot be read again, so it needs the log of records."
 

@@ -18,6 +18,7 @@ from conduit_dagster.connectors.base import ConnectorSettings, Destination, Sour
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.processors import registry as processors
+from conduit_dagster.processors.base import ProcessorSettings
 
 _SDK_IGNORED = ("sdk.batch.*", "sdk.rate.*", "sdk.schema.*")
 
@@ -164,7 +165,7 @@ class Binder:
     def _check_settings(self, model: type[BaseModel], settings: Mapping[str, str], where: str) -> None:
         base = f"{where}/settings"
         known = _known_keys(model)
-        patterns = model.open_keys if issubclass(model, ConnectorSettings) else ()
+        patterns = model.open_keys if issubclass(model, ConnectorSettings | ProcessorSettings) else ()
         for key in settings:
             if key not in known and not any(fnmatch(key, pattern) for pattern in (*patterns, *_SDK_IGNORED)):
                 self._unknown_setting(pointers.child(base, key), key, known)

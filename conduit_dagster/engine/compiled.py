@@ -117,6 +117,7 @@ def compile_program(program: Program, plugins: Plugins | None = None) -> Compile
 class _Maker:
     def __init__(self, program: Program, plugins: Plugins) -> None:
         self._program, self._plugins, self._clock = program, plugins, Clock()
+        self._redaction = Redaction(program.redact)
         self._turn = Turn(program.pipeline)
         self._processors: list[Processor] = []
 
@@ -128,7 +129,7 @@ class _Maker:
         nodes = [self._node(spec) for spec in program.processors]
         outlets = [self._outlet(spec) for spec in program.destinations]
         letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
-        redaction = Redaction(program.redact)
+        redaction = self._redaction
         keys = max(outlet.destination.reads_keys for outlet in outlets)
         # a condition may look at the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
@@ -180,7 +181,9 @@ class _Maker:
         kind = processors.find(spec.plugin, self._plugins.processors)
         if kind is None:
             raise _unknown("processor", spec.plugin)
-        context = ProcessorContext(self._program.pipeline, spec.node, self._clock, consumer, self._turn)
+        context = ProcessorContext(
+            self._program.pipeline, spec.node, self._clock, consumer, self._turn, self._redaction.record
+        )
         processor: Processor = kind(kind.Settings.model_validate(spec.settings), context)
         self._processors.append(processor)
         return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)

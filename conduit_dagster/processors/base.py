@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -44,6 +45,18 @@ class ProcessorSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
+    open_keys: ClassVar[tuple[str, ...]] = ()
+    """Patterns (``fnmatch``) of keys beyond the fields, such as ``headers.*``; for a model with ``extra="allow"``."""
+
+    def below(self, prefix: str) -> dict[str, str]:
+        """The settings whose keys begin with ``prefix``, without it."""
+        extra = self.model_extra or {}
+        return {key.removeprefix(prefix): str(value) for key, value in extra.items() if key.startswith(prefix)}
+
+
+def _same(record: Record) -> Record:
+    return record
+
 
 @dataclass(frozen=True)
 class ProcessorContext:
@@ -56,6 +69,8 @@ class ProcessorContext:
     consumer: str = ""
     """The destination that the processor belongs to; empty before the fan-out."""
     turn: Turn = field(default_factory=Turn)
+    mask: Callable[[Record], Record] = _same
+    """Gives the record without the values that the pipeline's file redacts: for whatever is printed."""
 
     @property
     def delivery_hash(self) -> str:
@@ -76,6 +91,17 @@ class ProcessError(Exception):
         self.message = message
 
 
+@dataclass(frozen=True)
+class Example:
+    """What a processor does to one record; ``processors describe`` shows it, and a test runs it."""
+
+    title: str
+    settings: Mapping[str, str]
+    given: Record
+    gives: Record | list[Record] | Drop | str
+    """What comes out; of a nack its code."""
+
+
 class Processor:
     """Turns a record into one record or several, drops it, or raises to nack it; a ``TransientError`` is no nack: the
     pipeline recovers and the step is repeated.
@@ -87,6 +113,10 @@ class Processor:
     name: ClassVar[str]
     """The plugin's name in a pipeline file, such as ``field.set``."""
     Settings: ClassVar[type[ProcessorSettings]] = ProcessorSettings
+    examples: ClassVar[Sequence[Example]] = ()
+    deterministic: ClassVar[bool] = True
+    """False where the same record may become something else the next time: a step whose staging is lost after it was
+    prepared can't be staged again then, and waits for an operator (``delivery.rebuild_differs``)."""
     shares_records: ClassVar[bool] = False
     """True only where ``process`` replaces ``record.metadata`` instead of changing it, and makes nothing that JSON
     cannot hold. Otherwise the engine hands over records of their own and checks what comes back."""

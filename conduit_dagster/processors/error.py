@@ -9,6 +9,7 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.processors.base import (
+    Example,
     Nack,
     ProcessError,
     Processor,
@@ -42,6 +43,9 @@ class Error(Processor):
     Settings: ClassVar[type[ProcessorSettings]] = ErrorSettings
     shares_records: ClassVar[bool] = True
     settings: ErrorSettings
+    examples = (
+        Example("Every record", {"message": "bad id {{ .Payload.After.id }}"}, Record("1", {}, {"id": 1}), _CODE),
+    )
 
     def __init__(self, settings: ErrorSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

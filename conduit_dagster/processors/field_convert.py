@@ -14,7 +14,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
-from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import Reference, kind_of
@@ -54,6 +54,20 @@ class FieldConvert(InPlaceProcessor):
     name: ClassVar[str] = "field.convert"
     Settings: ClassVar[type[ProcessorSettings]] = FieldConvertSettings
     settings: FieldConvertSettings
+    examples = (
+        Example(
+            "Text to a number",
+            {"field": ".Payload.After.age", "type": "int"},
+            Record("1", {}, {"age": "41"}),
+            Record("1", {}, {"age": 41}),
+        ),
+        Example(
+            "What is none is nacked",
+            {"field": ".Payload.After.age", "type": "int"},
+            Record("1", {}, {"age": "x"}),
+            "field.convert.invalid",
+        ),
+    )
 
     def __init__(self, settings: FieldConvertSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

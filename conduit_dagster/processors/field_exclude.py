@@ -9,7 +9,7 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import list_items, reference, refused
 from conduit_dagster.reference import Reference
@@ -41,6 +41,14 @@ class FieldExclude(InPlaceProcessor):
     name: ClassVar[str] = "field.exclude"
     Settings: ClassVar[type[ProcessorSettings]] = FieldExcludeSettings
     settings: FieldExcludeSettings
+    examples = (
+        Example(
+            "Two fields",
+            {"fields": ".Payload.After.tags,.Metadata.team"},
+            Record("1", {"team": "a"}, {"id": 1, "tags": []}),
+            Record("1", {}, {"id": 1}),
+        ),
+    )
 
     def __init__(self, settings: FieldExcludeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import list_items, reference, refused
 from conduit_dagster.reference import Reference
@@ -54,6 +54,14 @@ class FieldRename(InPlaceProcessor):
     name: ClassVar[str] = "field.rename"
     Settings: ClassVar[type[ProcessorSettings]] = FieldRenameSettings
     settings: FieldRenameSettings
+    examples = (
+        Example(
+            "A field and a metadata entry",
+            {"mapping": ".Payload.After.name:fullname,.Metadata.key:id"},
+            Record("1", {"key": "7"}, {"name": "Ana"}),
+            Record("1", {"id": "7"}, {"fullname": "Ana"}),
+        ),
+    )
 
     def __init__(self, settings: FieldRenameSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_expression, compile_template, reads_key
-from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import Expression, Field, Template, failure, refused
 from conduit_dagster.reference import Reference, kind_of
@@ -58,6 +58,20 @@ class FieldSet(InPlaceProcessor):
     name: ClassVar[str] = "field.set"
     Settings: ClassVar[type[ProcessorSettings]] = FieldSetSettings
     settings: FieldSetSettings
+    examples = (
+        Example(
+            "A Go template",
+            {"field": ".Payload.After.label", "value": "{{ .Payload.After.name }}-{{ .Payload.After.id }}"},
+            Record("1", {}, {"id": 1, "name": "Ana"}),
+            Record("1", {}, {"id": 1, "name": "Ana", "label": "Ana-1"}),
+        ),
+        Example(
+            "An expression keeps its type",
+            {"field": ".Payload.After.total", "expression": "after.amount * 100"},
+            Record("1", {}, {"amount": 2}),
+            Record("1", {}, {"amount": 2, "total": 200}),
+        ),
+    )
 
     def __init__(self, settings: FieldSetSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

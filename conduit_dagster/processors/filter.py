@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import DROP, Drop, Processor, Record, Result
+from conduit_dagster.processors.base import DROP, Drop, Example, Processor, Record, Result
 
 
 class Filter(Processor):
@@ -17,6 +17,7 @@ class Filter(Processor):
 
     name: ClassVar[str] = "filter"
     shares_records: ClassVar[bool] = True
+    examples = (Example("Every record", {}, Record("1", {}, {"id": 1}), DROP),)
 
     @property
     @override

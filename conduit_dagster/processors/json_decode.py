@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import Reference, kind_of
@@ -38,6 +38,15 @@ class JsonDecode(InPlaceProcessor):
     name: ClassVar[str] = "json.decode"
     Settings: ClassVar[type[ProcessorSettings]] = JsonDecodeSettings
     settings: JsonDecodeSettings
+    examples = (
+        Example(
+            "A whole payload",
+            {"field": ".Payload.After"},
+            Record("1", {}, b'{"id": 1}'),
+            Record("1", {}, {"id": 1}),
+        ),
+        Example("No JSON", {"field": ".Payload.After"}, Record("1", {}, b"hello"), "json.decode.invalid"),
+    )
 
     def __init__(self, settings: JsonDecodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

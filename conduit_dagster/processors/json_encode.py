@@ -9,7 +9,7 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import Reference
@@ -35,6 +35,14 @@ class JsonEncode(InPlaceProcessor):
     name: ClassVar[str] = "json.encode"
     Settings: ClassVar[type[ProcessorSettings]] = JsonEncodeSettings
     settings: JsonEncodeSettings
+    examples = (
+        Example(
+            "A field of a document",
+            {"field": ".Payload.After.address"},
+            Record("1", {}, {"address": {"zip": "10000"}}),
+            Record("1", {}, {"address": '{"zip":"10000"}'}),
+        ),
+    )
 
     def __init__(self, settings: JsonEncodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)

@@ -19,6 +19,7 @@ from conduit_dagster.expressions import (
     compile_expression,
     compile_template,
 )
+from conduit_dagster.processors.base import ProcessorSettings
 from conduit_dagster.reference import Reference, ReferenceSyntaxError
 
 _LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
@@ -37,6 +38,12 @@ def reference(text: str, start: int = 0) -> Reference:
         raise refused("reference", error.message, error.fix, start + error.column) from None
 
 
+def needs_some(settings: ProcessorSettings, prefix: str, example: str) -> None:
+    """Refuses settings without a key that begins with ``prefix``."""
+    if not settings.below(prefix):
+        raise refused("value", f"there is no setting {prefix}NAME", example)
+
+
 def failure(error: Exception) -> str:
     """Why an expression or template does not fit a record, for its nack."""
     return str(error) if isinstance(error, EvaluationError) else f"{type(error).__name__}: {error}"
@@ -52,6 +59,13 @@ def list_items(text: str) -> Iterator[tuple[int, str]]:
 
 def _field(text: str) -> str:
     return reference(text.strip()).text
+
+
+def _changeable(text: str) -> str:
+    text = _field(text)
+    if reference(text).root == "position":
+        raise refused("reference", ".Position cannot be changed", "a position belongs to its source: take a field", 0)
+    return text
 
 
 def _data_field(text: str) -> str:
@@ -82,6 +96,8 @@ def _expression(text: str) -> str:
 
 Field = Annotated[str, AfterValidator(_field)]
 """A reference to any part of a record."""
+ChangeableField = Annotated[str, AfterValidator(_changeable)]
+"""A reference to any part but the position."""
 DataField = Annotated[str, AfterValidator(_data_field)]
 """A reference into the key or a payload."""
 Template = Annotated[str, AfterValidator(_template)]

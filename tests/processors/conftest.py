@@ -13,7 +13,7 @@ from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors.base import Nack, Processor, ProcessorContext, Result
 from conduit_dagster.processors.registry import find
-from conduit_dagster.record import Record
+from conduit_dagster.record import READ_AT, Record
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 Settings = dict[str, str]
@@ -80,8 +80,12 @@ def _processed(steps: list[dict[str, Any]], records: list[Record]) -> tuple[list
     for step in steps:
         results = _conditional(make(step["plugin"], step.get("settings")), step.get("condition"), records)
         nacked += [record for record, result in zip(records, results, strict=True) if isinstance(result, Nack)]
-        records = [result for result in results if isinstance(result, Record)]
+        records = [record for result in results for record in _several(result)]
     return records, sorted(nacked, key=lambda record: int(record.position))
+
+
+def _several(result: Result) -> list[Record]:
+    return result if isinstance(result, list) else [result] if isinstance(result, Record) else []
 
 
 def _conditional(processor: Processor, condition: str | None, records: list[Record]) -> list[Result]:
@@ -99,6 +103,9 @@ def _if(condition: Callable[[Record], bool], processor: Processor, record: Recor
 
 def _written(records: list[Record], destination: Settings) -> bytes:
     name = destination.get("sdk.record.format", "opencdc/json")
+    for record in records:
+        if record.metadata.get(READ_AT, "").isdigit():  # times may differ
+            record.metadata = {**record.metadata, READ_AT: "TIME"}
     lines, refused = make_format(name, destination.get("sdk.record.format.options", "")).encode_block(records)
     assert not refused
     return lines

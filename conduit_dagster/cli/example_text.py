@@ -1,0 +1,56 @@
+"""An example of a processor, for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.processors.base import Example
+from conduit_dagster.record import Record
+
+
+@dataclass(frozen=True)
+class ExampleText:
+    """What goes in and what comes out, record by record as JSON without its empty parts."""
+
+    title: str
+    settings: Mapping[str, str]
+    given: str
+    gives: tuple[str, ...]
+
+
+def example_text(example: Example) -> ExampleText:
+    """An example as the reference shows it."""
+    gives = example.gives
+    records = gives if isinstance(gives, list) else [gives] if isinstance(gives, Record) else None
+    if records is None:
+        said = f"nacked: {gives}" if isinstance(gives, str) else "dropped"
+        return ExampleText(example.title, dict(example.settings), _text(example.given), (said,))
+    return ExampleText(
+        example.title, dict(example.settings), _text(example.given), tuple(_text(record) for record in records)
+    )
+
+
+def _text(record: Record) -> str:
+    parts: dict[str, Any] = {
+        "operation": record.operation if record.operation != "create" else None,
+        "metadata": record.metadata or None,
+        "key": _readable(record.key),
+        "before": _readable(record.before),
+        "after": _readable(record.after),
+    }
+    shown = {name: part for name, part in parts.items() if part is not None}
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def _readable(part: Any) -> Any:
+    if not isinstance(part, bytes):
+        return part
+    try:
+        return part.decode()
+    except UnicodeDecodeError:
+        return msgspec.to_builtins(part)

@@ -1,0 +1,85 @@
+"""``base64.decode``: the text or the bytes behind Base64."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, ClassVar, Final
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.settings import ChangeableField
+from conduit_dagster.reference import Reference, kind_of
+
+_BREAKS: Final = b"\r\n"
+
+
+class Base64DecodeSettings(ProcessorSettings):
+    """Settings of ``base64.decode``."""
+
+    field: ChangeableField = Describe(
+        description="The field to decode, such as `.Payload.After.photo`. `.Position` cannot be decoded."
+    )
+
+
+class Base64Decode(InPlaceProcessor):
+    """Decode a field from Base64 (the standard alphabet, with padding; line breaks are ignored).
+
+    A whole payload or the key becomes raw data. Within a document and in metadata the bytes must be UTF-8 text, else
+    the record is nacked: a document can't hold them, where Conduit would replace what is none. A field that is missing
+    or null stays so.
+    """
+
+    name: ClassVar[str] = "base64.decode"
+    Settings: ClassVar[type[ProcessorSettings]] = Base64DecodeSettings
+    settings: Base64DecodeSettings
+    examples = (
+        Example(
+            "A field of a document",
+            {"field": ".Payload.After.name"},
+            Record("1", {}, {"name": "aGVsbG8="}),
+            Record("1", {}, {"name": "hello"}),
+        ),
+        Example("No Base64", {"field": ".Payload.After.name"}, Record("1", {}, {"name": "!"}), "base64.decode.invalid"),
+    )
+
+    def __init__(self, settings: Base64DecodeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self._field.root == "key"
+
+    @override
+    def change(self, record: Record) -> None:
+        self._field.create_way(record)
+        value = self._field.get(record)
+        if value is None:
+            return
+        if not isinstance(value, bytes | str):
+            raise self._invalid(f"is {kind_of(value)}, not text")
+        decoded = self._decoded(value)
+        whole = self._field.root in ("after", "before", "key") and not self._field.path
+        self._field.set(record, decoded if whole else self._text(decoded))
+
+    def _decoded(self, value: bytes | str) -> bytes:
+        try:
+            data = value.encode("ascii") if isinstance(value, str) else value
+            return base64.b64decode(data.translate(None, _BREAKS), validate=True)
+        except (UnicodeError, binascii.Error) as error:
+            reason = "it holds characters beyond ASCII" if isinstance(error, UnicodeError) else str(error)
+            raise self._invalid(f"is no Base64: {reason}") from None
+
+    def _text(self, decoded: bytes) -> Any:
+        try:
+            return decoded.decode()
+        except UnicodeDecodeError as error:
+            raise self._invalid(f"is no UTF-8 text once decoded ({error.reason}); a whole payload may be") from None
+
+    def _invalid(self, what: str) -> ProcessError:
+        return ProcessError(f"{self.settings.field} {what}", code="base64.decode.invalid")

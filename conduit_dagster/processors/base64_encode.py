@@ -1,0 +1,68 @@
+"""``base64.encode``: text or bytes as Base64."""
+
+from __future__ import annotations
+
+import base64
+from typing import ClassVar
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.field_convert import to_string
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.settings import ChangeableField
+from conduit_dagster.reference import Reference, kind_of
+
+
+class Base64EncodeSettings(ProcessorSettings):
+    """Settings of ``base64.encode``."""
+
+    field: ChangeableField = Describe(
+        description="The field to encode, such as `.Payload.After.photo`. `.Position` cannot be encoded."
+    )
+
+
+class Base64Encode(InPlaceProcessor):
+    """Encode a field as Base64: raw data, text, or a number or boolean by its text.
+
+    A document or a list is a nack: put json.encode before. A field that is missing or null stays so.
+    """
+
+    name: ClassVar[str] = "base64.encode"
+    Settings: ClassVar[type[ProcessorSettings]] = Base64EncodeSettings
+    settings: Base64EncodeSettings
+    examples = (
+        Example(
+            "A field of a document",
+            {"field": ".Payload.After.name"},
+            Record("1", {}, {"name": "hello"}),
+            Record("1", {}, {"name": "aGVsbG8="}),
+        ),
+        Example("A whole payload", {"field": ".Payload.After"}, Record("1", {}, b"\x00\xff"), Record("1", {}, b"AP8=")),
+    )
+
+    def __init__(self, settings: Base64EncodeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self._field.root == "key"
+
+    @override
+    def change(self, record: Record) -> None:
+        self._field.create_way(record)
+        value = self._field.get(record)
+        if value is None:
+            return
+        if isinstance(value, dict | list):
+            message = f"{self.settings.field} is {kind_of(value)}, not text or raw data: put json.encode before"
+            raise ProcessError(message, code="base64.encode.invalid")
+        try:
+            data = value if isinstance(value, bytes) else to_string(value).encode()
+        except UnicodeEncodeError:
+            message = f"{self.settings.field} holds half a character (a lone surrogate)"
+            raise ProcessError(message, code="base64.encode.invalid") from None
+        self._field.set(record, base64.b64encode(data).decode())

@@ -1,0 +1,79 @@
+"""``opfilter``: Transporter's function that lets on only some operations."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Final, Self
+
+from pydantic import AfterValidator, model_validator
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import DROP, Drop, Example, Processor, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.documents import names_in
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.record import OPERATIONS
+
+_WORDS: Final = {
+    **{operation: frozenset({operation}) for operation in OPERATIONS},
+    "insert": frozenset({"create", "snapshot"}),
+}
+
+
+def _operations(text: str) -> str:
+    for name in names_in(text):
+        if name.lower() not in _WORDS:
+            raise refused("value", f"there is no operation {name}", f"one of {', '.join(_WORDS)}")
+    return text
+
+
+Operations = Annotated[str, AfterValidator(_operations)]
+
+
+class OpfilterSettings(ProcessorSettings):
+    """Settings of ``opfilter``: one of the two lists."""
+
+    whitelist: Operations = Describe(
+        default="",
+        description="Only these go on, such as `insert,update`. `insert`, Transporter's word, is create and snapshot.",
+    )
+    blacklist: Operations = Describe(default="", description="These go no further.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if not (self.whitelist or self.blacklist):
+            raise refused("value", "neither whitelist nor blacklist is given", "give one of the two")
+        return self
+
+
+class Opfilter(Processor):
+    """Let on records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
+
+    name: ClassVar[str] = "opfilter"
+    Settings: ClassVar[type[ProcessorSettings]] = OpfilterSettings
+    settings: OpfilterSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "No deletes", {"blacklist": "delete"}, Record("1", {}, None, {"_id": 0}, None, "delete"), DROP
+        ),
+        Example(
+            "Inserts", {"whitelist": "insert"}, Record("1", {}, {"_id": 0}), Record("1", {}, {"_id": 0})
+        ),
+    )  # fmt: skip
+
+    def __init__(self, settings: OpfilterSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        white, black = (
+            {operation for name in names_in(text) for operation in _WORDS[name.lower()]}
+            for text in (settings.whitelist, settings.blacklist)
+        )
+        self._goes_on = (white or set(OPERATIONS)) - black
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def process(self, record: Record) -> Record | Drop:
+        return record if record.operation in self._goes_on else DROP

@@ -1,0 +1,49 @@
+"""``pick``: Transporter's function that keeps some fields."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.documents import FieldNames, document_of, names_in
+from conduit_dagster.processors.in_place import InPlaceProcessor
+
+
+class PickSettings(ProcessorSettings):
+    """Settings of ``pick``."""
+
+    fields: FieldNames = Describe(description="The fields of the payload's document to keep: `_id,name`.")
+
+
+class Pick(InPlaceProcessor):
+    """Keep only these fields of the document in ``.Payload.After``, in this order, as Transporter's ``pick``."""
+
+    name: ClassVar[str] = "pick"
+    Settings: ClassVar[type[ProcessorSettings]] = PickSettings
+    settings: PickSettings
+    examples = (
+        Example(
+            "Two fields",
+            {"fields": "_id,name,other"},
+            Record("1", {}, {"_id": 0, "name": "a", "type": "t", "count": 10}),
+            Record("1", {}, {"_id": 0, "name": "a"}),
+        ),
+    )
+
+    def __init__(self, settings: PickSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._names = names_in(settings.fields)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def change(self, record: Record) -> None:
+        document = document_of(record)
+        if document is not None:
+            record.after = {name: document[name] for name in self._names if name in document}

@@ -1,0 +1,52 @@
+"""``pretty``: Transporter's function that logs each record."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+import msgspec
+import structlog
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+
+_log = structlog.get_logger(__name__)
+
+
+class PrettySettings(ProcessorSettings):
+    """Settings of ``pretty``."""
+
+    spaces: int = Describe(default=2, ge=0, le=16, description="How far to indent; with 0 it is one line.")
+
+
+class Pretty(InPlaceProcessor):
+    """Log the payload of each record as JSON (level info), as Transporter's ``pretty``; the record goes on unchanged.
+
+    What the pipeline's file redacts is masked. In a step that is repeated it is logged again.
+    """
+
+    name: ClassVar[str] = "pretty"
+    Settings: ClassVar[type[ProcessorSettings]] = PrettySettings
+    settings: PrettySettings
+    examples = (Example("Unchanged", {}, Record("1", {}, {"_id": 0}), Record("1", {}, {"_id": 0})),)
+
+    def __init__(self, settings: PrettySettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._indent = settings.spaces or None
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def change(self, record: Record) -> None:
+        shown: Any = self.context.mask(record).after
+        text = shown.decode("utf-8", "replace") if isinstance(shown, bytes) else self._text(shown)
+        _log.info(text, node=self.context.node_id)
+
+    def _text(self, value: Any) -> str:
+        return json.dumps(msgspec.to_builtins(value), indent=self._indent, ensure_ascii=False)

@@ -1,0 +1,73 @@
+"""``remap``: Transporter's function that gives records another namespace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from pydantic import ConfigDict
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.settings import needs_some
+from conduit_dagster.record import COLLECTION
+
+_MAP = "ns_map."
+
+
+class RemapSettings(ProcessorSettings):
+    """Settings of ``remap``: ``ns_map.OLD: NEW`` for each namespace."""
+
+    model_config = ConfigDict(extra="allow")
+    open_keys: ClassVar[tuple[str, ...]] = (f"{_MAP}*",)
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        needs_some(self, _MAP, "such as ns_map.orders: archive")
+
+
+class Remap(InPlaceProcessor):
+    """Give records of a namespace another one (the metadata ``opencdc.collection``), as Transporter's ``remap``.
+
+    Records of namespaces that are not named stay as they are.
+    """
+
+    name: ClassVar[str] = "remap"
+    Settings: ClassVar[type[ProcessorSettings]] = RemapSettings
+    settings: RemapSettings
+    examples = (
+        Example(
+            "One namespace",
+            {"ns_map.foo": "bar"},
+            Record("1", {COLLECTION: "foo"}, {"_id": 0}),
+            Record("1", {COLLECTION: "bar"}, {"_id": 0}),
+        ),
+    )
+
+    def __init__(self, settings: RemapSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._names = settings.below(_MAP)
+        self.loop = self._loop
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def change(self, record: Record) -> None:
+        found = self._names.get(record.collection)
+        if found is not None:
+            record.metadata = {**record.metadata, COLLECTION: found}
+
+    def _loop(self, rest: Iterator[Any]) -> None:
+        names, last, changed = self._names, None, None
+        for record in rest:
+            # records that share their metadata go on sharing it
+            if record.metadata is not last:
+                last = changed = record.metadata
+                found = names.get(last.get(COLLECTION, ""))
+                if found is not None:
+                    changed = {**last, COLLECTION: found}
+            record.metadata = changed

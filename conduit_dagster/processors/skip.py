@@ -1,0 +1,160 @@
+"""``skip``: Transporter's function that lets only matching records on."""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable
+from typing import Any, ClassVar, Final, Self
+
+import re2
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.processors.base import (
+    DROP,
+    Drop,
+    Example,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+)
+from conduit_dagster.processors.documents import document_of
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.reference import kind_of
+
+Compare = Callable[[Any, Any], bool]
+_ORDERS: Final[dict[str, Compare]] = {
+    word: compare
+    for words, compare in (
+        ((">", "gt", "$gt"), operator.gt),
+        ((">=", "gte", "$gte"), operator.ge),
+        (("<", "lt", "$lt"), operator.lt),
+        (("<=", "lte", "$lte"), operator.le),
+    )
+    for word in words
+}
+_EQUAL: Final = ("==", "eq", "$eq")
+_FITS: Final = "=~"
+_WRONG: Final = "skip.wrong_type"
+
+
+class SkipSettings(ProcessorSettings):
+    """Settings of ``skip``."""
+
+    field: str = Describe(min_length=1, description="The field of the payload's document that is compared.")
+    operator: str = Describe(
+        description="`==` (`eq`, `$eq`), `=~` (a regular expression, unanchored), `>` (`gt`, `$gt`), `>=` (`gte`, "
+        "`$gte`), `<` (`lt`, `$lt`), `<=` (`lte`, `$lte`)."
+    )
+    match: str = Describe(
+        description='What it is compared with: JSON where it is JSON (`10`, `true`, `"10"`), else text.'
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        known = (*_EQUAL, _FITS, *_ORDERS)
+        if self.operator not in known:
+            raise refused("value", f"there is no operator {self.operator}", f"one of {', '.join(known)}")
+        if self.operator == _FITS:
+            try:
+                re2.compile(self.match)
+            except re2.error as error:
+                raise refused("value", f"{self.match} is no regular expression: {error}", "RE2 syntax") from None
+        elif self.operator in _ORDERS and _number(_json(self.match)) is None:
+            raise refused("value", f"{self.match} is no number", "an order compares numbers")
+        return self
+
+
+class Skip(Processor):
+    """Let on the records whose field matches; the others are dropped and acked, as Transporter's ``skip``.
+
+    ``==`` compares value and type (1 and 1.0 are equal, 10 and "10" are not). The orders compare numbers, and texts
+    that are numbers; anything else there, and what is no text for ``=~``, is a nack.
+    """
+
+    name: ClassVar[str] = "skip"
+    Settings: ClassVar[type[ProcessorSettings]] = SkipSettings
+    settings: SkipSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "It goes on",
+            {"field": "count", "operator": ">", "match": "9"},
+            Record("1", {}, {"count": 10}),
+            Record("1", {}, {"count": 10}),
+        ),
+        Example(
+            "It is dropped", {"field": "count", "operator": ">", "match": "10"}, Record("1", {}, {"count": 10}), DROP
+        ),
+        Example(
+            "It can't be compared",
+            {"field": "count", "operator": ">", "match": "10"},
+            Record("1", {}, {"count": False}),
+            "skip.wrong_type",
+        ),
+    )
+
+    def __init__(self, settings: SkipSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._matches = _matcher(settings)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return False
+
+    @override
+    def process(self, record: Record) -> Record | Drop:
+        document = document_of(record) or {}
+        return record if self._matches(document.get(self.settings.field)) else DROP
+
+
+def _matcher(settings: SkipSettings) -> Callable[[Any], bool]:
+    field, match = settings.field, _json(settings.match)
+    if settings.operator in _EQUAL:
+        return lambda value: _same(value, match)
+    if settings.operator == _FITS:
+        search = re2.compile(settings.match).search
+        return lambda value: search(_text(value, field)) is not None
+    compare, limit = _ORDERS[settings.operator], _number(match)
+    return lambda value: compare(_comparable(value, field), limit)
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _same(value: Any, match: Any) -> bool:
+    # True == 1 in Python, and not in JSON
+    return value == match and isinstance(value, bool) == isinstance(match, bool)
+
+
+def _text(value: Any, field: str) -> str:
+    if isinstance(value, str):
+        return value
+    raise ProcessError(f"the field {field} is {kind_of(value)}, not text", code=_WRONG)
+
+
+def _comparable(value: Any, field: str) -> float | int:
+    number = _number(value)
+    if number is None:
+        raise ProcessError(f"the field {field} is {kind_of(value)}, not a number: {value!r}", code=_WRONG)
+    return number
+
+
+def _number(value: Any) -> float | int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return value
+    try:
+        return float(value) if isinstance(value, str) and value.strip() == value else None
+    except ValueError:
+        return None

@@ -1,0 +1,79 @@
+"""``split``: one record for each element of a list."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import (
+    Example,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+)
+from conduit_dagster.processors.settings import DataField
+from conduit_dagster.record import copy
+from conduit_dagster.reference import FieldError, Reference, kind_of
+
+INDEX = "split.index"
+
+
+class SplitSettings(ProcessorSettings):
+    """Settings of ``split``."""
+
+    field: DataField = Describe(
+        description="The field that holds the list, such as `.Payload.After.tags`: within a document of the key or "
+        "of a payload. Put json.decode before where these are raw."
+    )
+
+
+class Split(Processor):
+    """A record for each element of a list, with the element in the list's place.
+
+    The metadata ``split.index`` is the element's place, from 0. Of an empty list nothing goes on: the record is acked.
+    What is no list, or missing, is a nack.
+    """
+
+    name: ClassVar[str] = "split"
+    Settings: ClassVar[type[ProcessorSettings]] = SplitSettings
+    settings: SplitSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "A record for each tag",
+            {"field": ".Payload.After.tags"},
+            Record("1", {}, {"id": 1, "tags": ["a", "b"]}),
+            [Record("1", {INDEX: "0"}, {"id": 1, "tags": "a"}), Record("1", {INDEX: "1"}, {"id": 1, "tags": "b"})],
+        ),
+        Example("No list", {"field": ".Payload.After.tags"}, Record("1", {}, {"id": 1}), "split.no_list"),
+    )
+
+    def __init__(self, settings: SplitSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self._field.root == "key"
+
+    @override
+    def process(self, record: Record) -> list[Record]:
+        try:
+            elements = self._field.get(record)
+        except FieldError as error:
+            raise ProcessError(str(error), code=error.code) from error
+        if not isinstance(elements, list):
+            raise ProcessError(f"{self.settings.field} is {kind_of(elements)}, not a list", code="split.no_list")
+        # not among what is copied for each of them
+        self._field.set(record, None)
+        metadata = record.metadata
+        found = [record if number == 0 else copy(record) for number in range(len(elements))]
+        for number, (one, element) in enumerate(zip(found, elements, strict=True)):
+            self._field.set(one, element)
+            one.metadata = {**metadata, INDEX: str(number)}
+        return found

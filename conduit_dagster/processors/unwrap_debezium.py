@@ -1,0 +1,114 @@
+"""``unwrap.debezium``: the change that a Debezium record describes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, text_of, unwrapped_key
+from conduit_dagster.record import READ_AT, Data, Document
+from conduit_dagster.reference import Reference, kind_of
+
+_OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
+_NEEDED: Final = ("after", "source", "op")
+_MILLISECOND: Final = 1_000_000
+
+
+class UnwrapDebeziumSettings(ProcessorSettings):
+    """Settings of ``unwrap.debezium``."""
+
+    field: PayloadField = Describe(
+        default=".Payload.After", description="The field that holds the Debezium record, as a document or as JSON."
+    )
+
+
+class UnwrapDebezium(InPlaceProcessor):
+    """Replace the record by the one that Debezium wrapped, but for its position.
+
+    Operation and payloads are Debezium's. Its ``source`` becomes metadata, and its other fields do under
+    ``debezium.``; what it says wins over what was there. ``ts_ms`` becomes ``opencdc.readAt``. A key that has a
+    ``payload`` becomes that. What is no Debezium record is a nack.
+    """
+
+    name: ClassVar[str] = "unwrap.debezium"
+    Settings: ClassVar[type[ProcessorSettings]] = UnwrapDebeziumSettings
+    settings: UnwrapDebeziumSettings
+    examples = (
+        Example(
+            "An insert",
+            {},
+            Record(
+                "1",
+                {"m": "x"},
+                {
+                    "payload": {
+                        "before": None,
+                        "after": {"id": 27},
+                        "source": {"table": "orders"},
+                        "op": "c",
+                        "ts_ms": 1674061777225,
+                    }
+                },
+                b'{"payload": "27"}',
+            ),
+            Record("1", {"m": "x", READ_AT: "1674061777225000000", "table": "orders"}, {"id": 27}, b"27"),
+        ),
+        Example("Something else", {}, Record("1", {}, {"id": 1}), "unwrap.invalid"),
+    )
+
+    def __init__(self, settings: UnwrapDebeziumSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @override
+    def change(self, record: Record) -> None:
+        change = document_in(record, self._field).get("payload")
+        if not isinstance(change, dict):
+            raise invalid(f"{self.settings.field} has no payload")
+        if missing := [name for name in _NEEDED if name not in change]:
+            raise invalid(f"the payload in {self.settings.field} has no {' and no '.join(missing)}")
+        operation = _OPERATIONS.get(change["op"]) if isinstance(change["op"], str) else None
+        if operation is None:
+            raise invalid(f"{change['op']!r} is no operation of Debezium: {', '.join(_OPERATIONS)}")
+        before, after, metadata = _data(change, "before"), _data(change, "after"), dict(_metadata(change))
+        record.metadata = {**record.metadata, **metadata}
+        record.operation, record.before, record.after = operation, before, after
+        record.key = unwrapped_key(record.key)
+
+
+def _data(change: Document, name: str) -> Data:
+    value = change.get(name)
+    if value is None or isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    raise invalid(f"{name} is {kind_of(value)}, not a document or text")
+
+
+def _metadata(change: Document) -> Iterator[tuple[str, str]]:
+    for name, value in change.items():
+        if name == "ts_ms":
+            yield READ_AT, _nanoseconds(value)
+        elif name not in ("after", "before", "op", "source"):
+            yield from _flat(f"debezium.{name}", value)
+    # last: it wins
+    yield from _flat("", change["source"])
+
+
+def _nanoseconds(value: Any) -> str:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise invalid(f"ts_ms is {kind_of(value)}, not a number")
+    return str(int(value) * _MILLISECOND)
+
+
+def _flat(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(f"{key}.{name}" if key else name, inner)
+    elif value is not None:
+        yield key, text_of(value)

@@ -1,0 +1,54 @@
+"""``unwrap.kafkaconnect``: the payload of a Kafka Connect record."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, unwrapped_key
+from conduit_dagster.reference import Reference
+
+
+class UnwrapKafkaconnectSettings(ProcessorSettings):
+    """Settings of ``unwrap.kafkaconnect``."""
+
+    field: PayloadField = Describe(
+        default=".Payload.After", description="The field that holds the Kafka Connect record, as a document or as JSON."
+    )
+
+
+class UnwrapKafkaconnect(InPlaceProcessor):
+    """Replace the payload by that of a Kafka Connect record: a create, with nothing before.
+
+    A key that has a ``payload`` becomes that; position and metadata stay. What has no document as its ``payload`` is a
+    nack.
+    """
+
+    name: ClassVar[str] = "unwrap.kafkaconnect"
+    Settings: ClassVar[type[ProcessorSettings]] = UnwrapKafkaconnectSettings
+    settings: UnwrapKafkaconnectSettings
+    examples = (
+        Example(
+            "From JSON",
+            {},
+            Record("1", {"m": "x"}, b'{"payload": {"name": "a"}, "schema": {}}', {"payload": {"id": 27}, "schema": {}}),
+            Record("1", {"m": "x"}, {"name": "a"}, {"id": 27}),
+        ),
+        Example("No payload", {}, Record("1", {}, {"id": 1}), "unwrap.invalid"),
+    )
+
+    def __init__(self, settings: UnwrapKafkaconnectSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @override
+    def change(self, record: Record) -> None:
+        payload = document_in(record, self._field).get("payload")
+        if not isinstance(payload, dict):
+            raise invalid(f"{self.settings.field} has no payload")
+        record.operation, record.before, record.after = "create", None, payload
+        record.key = unwrapped_key(record.key)

@@ -1,0 +1,92 @@
+"""``unwrap.opencdc``: an OpenCDC record that a field holds."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from typing import Any, ClassVar
+
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.settings import DataField
+from conduit_dagster.processors.unwrapping import document_in, invalid, text_of
+from conduit_dagster.record import OPERATIONS, Data, Document
+from conduit_dagster.reference import Reference, kind_of
+
+
+class UnwrapOpencdcSettings(ProcessorSettings):
+    """Settings of ``unwrap.opencdc``."""
+
+    field: DataField = Describe(
+        default=".Payload.After", description="The field that holds the record, as a document or as JSON."
+    )
+
+
+class UnwrapOpencdc(InPlaceProcessor):
+    """Replace the record by the one that a field of it holds, but for its position.
+
+    For records that went through a system in between, in the layout that ``opencdc/json`` writes: raw data is Base64
+    text. What has no operation, metadata or payload is a nack.
+    """
+
+    name: ClassVar[str] = "unwrap.opencdc"
+    Settings: ClassVar[type[ProcessorSettings]] = UnwrapOpencdcSettings
+    settings: UnwrapOpencdcSettings
+    examples = (
+        Example(
+            "From JSON",
+            {},
+            Record("7", {"kafka.topic": "t"}, b'{"operation": "update", "metadata": {"m": "x"}, "key": "MQ==",'
+                   b' "payload": {"before": null, "after": {"id": 1}}}'),
+            Record("7", {"m": "x"}, {"id": 1}, b"1", None, "update"),
+        ),
+        Example("Something else", {}, Record("7", {}, {"id": 1}), "unwrap.invalid"),
+    )  # fmt: skip
+
+    def __init__(self, settings: UnwrapOpencdcSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._field = Reference.parse(settings.field)
+
+    @override
+    def change(self, record: Record) -> None:
+        inner = document_in(record, self._field)
+        operation, metadata = _operation(inner), _metadata(inner)
+        payload = _part(inner, "payload")
+        key, before, after = _data(inner, "key"), _data(payload, "before"), _data(payload, "after")
+        record.operation, record.metadata = operation, metadata
+        record.key, record.before, record.after = key, before, after
+
+
+def _operation(inner: Document) -> str:
+    operation = inner.get("operation")
+    if operation not in OPERATIONS:
+        message = "the record has no operation" if operation is None else f"operation {operation!r} is unknown"
+        raise invalid(f"{message}: one of {', '.join(OPERATIONS)}")
+    return operation
+
+
+def _metadata(inner: Document) -> dict[str, str]:
+    return {key: text_of(value) for key, value in _part(inner, "metadata").items()}
+
+
+def _part(inner: Document, name: str) -> Document:
+    value = inner.get(name)
+    if not isinstance(value, dict):
+        message = f"the record has no {name}" if value is None else f"its {name} is {kind_of(value)}, not a document"
+        raise invalid(message)
+    return value
+
+
+def _data(inner: Document, name: str) -> Data:
+    value: Any = inner.get(name)
+    if value is None or isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        try:
+            return base64.b64decode(value.encode(), validate=True)
+        except (binascii.Error, UnicodeError) as error:
+            raise invalid(f"its {name} is no Base64: {error}") from None
+    raise invalid(f"its {name} is {kind_of(value)}, not a document or Base64 text")

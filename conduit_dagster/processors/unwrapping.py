@@ -1,0 +1,72 @@
+"""What the processors that unwrap a record from a field have in common."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from pydantic import AfterValidator
+
+from conduit_dagster.processors.base import ProcessError
+from conduit_dagster.processors.field_convert import to_string
+from conduit_dagster.processors.settings import reference, refused
+from conduit_dagster.record import Data, Document, Record
+from conduit_dagster.reference import FieldError, Reference, kind_of
+
+INVALID = "unwrap.invalid"
+_document = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _in_payload(text: str) -> str:
+    found = reference(text.strip())
+    if found.root not in ("after", "before"):
+        raise refused("reference", f"{found.text} is no payload", "refer to .Payload.After, or to a field in it", 0)
+    return found.text
+
+
+PayloadField = Annotated[str, AfterValidator(_in_payload)]
+"""A reference to a payload, or into one."""
+
+
+def document_in(record: Record, field: Reference) -> Document:
+    """The document in the field, which may be JSON. Raises :class:`ProcessError`."""
+    try:
+        value = field.get(record)
+    except FieldError as error:
+        raise ProcessError(str(error), code=error.code) from error
+    if isinstance(value, bytes | str):
+        try:
+            return _document(value)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise invalid(f"{field.text} is no JSON document: {error}") from None
+    if not isinstance(value, dict):
+        raise invalid(f"{field.text} is {kind_of(value)}, not a document")
+    return value
+
+
+def unwrapped_key(key: Data) -> Data:
+    """What a key of Kafka Connect holds in its ``payload``; another key as it is."""
+    document: Any = key
+    if isinstance(key, bytes):
+        try:
+            document = _document(key)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return key
+    if not isinstance(document, dict) or "payload" not in document:
+        return key
+    payload: Any = document["payload"]
+    if payload is None or isinstance(payload, dict):
+        return payload
+    return text_of(payload).encode()
+
+
+def text_of(value: Any) -> str:
+    """A value as metadata or a raw key hold it: numbers in full, a list or a document as JSON."""
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode()
+    return to_string(value)
+
+
+def invalid(message: str) -> ProcessError:
+    """The nack of a record that can't be unwrapped."""
+    return ProcessError(message, code=INVALID)

@@ -1,0 +1,54 @@
+"""Every built-in shows what it does, and does what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from conduit_dagster.cli.example_text import example_text
+from conduit_dagster.processors.base import DROP, Example, Nack, Processor
+from conduit_dagster.processors.registry import builtin
+from conduit_dagster.record import Record, copy
+
+CASES = [
+    pytest.param(name, example, id=f"{name}: {example.title}")
+    for name, kind in builtin().items()
+    for example in kind.examples
+]
+
+
+@pytest.mark.parametrize("kind", builtin().values(), ids=builtin())
+def test_each_has_one(kind: type[Processor]) -> None:
+    assert kind.examples
+    assert kind.__doc__ and all(field.description for field in kind.Settings.model_fields.values())
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_an_example_is_true(processor: Callable[..., Processor], name: str, example: Example) -> None:
+    given = copy(example.given)
+    [result] = processor(name, dict(example.settings)).process_block([given])
+    if isinstance(example.gives, str):
+        assert isinstance(result, Nack) and result.code == example.gives
+    else:
+        assert result == example.gives
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_shared_metadata_is_replaced(processor: Callable[..., Processor], name: str, example: Example) -> None:
+    """Records of a split share it; what happens to one must not happen to its neighbours."""
+    metadata = dict(example.given.metadata)
+    first, second = (copy(example.given) for _ in range(2))
+    first.metadata = second.metadata = metadata
+    subject = processor(name, dict(example.settings))
+    if subject.shares_records:
+        subject.process_block([first, second])
+        assert metadata == example.given.metadata
+
+
+def test_an_example_is_readable() -> None:
+    record = Record("1", {"m": "x"}, b"raw", {"id": 1}, None, "update")
+    text = example_text(Example("t", {"a": "b"}, record, DROP))
+    assert text.given == '{"operation": "update", "metadata": {"m": "x"}, "key": {"id": 1}, "after": "raw"}'
+    assert text.gives == ("dropped",)
+    assert example_text(Example("t", {}, record, "a.code")).gives == ("nacked: a.code",)

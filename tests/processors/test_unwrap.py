@@ -1,0 +1,143 @@
+"""``unwrap.debezium``, ``unwrap.kafkaconnect`` and ``unwrap.opencdc``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processors.conftest import make
+from pydantic import ValidationError
+
+from conduit_dagster.processors.base import Nack
+from conduit_dagster.record import OPERATIONS, Record, copy, encode
+
+NAMES = ("unwrap.debezium", "unwrap.kafkaconnect", "unwrap.opencdc")
+CHANGE = {"before": None, "after": {"id": 1}, "source": {}, "op": "c"}
+
+
+@pytest.mark.parametrize("case", ["unwrap-debezium", "unwrap-kafkaconnect", "unwrap-opencdc"])
+def test_golden(golden: Callable[[str], None], case: str) -> None:
+    golden(case)
+
+
+def unwrapped(name: str, record: Record, **settings: str) -> Any:
+    [result] = make(name, settings).process_block([record])
+    return result if isinstance(result, Nack) else record
+
+
+def debezium(**change: Any) -> Any:
+    return unwrapped("unwrap.debezium", Record("1", {"m": "x"}, {"payload": {**CHANGE, **change}}))
+
+
+def test_what_debezium_says_of_its_source_wins() -> None:
+    source = {"a": 1, "deep": {"x": True, "n": None, "l": [1, {"y": 2}]}, "m": "y", "opencdc.readAt": "5"}
+    found = debezium(source=source, ts_ms=1.5, transaction={"id": "t"}, other=1e21)
+    assert found.metadata == {
+        "m": "y",
+        "opencdc.readAt": "5",
+        "debezium.transaction.id": "t",
+        "debezium.other": "1000000000000000000000",
+        "a": "1",
+        "deep.x": "true",
+        "deep.l": '[1,{"y":2}]',
+    }
+
+
+@pytest.mark.parametrize(("op", "operation"), [("c", "create"), ("u", "update"), ("d", "delete"), ("r", "snapshot")])
+def test_operations(op: str, operation: str) -> None:
+    assert debezium(op=op).operation == operation
+    assert debezium(op="$unset").operation == "update"
+
+
+@pytest.mark.parametrize(
+    "change", [{"op": "z"}, {"op": 1}, {"after": 5}, {"before": [1]}, {"ts_ms": "soon"}, {"ts_ms": True}]
+)
+def test_what_is_no_change_is_a_nack_and_stays_as_it_was(change: Any) -> None:
+    record = Record("1", {"m": "x"}, {"payload": {**CHANGE, **change}}, b'{"payload": 1}')
+    before = copy(record)
+    found = unwrapped("unwrap.debezium", record)
+    assert isinstance(found, Nack) and found.code == "unwrap.invalid"
+    assert record == before
+
+
+def test_a_text_is_raw_data() -> None:
+    assert debezium(after="text").after == b"text"
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        (b'{"payload": {"id": 1}}', {"id": 1}),
+        ({"payload": 5, "schema": {}}, b"5"),
+        ({"payload": None}, None),
+        ({"payload": [1, "a"]}, b'[1,"a"]'),
+        ({"id": 1}, {"id": 1}),
+        (b"7", b"7"),
+        (b"\xff", b"\xff"),
+        (None, None),
+    ],
+)
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_the_key_is_unwrapped_too(name: str, key: Any, expected: Any) -> None:
+    assert unwrapped(name, Record("1", {}, {"payload": CHANGE}, key)).key == expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("after", [None, b"", b"no json", b"[1]", b"5", b"\xff", {}, {"payload": 1}, b"[" * 100_000])
+def test_anything_else_is_a_nack(name: str, after: Any) -> None:
+    found = unwrapped(name, Record("1", {}, after))
+    assert isinstance(found, Nack) and found.code == "unwrap.invalid"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_field_within_the_payload(name: str) -> None:
+    inner = {"payload": CHANGE, "operation": "create", "metadata": {}}
+    found = unwrapped(name, Record("1", {}, {"deep": {"f": json.dumps(inner)}}), field=".Payload.After.deep.f")
+    assert isinstance(found, Record)
+    nack = unwrapped(name, Record("1", {}, b"raw"), field=".Payload.After.deep.f")
+    assert isinstance(nack, Nack) and nack.code == "field.unresolved"
+    with pytest.raises(ValidationError):
+        make(name, {"field": ".Metadata.x"})
+
+
+DATA = st.none() | st.binary() | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers())
+
+
+@given(st.sampled_from(OPERATIONS), st.dictionaries(st.text("ab"), st.text("xy")), DATA, DATA, DATA)
+def test_what_opencdc_json_writes_is_unwrapped(
+    operation: str, metadata: Any, after: Any, key: Any, before: Any
+) -> None:
+    inner = Record("of another", metadata, after, key, before, operation)
+    outer = Record("own", {"gone": "1"}, encode(inner), b"gone")
+    assert unwrapped("unwrap.opencdc", outer) == Record("own", metadata, after, key, before, operation)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"operation": "upsert"},
+        {"operation": None},
+        {"metadata": None},
+        {"metadata": [1]},
+        {"payload": 5},
+        {"key": 5},
+        {"key": "no base64!"},
+        {"payload": {"after": [1]}},
+    ],
+)
+def test_what_is_no_opencdc_record_is_a_nack_and_stays_as_it_was(change: Any) -> None:
+    inner = {"operation": "create", "metadata": {}, "key": None, "payload": {"after": None}, **change}
+    record = Record("1", {"m": "x"}, inner, b"k")
+    before = copy(record)
+    found = unwrapped("unwrap.opencdc", record)
+    assert isinstance(found, Nack) and found.code == "unwrap.invalid"
+    assert record == before
+
+
+def test_metadata_is_text() -> None:
+    inner = {"operation": "create", "metadata": {"n": 1, "b": True, "l": [1]}, "payload": {}}
+    assert unwrapped("unwrap.opencdc", Record("1", {}, inner)).metadata == {"n": "1", "b": "true", "l": "[1]"}
