@@ -17,6 +17,7 @@ LAYERS = [
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
     {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
+    {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},
     {"conduit_dagster.turn", "conduit_dagster.processes", "conduit_dagster.file_locks", "conduit_dagster.learn"},
     {"conduit_dagster.record"},

@@ -13,9 +13,10 @@ from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline
 from conduit_dagster.connectors.base import Source
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
-from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
+from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 
@@ -62,8 +63,8 @@ def bind(parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = Fa
     Binder(parsed, plugins, strict).check()
     if not parsed.runnable:
         return None
-    program = make_program(parsed.config, root, plugins)
     try:
+        program = make_program(parsed.config, root, plugins)
         compiled = compile_program(program, plugins)
     except ConduitError as error:
         parsed.findings.append(parsed.finding("", error.code, error.message, fix=error.fix))
@@ -81,15 +82,15 @@ def bind_all(
 
 
 def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
-    """The pipeline as data."""
-    queue = config.dead_letter_queue
+    """The pipeline as data. Raises ``FatalError`` where a file that a processor names can't be read."""
+    queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins)
     return Program(
         config.id,
         str(root.absolute()),
-        [_connector(config.id, c) for c in config.sources],
-        [_processor(config.id, p) for p in config.processors],
-        [_connector(config.id, c) for c in config.destinations],
-        ConnectorSpec("dead_letters", queue.plugin, dict(queue.settings), processors=_queue_processors(config)),
+        [specs.connector(c) for c in config.sources],
+        [specs.processor(config.id, p) for p in config.processors],
+        [specs.connector(c) for c in config.destinations],
+        specs.queue(queue),
         queue.window_size,
         queue.window_nack_threshold,
         config.delivery.strategy,
@@ -98,10 +99,6 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         plugins.texts if _uses_plugins(config, plugins) else {},
         redact=list(config.redact),
     )
-
-
-def _queue_processors(config: Pipeline) -> list[ProcessorSpec]:
-    return [_processor(f"{config.id}:dead_letters", processor) for processor in config.dead_letter_queue.processors]
 
 
 def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions"]:
@@ -137,17 +134,31 @@ def _sections(config: Pipeline) -> list[Connector | Processor | DeadLetterQueue]
     return [*config.connectors, *config.processors, *inner, *queue.processors, queue]
 
 
-def _connector(pipeline: str, connector: Connector) -> ConnectorSpec:
-    specs = [_processor(f"{pipeline}:{connector.id}", processor) for processor in connector.processors]
-    settings, from_log = dict(connector.settings), connector.start_from == "log"
-    return ConnectorSpec(connector.id, connector.plugin, settings, connector.namespace or "", specs, from_log)
+@dataclass(frozen=True)
+class _Specs:
+    """Connectors and processors as data."""
 
+    pipeline: str
+    root: str
+    plugins: Plugins
 
-def _processor(parent: str, processor: Processor) -> ProcessorSpec:
-    node = f"{parent}:{processor.id}"
-    return ProcessorSpec(
-        node, processor.plugin, dict(processor.settings), processor.condition or "", processor.namespace or ""
-    )
+    def connector(self, connector: Connector) -> ConnectorSpec:
+        parent = f"{self.pipeline}:{connector.id}"
+        specs = [self.processor(parent, processor) for processor in connector.processors]
+        settings, from_log = dict(connector.settings), connector.start_from == "log"
+        return ConnectorSpec(connector.id, connector.plugin, settings, connector.namespace or "", specs, from_log)
+
+    def queue(self, queue: DeadLetterQueue) -> ConnectorSpec:
+        specs = [self.processor(f"{self.pipeline}:{DEAD_LETTERS}", processor) for processor in queue.processors]
+        return ConnectorSpec(DEAD_LETTERS, queue.plugin, dict(queue.settings), processors=specs)
+
+    def processor(self, parent: str, processor: Processor) -> ProcessorSpec:
+        kind = processors.find(processor.plugin, self.plugins.processors)
+        settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
+        node = f"{parent}:{processor.id}"
+        return ProcessorSpec(
+            node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""
+        )
 
 
 def _check_owners(pairs: list[tuple[ParsedPipeline, BoundPipeline]]) -> None:

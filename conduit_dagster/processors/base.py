@@ -125,6 +125,15 @@ class Processor:
         self.settings = settings
         self.context = context
 
+    @classmethod
+    def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
+        """The settings as they travel to the tasks, with what they name on the driver's disk read into them.
+
+        ``root``: the project's folder. Raises ``FatalError``.
+        """
+        del root
+        return dict(settings)
+
     @property
     def reads_key(self) -> bool:
         """Whether ``record.key`` or ``record.position`` may be looked at; a source may leave an unread key out."""

@@ -1,0 +1,154 @@
+"""``custom.javascript``: a function of the user's own, in JavaScript."""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar, Self
+
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.config.scalars import PositiveDuration
+from conduit_dagster.javascript.script import RecordError, Script, ScriptError
+from conduit_dagster.processors.base import (
+    DROP,
+    Drop,
+    Example,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+    Result,
+)
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.recovery.errors import FatalError
+
+
+class CustomJavascriptSettings(ProcessorSettings):
+    """Settings of ``custom.javascript``: one of ``script`` and ``script.path``."""
+
+    script: str = Describe(default="", description="The script: it defines `function process(record)`.")
+    path: str = Describe(
+        default="",
+        alias="script.path",
+        description="A file that holds it; a relative path starts at the project. It is read when the pipeline starts.",
+    )
+    time: PositiveDuration = Describe(
+        default=1.0,
+        alias="limit.time",
+        description="The processor time that it may take for one record (ours).",
+    )
+    memory: int = Describe(
+        default=64, alias="limit.memory", ge=1, description="The megabytes that it may hold altogether (ours)."
+    )
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if bool(self.script) == bool(self.path):
+            raise refused("value", "exactly one of script and script.path is needed", "give one of the two")
+        return self
+
+
+class CustomJavascript(Processor):
+    """Run ``process(record)`` of a script on each record. It changes the record and returns it, or another one; null
+    drops it, and what it throws is a nack.
+
+    A record has ``Operation``, ``Metadata``, ``Key`` and ``Payload`` with ``Before`` and ``After``; its position can't
+    be changed. Documents are objects, raw data is an array of bytes: ``RawData("text")`` makes some, ``String(data)``
+    reads it as text. ``Record()``, ``StructuredData()`` and ``logger.Info().Str("k", "v").Msg("text")`` are there as in
+    Conduit; ``require`` is not.
+
+    Numbers are JavaScript's: integers beyond 2^53 lose digits, as in Conduit. ``Date`` is the time of the step, and
+    ``Math.random`` depends on the record alone, so that a repeat gives the same. What a script keeps from one record to
+    the next is of no use: any record may be the first. The script has no limit on what it logs.
+    """
+
+    name: ClassVar[str] = "custom.javascript"
+    Settings: ClassVar[type[ProcessorSettings]] = CustomJavascriptSettings
+    settings: CustomJavascriptSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "A metadata entry, and text before the payload",
+            {
+                "script": 'function process(rec) { rec.Metadata["processed"] = "true"; '
+                'rec.Payload.After = RawData("hello, " + String(rec.Payload.After)); return rec; }'
+            },
+            Record("1", {"m": "x"}, b"world"),
+            Record("1", {"m": "x", "processed": "true"}, b"hello, world"),
+        ),
+        Example(
+            "Some are dropped",
+            {"script": "function process(rec) { return rec.Payload.After.id > 1 ? rec : null; }"},
+            Record("1", {}, {"id": 1}),
+            DROP,
+        ),
+        Example(
+            "What it throws is a nack",
+            {"script": 'function process(rec) { throw new Error("no"); }'},
+            Record("1", {}, {"id": 1}),
+            "javascript.failed",
+        ),
+    )
+
+    def __init__(self, settings: CustomJavascriptSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._rolls = "random" in settings.script
+        self._own = threading.local()
+        try:
+            self._script()
+        except ScriptError as error:
+            raise FatalError(
+                f"the script can't be used: {error}",
+                code="javascript.invalid",
+                node=context.node_id,
+                place=settings.path or None,
+                fix="function process(record) { …; return record; }",
+            ) from None
+
+    @classmethod
+    @override
+    def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
+        found = dict(settings)
+        path = found.pop("script.path", "")
+        if not path or found.get("script"):
+            return dict(settings)
+        try:
+            text = Path(root, path).read_text()
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise FatalError(
+                f"the script {path} can't be read: {reason}",
+                code="javascript.unreadable",
+                place=path,
+                fix="script.path starts at the project's folder",
+            ) from None
+        return {**found, "script": text}
+
+    def _script(self) -> Script:
+        # one per thread: dead letters pass their processors on the threads that publish
+        script: Script | None = getattr(self._own, "script", None)
+        if script is None:
+            script = self._own.script = Script(self.settings.script, self.settings.time, self.settings.memory)
+        return script
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        self._script().begin(self.context.clock.now_ns)
+        return super().process_block(records)
+
+    @override
+    def process(self, record: Record) -> Record | Drop:
+        try:
+            made = self._script().run(record, self._seed(record))
+        except RecordError as error:
+            raise ProcessError(error.message, code=error.code) from None
+        return DROP if made is None else made
+
+    def _seed(self, record: Record) -> int:
+        return zlib.crc32(repr(self.context.record_key(record)).encode()) if self._rolls else 0

@@ -1,0 +1,204 @@
+"""``webhook.http``: a request for each record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any, ClassVar, Self
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import urllib3
+from pydantic import AfterValidator, ConfigDict, model_validator
+from pydantic import Field as Describe
+from typing_extensions import override
+from urllib3.util import Retry, Timeout
+
+from conduit_dagster.config.scalars import Duration, PositiveDuration
+from conduit_dagster.expressions import Compiled, compile_template, reads_key
+from conduit_dagster.processors.base import (
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+    Result,
+)
+from conduit_dagster.processors.settings import ChangeableField, Template, failure, refused
+from conduit_dagster.reference import FieldError, Reference
+
+_HEADERS = "headers."
+_CONTENT_TYPE = "content-type"
+_SHOWN = 200
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text.partition("{{")[0])
+    if parts.scheme not in ("http", "https") or not (parts.netloc or "{{" in text):
+        raise refused("value", f"{text} is no URL", "http://HOST/PATH or https://HOST/PATH", 0)
+    return text
+
+
+class WebhookHttpSettings(ProcessorSettings):
+    """Settings of ``webhook.http``; ``headers.NAME`` for each header."""
+
+    model_config = ConfigDict(extra="allow")
+    open_keys: ClassVar[tuple[str, ...]] = (f"{_HEADERS}*",)
+
+    url: Annotated[Template, AfterValidator(_url)] = Describe(
+        alias="request.url", description="Where to: a URL, or a Go template over the record that gives one."
+    )
+    method: str = Describe(
+        default="GET", alias="request.method", pattern="^[A-Za-z]+$", description="The method of the request."
+    )
+    body: Template = Describe(
+        default="",
+        alias="request.body",
+        description="The body: a text, or a Go template over the record; `{{ toJson . }}` is the whole record.",
+    )
+    content_type: str = Describe(default="", alias="request.contentType", description="Old for `headers.Content-Type`.")
+    timeout: PositiveDuration = Describe(
+        default=30.0, alias="request.timeout", description="How long one request may take (ours)."
+    )
+    concurrency: int = Describe(
+        default=1,
+        alias="request.concurrency",
+        ge=1,
+        le=256,
+        description="Requests at the same time in one task (ours). The records keep their order; with more than 1 the "
+        "requests do not.",
+    )
+    response_body: ChangeableField = Describe(
+        default=".Payload.After",
+        alias="response.body",
+        description="The field that takes the response's body: a payload or the key as raw data, another field as "
+        "text.",
+    )
+    response_status: ChangeableField | None = Describe(
+        default=None, alias="response.status", description="The field that takes the status; without it, none does."
+    )
+    retries: float = Describe(
+        default=0, alias="backoffRetry.count", gt=-1, description="How often to try again after an error."
+    )
+    factor: float = Describe(
+        default=2, alias="backoffRetry.factor", gt=0, description="What each wait is longer than the one before by."
+    )
+    shortest: Duration = Describe(default=0.1, alias="backoffRetry.min", description="The first wait.")
+    longest: Duration = Describe(default=5.0, alias="backoffRetry.max", description="The longest wait.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.response_body == self.response_status:
+            raise refused("value", "response.body and response.status are the same field", "take two fields")
+        if self.content_type and any(name.lower() == _CONTENT_TYPE for name in self.below(_HEADERS)):
+            raise refused("value", "request.contentType and headers.Content-Type are given", "remove the first")
+        return self
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Of every request."""
+        given = self.below(_HEADERS)
+        if any(name.lower() == _CONTENT_TYPE for name in given):
+            return given
+        return {**given, "Content-Type": self.content_type or "application/json"}
+
+
+class WebhookHttp(Processor):
+    """Send a request for each record, and put what comes back into the record.
+
+    No answer, and a status of 500 or more, is an error: it is tried again as often as ``backoffRetry.count`` says, and
+    then the record is nacked. Any other status is an answer. Redirects are followed. In a step that is repeated the
+    requests are sent again.
+    """
+
+    name: ClassVar[str] = "webhook.http"
+    Settings: ClassVar[type[ProcessorSettings]] = WebhookHttpSettings
+    settings: WebhookHttpSettings
+    shares_records: ClassVar[bool] = True
+    deterministic: ClassVar[bool] = False
+
+    def __init__(self, settings: WebhookHttpSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._url, self._body = compile_template(settings.url), compile_template(settings.body)
+        self._into = Reference.parse(settings.response_body)
+        self._status = None if settings.response_status is None else Reference.parse(settings.response_status)
+        self._headers = settings.headers
+        self._pool = urllib3.PoolManager(
+            maxsize=settings.concurrency,
+            retries=Retry(None, connect=0, read=0, other=0, status=0, redirect=10),
+            timeout=Timeout(total=settings.timeout),
+        )
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return reads_key(self._url.names | self._body.names | {self._into.root})
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        if self.settings.concurrency == 1 or len(records) == 1:
+            return super().process_block(records)
+        with ThreadPoolExecutor(self.settings.concurrency) as threads:
+            return list(threads.map(self._one, records))
+
+    @override
+    def process(self, record: Record) -> Record:
+        url, body = _templated(self._url, record, "request.url"), _templated(self._body, record, "request.body")
+        if self._url.literal is None:
+            url = _normal(url)
+        status, answer = self._persistently(lambda: self._sent(url, body))
+        try:
+            whole = self._into.root in ("after", "before", "key") and not self._into.path
+            self._into.set(record, answer if whole else answer.decode("utf-8", "replace"))
+            if self._status is not None:
+                self._status.set(record, str(status))
+        except FieldError as error:
+            raise ProcessError(str(error), code=error.code) from error
+        return record
+
+    def _persistently(self, send: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes]:
+        settings, tries = self.settings, 0
+        while True:
+            try:
+                return send()
+            except ProcessError:
+                if tries >= settings.retries:
+                    raise
+            time.sleep(min(settings.shortest * settings.factor**tries, settings.longest))
+            tries += 1
+
+    def _sent(self, url: str, body: str) -> tuple[int, bytes]:
+        try:
+            answer = self._pool.request(
+                self.settings.method.upper(), url, body=body.encode() or None, headers=self._headers
+            )
+        except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
+            raise ProcessError(f"no answer from {_host(url)}: {_reason(error)}", code="webhook.unreachable") from None
+        if answer.status >= 500:
+            shown = answer.data[:_SHOWN].decode("utf-8", "replace")
+            raise ProcessError(f"{_host(url)} answered {answer.status}: {shown}", code="webhook.status")
+        return answer.status, answer.data
+
+
+def _templated(template: Compiled, record: Record, setting: str) -> str:
+    try:
+        return str(template(record))
+    except Exception as error:  # a template may fail on a record in any way
+        raise ProcessError(f"{setting}: {failure(error)}", code="expression.failed") from error
+
+
+def _normal(url: str) -> str:
+    """What a template put into the query is encoded, as in Conduit."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(query=urlencode(sorted(parse_qsl(parts.query, keep_blank_values=True)))))
+
+
+def _host(url: str) -> str:
+    # a URL may hold secrets in its path, its query and before its host
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def _reason(error: Exception) -> str:
+    inner: Any = getattr(error, "reason", None) or error
+    return f"{type(inner).__name__}: {str(inner).rpartition('>: ')[2] or inner}"

@@ -1,0 +1,176 @@
+"""``webhook.http``, against a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from processors.conftest import make
+from pydantic import ValidationError
+
+from conduit_dagster.processors.base import Nack
+from conduit_dagster.processors.webhook_http import WebhookHttp
+from conduit_dagster.record import Record
+
+
+class Server(ThreadingHTTPServer):
+    """It greets: ``/fail/N`` answers 503 to the first N requests, ``/gate`` waits until four have come."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.seen: list[tuple[str, str, bytes, dict[str, str]]] = []
+        self.gate = threading.Barrier(4, timeout=20)
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Every method's."""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.seen.append((self.command, self.path, body, {k.lower(): v for k, v in self.headers.items()}))
+        if self.path.startswith("/gate"):
+            self.server.gate.wait()
+        fails = int(self.path.rpartition("/")[2]) if self.path.startswith("/fail/") else 0
+        status = 503 if len(self.server.seen) <= fails else 404 if self.path == "/missing" else 200
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("Location", "/there")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        answer = b"hello, " + (body or self.path.encode())
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def sent(settings: dict[str, str], *records: Record) -> list[Any]:
+    """What comes of the records."""
+    return list(make("webhook.http", settings).process_block(list(records)))
+
+
+def test_the_body_and_the_status_come_back(server: Server) -> None:
+    settings = {
+        "request.url": server.url,
+        "request.method": "POST",
+        "request.body": '{{ printf "%s" .Payload.After }}',
+        "headers.content-type": "text/plain",
+        "headers.Authorization": "Bearer key",
+        "response.status": '.Metadata["http_status"]',
+    }
+    shared: dict[str, str] = {"m": "1"}
+    assert sent(settings, Record("1", shared, b"world")) == [
+        Record("1", {"m": "1", "http_status": "200"}, b"hello, world")
+    ]
+    [(method, _, body, headers)] = server.seen
+    assert (method, body, headers["content-type"], headers["authorization"]) == (
+        "POST", b"world", "text/plain", "Bearer key",
+    )  # fmt: skip
+    assert shared == {"m": "1"}
+
+
+def test_the_url_may_be_a_template(server: Server) -> None:
+    settings = {
+        "request.url": server.url + "/{{ .Payload.After.name }}?q={{ .Payload.After.q }}&a=1",
+        "response.body": ".Payload.After.answer",
+    }
+    record = Record("1", {}, {"name": "a b", "q": "x y/é"})
+    assert sent(settings, record)[0].after["answer"] == "hello, /a%20b?a=1&q=x+y%2F%C3%A9"
+    assert server.seen[0][0] == "GET" and server.seen[0][3]["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(("path", "answer"), [("/missing", b"hello, /missing"), ("/moved", b"hello, /there")])
+def test_other_statuses_are_answers(server: Server, path: str, answer: bytes) -> None:
+    assert sent({"request.url": server.url + path}, Record("1", {}))[0].after == answer
+
+
+def test_it_tries_again_and_then_gives_up(server: Server) -> None:
+    retry = {"backoffRetry.min": "1ms", "backoffRetry.count": "2"}
+    assert sent({"request.url": server.url + "/fail/2", **retry}, Record("1", {}))[0].after == b"hello, /fail/2"
+    assert len(server.seen) == 3
+    server.seen.clear()
+    [nack] = sent({"request.url": server.url + "/fail/9", **retry}, Record("1", {}, {"a": 1}))
+    assert isinstance(nack, Nack) and nack.code == "webhook.status" and "answered 503: hello" in nack.message
+    assert len(server.seen) == 3
+
+
+def test_no_answer_is_a_nack_that_tells_no_secret(server: Server) -> None:
+    server.shutdown()
+    server.server_close()
+    url = f"http://user:secret@127.0.0.1:{server.server_port}/secret?key=secret"
+    record = Record("1", {}, {"a": 1})
+    [nack] = sent({"request.url": url}, record)
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable"
+    assert "secret" not in nack.message and f"127.0.0.1:{server.server_port}" in nack.message
+    assert record.after == {"a": 1}
+
+
+def test_many_at_the_same_time_keep_their_order(server: Server) -> None:
+    """The server answers none before four have come."""
+    settings = {"request.url": server.url + "/gate/{{ .Payload.After.i }}", "request.concurrency": "4"}
+    records = [Record(str(i), {}, {"i": i}) for i in range(4)]
+    assert [one.after for one in sent(settings, *records)] == [f"hello, /gate/{i}".encode() for i in range(4)]
+
+
+def test_a_template_that_fails_is_a_nack_between_its_neighbours(server: Server) -> None:
+    settings = {"request.url": server.url + "/{{ .Payload.After.a.b }}"}
+    first, nack, last = sent(settings, *(Record("1", {}, {"a": a}) for a in ({"b": 1}, 5, {"b": 2})))
+    assert isinstance(nack, Nack) and nack.code == "expression.failed"
+    assert (first.after, last.after) == (b"hello, /1", b"hello, /2")
+
+
+def test_a_field_that_can_not_take_the_answer(server: Server) -> None:
+    [nack] = sent({"request.url": server.url, "response.body": ".Payload.After.a"}, Record("1", {}, b"raw"))
+    assert isinstance(nack, Nack) and nack.code == "field.unresolved"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"request.url": "nowhere"},
+        {"request.url": "ftp://host/"},
+        {"request.url": "http://h/", "request.method": "G ET"},
+        {"request.url": "http://h/", "response.status": ".Payload.After"},
+        {"request.url": "http://h/", "response.body": ".Position"},
+        {"request.url": "http://h/", "request.contentType": "a", "headers.Content-Type": "b"},
+        {"request.url": "http://h/", "backoffRetry.count": "-1"},
+        {"request.url": "http://h/", "request.concurrency": "0"},
+        {"request.url": "http://h/{{ .Nope"},
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        make("webhook.http", settings)
+
+
+def test_it_says_that_it_is_not_deterministic() -> None:
+    assert not WebhookHttp.deterministic
