@@ -25,6 +25,7 @@ from conduit_dagster.cli import (
     positions,
     run,
     spark,
+    trying,
     validate,
 )
 from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
@@ -43,6 +44,8 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("validate")(validate.validate)
 app.command("lint")(validate.lint)
+app.command("dry-run")(trying.dry_run)
+app.command("test")(trying.test)
 app.command("doctor")(doctor.doctor)
 app.command("init")(init.init)
 app.command("metrics")(metrics.metrics)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from conduit_dagster.config.delivery import Delivery, FanIn, Recovery, Trigger
 from conduit_dagster.config.scalars import (
@@ -18,7 +18,7 @@ from conduit_dagster.config.scalars import (
     Settings,
 )
 from conduit_dagster.config.section import Section, refuse
-from conduit_dagster.config.tree import typed
+from conduit_dagster.config.tests import PipelineTest
 
 LATEST_VERSION = "2.2"
 OLDER_VERSIONS = ("2.0", "2.1")
@@ -166,8 +166,8 @@ class Pipeline(Section):
     redact: list[FieldReference] = []
     """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. What is stored keeps them."""
 
-    tests: Annotated[list[dict[str, Any]], BeforeValidator(typed)] = []
-    """Cases for the `test` command, checked there (ours)."""
+    tests: list[PipelineTest] = []
+    """Cases that `conduit-dagster test` runs (ours)."""
 
     @property
     def sources(self) -> list[Connector]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,15 +108,20 @@ def compile_encoded(data: bytes) -> CompiledPipeline:
     return compile_program(Program.decode(data))
 
 
-def compile_program(program: Program, plugins: Plugins | None = None) -> CompiledPipeline:
-    """Binds a program to its plugins. Raises for what validation would have found."""
-    maker = _Maker(program, plugins or load_plugins(program.plugins))
+def compile_program(
+    program: Program, plugins: Plugins | None = None, instead: Mapping[str, Processor] | None = None
+) -> CompiledPipeline:
+    """Binds a program to its plugins; ``instead``: by node, processors that stand in for those of the file.
+
+    Raises for what validation would have found.
+    """
+    maker = _Maker(program, plugins or load_plugins(program.plugins), instead or {})
     return maker.pipeline()
 
 
 class _Maker:
-    def __init__(self, program: Program, plugins: Plugins) -> None:
-        self._program, self._plugins, self._clock = program, plugins, Clock()
+    def __init__(self, program: Program, plugins: Plugins, instead: Mapping[str, Processor]) -> None:
+        self._program, self._plugins, self._instead, self._clock = program, plugins, instead, Clock()
         self._redaction = Redaction(program.redact)
         self._turn = Turn(program.pipeline)
         self._processors: list[Processor] = []
@@ -178,15 +183,18 @@ class _Maker:
         return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
 
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
+        processor = self._instead.get(spec.node) or self._processor(spec, consumer)
+        self._processors.append(processor)
+        return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
+
+    def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
         kind = processors.find(spec.plugin, self._plugins.processors)
         if kind is None:
             raise _unknown("processor", spec.plugin)
         context = ProcessorContext(
             self._program.pipeline, spec.node, self._clock, consumer, self._turn, self._redaction.record
         )
-        processor: Processor = kind(kind.Settings.model_validate(spec.settings), context)
-        self._processors.append(processor)
-        return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
+        return kind(kind.Settings.model_validate(spec.settings), context)
 
 
 def _reads_key(condition: str, clock: Clock) -> bool:

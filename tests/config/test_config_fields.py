@@ -133,9 +133,19 @@ class TestOurFields:
         merged = own.over(Recovery(max_retries=9, min_delay=5))
         assert (merged.max_retries, merged.min_delay, merged.max_delay) == (3, 5.0, 600.0)
 
-    def test_tests_are_free_form_and_typed(self) -> None:
-        parsed = pipeline("    tests:\n      - {name: a, input: {n: 1, f: 1.5, b: true, t: '1', z: null, l: [0x10]}}\n")
+    def test_payloads_of_tests_are_typed(self) -> None:
+        after = "{n: 1, f: 1.5, b: true, t: '1', z: null, l: [0x10]}"
+        parsed = pipeline(
+            f"    tests:\n      - {{name: a, records: [{{after: {after}, key: '7', metadata: {{m: 5}}}}]}}\n"
+        )
         assert parsed.findings == []
-        assert parsed.pipelines[0].config.tests == [
-            {"name": "a", "input": {"n": 1, "f": 1.5, "b": True, "t": "1", "z": None, "l": [16]}}
-        ]
+        [record] = parsed.pipelines[0].config.tests[0].records
+        assert record.after == {"n": 1, "f": 1.5, "b": True, "t": "1", "z": None, "l": [16]}
+        assert (record.key, record.metadata) == ("7", {"m": "5"})
+
+    def test_what_is_no_test_is_found_in_its_place(self) -> None:
+        parsed = pipeline("    tests:\n      - {name: a, records: [{after: [1]}], expects: {}}\n", strict=True)
+        assert {finding.path for finding in parsed.findings} == {
+            f"{P}/tests/0/records/0/after",
+            f"{P}/tests/0/expects",
+        }

@@ -9,9 +9,9 @@ import msgspec
 
 from conduit_dagster.engine.dead_letters.layout import jsonable
 from conduit_dagster.engine.dead_letters.search import Found, Letters
-from conduit_dagster.engine.dead_letters.trace import Passed, trace
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.engine.trace import Passed, trace
 from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.letter_view import STATES, Key, Wanted
@@ -55,13 +55,13 @@ class _View:
         inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
         if inlet is None:
             return []
-        return [self._node(one, original) for one in trace(pipeline, inlet, original, time.time_ns())]
+        return [self._node(one, original) for one in trace(pipeline, inlet, original, time.time_ns()).nodes]
 
     def _node(self, passed: Passed, original: Record) -> dict[str, Any]:
         said = "filtered" if passed.filtered else "passed"
-        if passed.nack is not None:
-            nack = self._redaction.nack(passed.nack, original, *filter(None, [passed.failed]))
-            said = f"nacked, {nack.code}: {nack.message}"
+        for nack, failed in passed.nacked:
+            masked = self._redaction.nack(nack, original, failed)
+            said = f"nacked, {masked.code}: {masked.message}"
         return {"node": passed.node, "said": said, "records": [self.record(record) for record in passed.records]}
 
 

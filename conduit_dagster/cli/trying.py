@@ -1,0 +1,131 @@
+"""``dry-run`` and ``test``: a pipeline is tried without being run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from conduit_dagster.cli.outcome import FAILED, OK, Outcome, error_fields, usage_error
+from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.recovery.errors import FatalError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.trial.cases import Verdict
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
+Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="So many of each source.")]
+Pipeline = Annotated[str | None, typer.Option("--pipeline", metavar="ID", help="Of a file with several.")]
+Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="The tests whose name holds it.")]
+Facts = dict[str, Any]
+
+
+def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
+    """Read the first records of each source and show what each processor makes of them. Writes nothing."""
+    perform("dry-run", as_json, lambda: _dry_run(file, records, pipeline))
+
+
+def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
+    """Run the tests of pipeline files. Reads no source and writes nothing. Without PATH: the project's pipelines."""
+    perform("test", as_json, lambda: _test(paths or [], only))
+
+
+def _opened(paths: list[str]) -> Catalogue:
+    from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.catalogue import open_catalogue
+
+    return open_catalogue(Project.find(Path.cwd()), paths)
+
+
+def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.cli.validate import judged
+    from conduit_dagster.engine.trial.dry_run import dry_run
+
+    catalogue = _opened([file])
+    if not catalogue.bound:
+        return judged(catalogue, catalogue.findings)
+    bound = _chosen(catalogue.bound, pipeline)
+    found = [tried._asdict() for tried in dry_run(bound, records)]
+    summary = f"{bound.id}: {count(len(found), 'record')} tried, nothing was written"
+    return Outcome(summary, {"pipeline": bound.id, "records": found}, show=lambda console: _show_tried(console, found))
+
+
+def _chosen(bound: list[BoundPipeline], pipeline: str | None) -> BoundPipeline:
+    names = [one.id for one in bound]
+    if pipeline is None and len(bound) > 1:
+        raise usage_error(f"the file has {len(bound)} pipelines: {', '.join(names)}", "which_pipeline", "--pipeline ID")
+    found = next((one for one in bound if pipeline in (None, one.id)), None)
+    if found is None:
+        raise usage_error(f"the file has no pipeline {pipeline}", "unknown_pipeline", f"it has: {', '.join(names)}")
+    return found
+
+
+def _show_tried(console: Console, found: list[Facts]) -> None:
+    for one in found:
+        console.print(f"{one['source']}: {_line(one['given'])}")
+        for node in one["nodes"]:
+            said = [f"nacked, {nack['code']}: {nack['message']}" for nack in node["nacked"]]
+            said += ["filtered"] * node["filtered"]
+            console.print(f"  {node['node']}: {'; '.join(said) or 'passed'}")
+            for record in node["records"]:
+                console.print(f"    {_line(record)}")
+        for name, records in one["arrived"].items():
+            console.print(f"  -> {name}: {len(records)}")
+        console.print()
+
+
+def _line(record: Any) -> str:
+    return json.dumps(record, ensure_ascii=False)
+
+
+# -- tests --------------------------------------------------------------------------------------------------------
+
+
+def _test(paths: list[str], only: str) -> Outcome:
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.cli.validate import judged
+    from conduit_dagster.engine.trial.cases import run_case
+
+    catalogue = _opened(paths)
+    if any(finding.is_error for finding in catalogue.findings):
+        return judged(catalogue, catalogue.findings)
+    ran = [
+        (bound.id, run_case(bound, test, catalogue.plugins))
+        for bound in catalogue.bound
+        for test in bound.config.tests
+        if only in test.name
+    ]
+    if not ran:
+        fix = "write them below tests: in a pipeline file (docs/testing.md)"
+        raise FatalError("there is no test of that kind", code="test.none", fix=fix)
+    failed = sum(not verdict.passed for _, verdict in ran)
+    summary = f"{count(len(ran), 'test')}, {failed} failed" if failed else f"{count(len(ran), 'test')} passed"
+    error = FatalError(summary, code="test.failed", fix="mend the pipeline, or the test") if failed else None
+    return Outcome(
+        summary,
+        {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},
+        FAILED if failed else OK,
+        None if error is None else error_fields(error),
+        lambda console: _show_tests(console, ran),
+    )
+
+
+def _facts(pipeline: str, verdict: Verdict) -> Facts:
+    flaws = [flaw._asdict() for flaw in verdict.flaws]
+    return {"pipeline": pipeline, "name": verdict.name, "passed": verdict.passed, "flaws": flaws}
+
+
+def _show_tests(console: Console, ran: list[tuple[str, Verdict]]) -> None:
+    for pipeline, verdict in ran:
+        console.print(f"{'passed' if verdict.passed else 'FAILED'}  {pipeline}: {verdict.name}")
+        for flaw in verdict.flaws:
+            console.print(f"    {flaw.where}")
+            console.print(f"      expected {_line(flaw.expected)}")
+            console.print(f"      got      {_line(flaw.got)}")

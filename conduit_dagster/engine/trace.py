@@ -1,0 +1,82 @@
+"""What each processor does to a record: run on the spot, without Spark and with nothing written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.nodes import Step
+from conduit_dagster.record import Nack, Record, copy
+
+
+class Nacked(NamedTuple):
+    """A record that a node refused."""
+
+    nack: Nack
+    record: Record
+    """As it was then."""
+
+
+class Passed(NamedTuple):
+    """One node, what it was given and what it made of that. All records are copies."""
+
+    node: str
+    given: Sequence[Record]
+    records: Sequence[Record]
+    """What goes on."""
+    nacked: Sequence[Nacked]
+    filtered: int
+
+
+class Traced(NamedTuple):
+    """The way of one record."""
+
+    nodes: Sequence[Passed]
+    """In file order; behind the fan-out destination by destination. None behind which nothing went on."""
+    arrived: Mapping[str, Sequence[Record]]
+    """What each destination would be sent, by its id."""
+
+
+class _Fate:
+    """Remembers what a node said of records."""
+
+    def __init__(self) -> None:
+        self.nacked_: list[Nacked] = []
+        self.dropped = 0
+
+    def filtered(self, node: str, origin: int) -> None:
+        del node, origin
+        self.dropped += 1
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        del node, origin
+        self.nacked_.append(Nacked(nack, copy(record)))
+
+
+def trace(pipeline: CompiledPipeline, inlet: Inlet, record: Record, now_ns: int) -> Traced:
+    """Node by node, from the source to the destinations, which are not written to.
+
+    ``now_ns``: the time that processors see. A record that is split goes on as all of its parts.
+    """
+    pipeline.clock.now_ns = now_ns
+    found: list[Passed] = []
+    records = _through((*inlet.nodes, *pipeline.nodes), [copy(record)], found)
+    return Traced(found, {outlet.id: _through(outlet.nodes, records, found) for outlet in pipeline.outlets})
+
+
+def _through(steps: Sequence[Step], records: Sequence[Record], found: list[Passed]) -> Sequence[Record]:
+    for step in steps:
+        if not records:
+            break
+        passed = _pass(step, records)
+        found.append(passed)
+        records = passed.records
+    return records
+
+
+def _pass(step: Step, records: Sequence[Record]) -> Passed:
+    fate, given = _Fate(), [copy(record) for record in records]
+    out, _ = step.run([copy(record) for record in records], range(len(records)), fate)
+    return Passed(step.node, given, [copy(record) for record in out], fate.nacked_, fate.dropped)

@@ -1,0 +1,162 @@
+"""Runs the ``tests:`` of a pipeline: its records through its processors, and what came of them beside what must."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.config.tests import ExpectedNack, PipelineTest, RecordParts
+from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.engine.trace import Nacked, Traced, trace
+from conduit_dagster.engine.trial.mocks import MockProcessor, data_of, nodes_of, short_name
+from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
+
+NOW_NS = 1_700_000_000_000_000_000
+"""The time that every test runs at: 2023-11-14T22:13:20Z."""
+
+
+class Flaw(NamedTuple):
+    """What is not as expected."""
+
+    where: str
+    expected: Any
+    got: Any
+
+
+class Verdict(NamedTuple):
+    """A test that was run."""
+
+    name: str
+    flaws: Sequence[Flaw]
+
+    @property
+    def passed(self) -> bool:
+        """Whether all was as expected."""
+        return not self.flaws
+
+
+class _Found(NamedTuple):
+    arrived: Mapping[str, list[Record]]
+    nacked: list[tuple[str, Nacked]]
+    filtered: Mapping[str, int]
+
+
+def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Verdict:
+    """One test, in this process. What a processor raises that is no nack is a flaw as well."""
+    if (flaw := _unusable(bound.compiled, test)) is not None:
+        return Verdict(test.name, [flaw])
+    mocks = {f"{bound.id}:{node}": MockProcessor(mock, f"{bound.id}:{node}") for node, mock in test.mocks.items()}
+    pipeline = compile_program(bound.program, plugins, mocks)
+    inlet = _inlet(pipeline, test.source)
+    assert inlet is not None
+    given = [_record(pipeline, inlet, number, parts) for number, parts in enumerate(test.records)]
+    try:
+        traced = [trace(pipeline, inlet, record, NOW_NS) for record in given]
+    except Exception as error:  # noqa: BLE001  # an outage, or a bug of a plugin: the test fails with its text
+        return Verdict(test.name, [Flaw("error", "none", str(error))])
+    return Verdict(test.name, list(_flaws(test, _collected(pipeline, traced))))
+
+
+# -- what goes in -------------------------------------------------------------------------------------------------
+
+
+def _unusable(pipeline: CompiledPipeline, test: PipelineTest) -> Flaw | None:
+    if _inlet(pipeline, test.source) is None:
+        names = [inlet.origin for inlet in pipeline.inlets if not inlet.only]
+        return Flaw("source", f"one of {', '.join(names)}", test.source or "none")
+    known, destinations = nodes_of(pipeline), [outlet.id for outlet in pipeline.outlets]
+    for where, names, given in (
+        ("mocks", known, test.mocks),
+        ("expect.filtered", known, test.expect.filtered),
+        ("expect.destinations", destinations, test.expect.destinations),
+    ):
+        if unknown := [name for name in given if name not in names]:
+            return Flaw(where, f"one of {', '.join(names) or 'none'}", unknown[0])
+    return None
+
+
+def _inlet(pipeline: CompiledPipeline, source: str | None) -> Inlet | None:
+    inlets = [inlet for inlet in pipeline.inlets if not inlet.only]
+    if source is None:
+        return inlets[0] if len(inlets) == 1 else None
+    return next((inlet for inlet in inlets if inlet.origin == source), None)
+
+
+def _record(pipeline: CompiledPipeline, inlet: Inlet, number: int, parts: RecordParts) -> Record:
+    metadata = {SOURCE_CONNECTOR_ID: f"{pipeline.program.pipeline}:{inlet.origin}", **parts.metadata}
+    key, before, after = data_of(parts.key), data_of(parts.before), data_of(parts.after)
+    return Record(number, metadata, after, key, before, parts.operation or "create")
+
+
+# -- what comes out -----------------------------------------------------------------------------------------------
+
+
+def _collected(pipeline: CompiledPipeline, traced: Sequence[Traced]) -> _Found:
+    arrived: dict[str, list[Record]] = {outlet.id: [] for outlet in pipeline.outlets}
+    nacked: list[tuple[str, Nacked]] = []
+    filtered: dict[str, int] = {}
+    for one in traced:
+        for name, records in one.arrived.items():
+            arrived[name] += records
+        for passed in one.nodes:
+            node = short_name(pipeline, passed.node)
+            nacked += [(node, nack) for nack in passed.nacked]
+            filtered[node] = filtered.get(node, 0) + passed.filtered
+    return _Found(arrived, nacked, filtered)
+
+
+def _flaws(test: PipelineTest, found: _Found) -> Iterator[Flaw]:
+    for name, records in test.expect.destinations.items():
+        got = found.arrived[name]
+        if len(got) != len(records):
+            yield Flaw(f"{name}: records", len(records), [_json(record) for record in got])
+        for number, (expected, record) in enumerate(zip(records, got, strict=False), 1):
+            yield from _record_flaws(f"{name}: record {number}", expected, record)
+    yield from _nack_flaws(test.expect.nacked, found.nacked)
+    for node, count in test.expect.filtered.items():
+        if (dropped := found.filtered.get(node, 0)) != count:
+            yield Flaw(f"filtered by {node}", count, dropped)
+
+
+def _record_flaws(where: str, expected: RecordParts, record: Record) -> Iterator[Flaw]:
+    if expected.operation is not None and record.operation != expected.operation:
+        yield Flaw(f"{where}: operation", expected.operation, record.operation)
+    got = {name: record.metadata.get(name) for name in expected.metadata}
+    if got != expected.metadata:
+        yield Flaw(f"{where}: metadata", expected.metadata, got)
+    for name in ("key", "before", "after"):
+        part = data_of(getattr(expected, name))
+        if part is not None and part != getattr(record, name):
+            yield Flaw(f"{where}: {name}", _readable(part), _readable(getattr(record, name)))
+
+
+def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, Nacked]]) -> Iterator[Flaw]:
+    said = [f"{node}: {one.nack.code}: {one.nack.message}" for node, one in found]
+    if len(expected) != len(found):
+        yield Flaw("nacked", len(expected), said)
+        return
+    for number, (want, (node, one), text) in enumerate(zip(expected, found, said, strict=True), 1):
+        fits = (
+            want.node in (None, node)
+            and want.code in (None, one.nack.code)
+            and (want.message is None or want.message in one.nack.message)
+        )
+        if not fits:
+            yield Flaw(f"nack {number}", want.model_dump(exclude_none=True), text)
+
+
+def _json(record: Record) -> Any:
+    parts = {"operation": record.operation, "metadata": record.metadata, "key": record.key, "before": record.before}
+    shown = {name: _readable(part) for name, part in {**parts, "after": record.after}.items()}
+    return {name: part for name, part in shown.items() if part is not None}
+
+
+def _readable(part: Any) -> Any:
+    if isinstance(part, bytes):
+        return part.decode("utf-8", "backslashreplace")
+    return msgspec.to_builtins(part)

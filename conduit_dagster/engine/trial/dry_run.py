@@ -1,0 +1,85 @@
+"""Some records of the real sources through the processors; nothing is sent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+from conduit_dagster.connectors.base import Limit, ReadOptions
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.dead_letters.view import record_json
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.engine.trace import Passed, trace
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+
+_BYTES = 64 << 20
+
+
+class Tried(NamedTuple):
+    """One record of a source, and its way."""
+
+    source: str
+    given: Any
+    """As JSON, like all records here; what the file redacts is masked."""
+    nodes: list[dict[str, Any]]
+    arrived: dict[str, list[Any]]
+    """By destination."""
+
+
+def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
+    """The first ``records`` of each source, from its beginning, node by node.
+
+    Raises ``FatalError`` (``dry_run.join``) and what reading raises.
+    """
+    pipeline = bound.compiled
+    if pipeline.program.fan_in == "join":
+        raise FatalError(
+            "a join pairs records that were logged, which takes a run",
+            code="dry_run.join",
+            node=bound.id,
+            fix="try it without fan-in, or write a test with joined records",
+        )
+    shown = _Shown(Redaction(pipeline.program.redact))
+    for inlet in pipeline.sources:
+        for record in islice(_read(pipeline, inlet, records), records):
+            yield shown.tried(pipeline, inlet, record)
+
+
+def _read(pipeline: CompiledPipeline, inlet: Inlet, records: int) -> Iterator[Record]:
+    node, source = f"{pipeline.program.pipeline}:{inlet.id}", inlet.source
+    pipeline.clock.now_ns = time.time_ns()
+    start = blamed(node, source.initial)
+    end = blamed(node, source.latest, start, Limit(records, _BYTES))
+    for split in [] if end == start else blamed(node, source.split, start, end, 1):
+        for block in read_blocks(pipeline, inlet.id, source, split, ReadOptions()):
+            yield from block.records
+
+
+class _Shown:
+    def __init__(self, redaction: Redaction) -> None:
+        self._redaction = redaction
+
+    def tried(self, pipeline: CompiledPipeline, inlet: Inlet, record: Record) -> Tried:
+        way = trace(pipeline, inlet, record, pipeline.clock.now_ns)
+        arrived = {name: [self._json(one) for one in records] for name, records in way.arrived.items()}
+        return Tried(inlet.id, self._json(record), [self._node(one) for one in way.nodes], arrived)
+
+    def _node(self, passed: Passed) -> dict[str, Any]:
+        masked = [self._redaction.nack(one.nack, one.record) for one in passed.nacked]
+        return {
+            "node": passed.node,
+            "given": [self._json(record) for record in passed.given],
+            "records": [self._json(record) for record in passed.records],
+            "nacked": [{"code": nack.code, "message": nack.message} for nack in masked],
+            "filtered": passed.filtered,
+        }
+
+    def _json(self, record: Record) -> Any:
+        return record_json(self._redaction.record(record))
