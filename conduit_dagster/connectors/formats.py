@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from conduit_dagster.connectors.debezium_format import RAW_KEY, debezium, options_of
 from conduit_dagster.expressions import EvaluationError, compile_template, reads_key
 from conduit_dagster.record import Envelope, Nack, Payload, Record
 
@@ -93,6 +94,20 @@ class PayloadAsJson(Format):
         return _encode_lines([record.after for record in records])
 
 
+class DebeziumJson(Format):
+    """``debezium/json``: the record in Debezium's envelope, with its schema (``debezium_format.py``)."""
+
+    reads_key = False
+
+    def __init__(self, options: str) -> None:
+        found = options_of(options)
+        self._name = found.get("debezium.schema.name", "")
+        self._raw_key = found.get("debezium.rawData.key") or RAW_KEY
+
+    def _block(self, records: list[Record]) -> bytes:
+        return _encode_lines([debezium(record, self._name, self._raw_key) for record in records])
+
+
 class Template(Format):
     """``template``: a Go template over the record.
 
@@ -111,12 +126,14 @@ class Template(Format):
 
 
 def make_format(name: str, options: str = "") -> Format:
-    """The format of that name; ``options`` is the template of ``template``, which no other format has.
+    """The format of that name; ``options`` is the template of ``template``, or those of ``debezium/json``.
 
     Raises ``ValueError`` for a name that is not known and for a template that cannot be compiled.
     """
     if name == "template":
         return _template(options)
+    if name == "debezium/json":
+        return DebeziumJson(options)
     if name in _FORMATS:
         return _FORMATS[name]()
     raise ValueError(_unknown(name))
@@ -124,7 +141,7 @@ def make_format(name: str, options: str = "") -> Format:
 
 def names() -> list[str]:
     """The names of all formats."""
-    return [*_FORMATS, "template"]
+    return [*_FORMATS, "debezium/json", "template"]
 
 
 _FORMATS: Final[dict[str, Callable[[], Format]]] = {"opencdc/json": OpenCdcJson, "payload/json": PayloadJson}
@@ -143,8 +160,6 @@ def _template(text: str) -> Format:
 
 def _unknown(name: str) -> str:
     known = ", ".join(names())
-    if name == "debezium/json":
-        return f"Conduit's format debezium/json is not here yet: use one of {known}"
     close = difflib.get_close_matches(name, names(), n=1)
     return f"unknown format {name!r}: " + (
         f"did you mean {close[0]}? Known are {known}" if close else f"known are {known}"
