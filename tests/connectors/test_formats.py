@@ -171,7 +171,7 @@ def test_reads_key() -> None:
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is(name: str, options: str, message: str) -> None:
-        with pytest.raises(ValueError, match=message.replace("/", ".")):
+    with pytest.raises(ValueError, match=message.replace("/", ".")):
         make_format(name, options)
     assert name == "template" or name not in names()
 
