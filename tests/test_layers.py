@@ -15,6 +15,7 @@ LAYERS = [
     {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
+    {"conduit_dagster.schemas"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
     {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},

@@ -28,8 +28,8 @@ PayloadField = Annotated[str, AfterValidator(_in_payload)]
 """A reference to a payload, or into one."""
 
 
-def document_in(record: Record, field: Reference) -> Document:
-    """The document in the field, which may be JSON. Raises :class:`ProcessError`."""
+def document_in(record: Record, field: Reference, code: str = INVALID) -> Document:
+    """The document in the field, which may be JSON. Raises :class:`ProcessError`, with ``code`` for what is none."""
     try:
         value = field.get(record)
     except FieldError as error:
@@ -38,9 +38,9 @@ def document_in(record: Record, field: Reference) -> Document:
         try:
             return _document(value)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise invalid(f"{field.text} is no JSON document: {error}") from None
+            raise ProcessError(f"{field.text} is no JSON document: {error}", code=code) from None
     if not isinstance(value, dict):
-        raise invalid(f"{field.text} is {kind_of(value)}, not a document")
+        raise ProcessError(f"{field.text} is {kind_of(value)}, not a document", code=code)
     return value
 
 

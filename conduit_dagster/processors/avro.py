@@ -1,0 +1,156 @@
+"""What ``avro.encode`` and ``avro.decode`` have in common: the registry, and Confluent's wire format."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Final, Self
+
+import fastavro
+from fastavro.types import Schema as Parsed
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.processors.base import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.processors.settings import DataField, refused
+from conduit_dagster.record import Data
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.reference import FieldError, Reference
+from conduit_dagster.schemas.confluent import Access, ConfluentRegistry
+from conduit_dagster.schemas.folder import FolderRegistry
+from conduit_dagster.schemas.registry import Schema, SchemaRegistry, UnknownSchemaError
+
+MAGIC: Final = b"\x00"
+ID_BYTES: Final = 4
+_FOLDER: Final = ".conduit/schemas"
+
+
+class AvroSettings(ProcessorSettings):
+    """What both need."""
+
+    field: DataField = Describe(
+        default=".Payload.After", description="The field: a payload, the key, or a field in one of them."
+    )
+    url: str = Describe(
+        default="",
+        description="The schema registry: the `http` or `https` URL of one that speaks Confluent's API, or the URL of "
+        f"a folder that all tasks can open. Without it, the folder `{_FOLDER}` of the project (ours).",
+    )
+    username: str = Describe(default="", alias="auth.basic.username", description="The login at the registry.")
+    password: str = Describe(default="", alias="auth.basic.password", description="Its password.")
+    ca: str = Describe(
+        default="", alias="tls.ca.cert", description="A file with the certificates that the registry's is checked by."
+    )
+    certificate: str = Describe(default="", alias="tls.client.cert", description="A file with our certificate.")
+    key: str = Describe(default="", alias="tls.client.key", description="A file with its key.")
+
+    @model_validator(mode="after")
+    def _pairs(self) -> Self:
+        if bool(self.username) != bool(self.password):
+            raise refused("value", "a username and a password belong together", "give both, or none")
+        if bool(self.certificate) != bool(self.key):
+            raise refused("value", "tls.client.cert and tls.client.key belong together", "give both, or none")
+        return self
+
+
+class AvroProcessor(Processor):
+    """A processor with a schema registry."""
+
+    shares_records: ClassVar[bool] = True
+
+    def __init__(self, settings: AvroSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._common = settings
+        self.field = Reference.parse(settings.field)
+        self._parsed: dict[int, Parsed] = {}
+
+    @classmethod
+    @override
+    def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
+        url = settings.get("url") or _FOLDER
+        return {**settings, "url": url if "://" in url else str(Path(root, url))}
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self.field.root == "key"
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        try:
+            return [self._one(record) for record in records]
+        except _Refused as error:
+            # not one record's fault
+            raise error.error from None
+
+    @cached_property
+    def registry(self) -> SchemaRegistry:
+        """Where the schemas are. It is asked for each of them once."""
+        settings = self._common
+        url = settings.url or _FOLDER
+        if not url.startswith(("http://", "https://")):
+            return FolderRegistry(url)
+        access = Access(settings.username, settings.password, settings.ca, settings.certificate, settings.key)
+        return ConfluentRegistry(url, access)
+
+    def schema(self, number: int) -> Parsed:
+        """The schema of that number. Raises :class:`ProcessError` where there is none."""
+        if number not in self._parsed:
+            self._parsed[number] = parsed(asking(self.registry.by_id, number).text)
+        return self._parsed[number]
+
+    def value(self, record: Record) -> Any:
+        """What the field holds. Raises :class:`ProcessError`."""
+        try:
+            self.field.create_way(record)
+            return self.field.get(record)
+        except FieldError as error:
+            raise ProcessError(str(error), code=error.code) from error
+
+    def put(self, record: Record, value: Data) -> None:
+        """A document, or bytes: within a document as Base64 text."""
+        if self.field.path and isinstance(value, bytes):
+            self.field.set(record, base64.b64encode(value).decode())
+        else:
+            self.field.set(record, value)
+
+
+class _Refused(BaseException):
+    """Takes an error past what makes nacks of errors."""
+
+    def __init__(self, error: FatalError) -> None:
+        super().__init__()
+        self.error = error
+
+
+def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
+    """What the registry says; what it refuses stops the step. Raises :class:`ProcessError` where it knows none."""
+    try:
+        return ask(*arguments)
+    except UnknownSchemaError as error:
+        raise ProcessError(str(error), code="avro.unknown_schema") from None
+    except FatalError as error:
+        raise _Refused(error) from None
+
+
+def parsed(text: str) -> Parsed:
+    """Raises :class:`ProcessError` for a text that is no schema."""
+    try:
+        return fastavro.parse_schema(json.loads(text))
+    except Exception as error:  # a schema may be wrong in any way
+        raise ProcessError(f"the schema can't be used: {error}", code="avro.bad_schema") from error
+
+
+def raw_bytes(value: Any) -> bytes | None:
+    """The bytes of a field: raw data, or Base64 text within a document; None for anything else."""
+    if isinstance(value, bytes):
+        return value
+    try:
+        return base64.b64decode(value, validate=True) if isinstance(value, str) else None
+    except binascii.Error:
+        return None

@@ -1,0 +1,79 @@
+"""``avro.decode``: the document behind Avro, whose schema is in a registry."""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import io
+import math
+import uuid
+from typing import Any, ClassVar
+
+import fastavro
+from typing_extensions import override
+
+from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorSettings, Record
+from conduit_dagster.reference import kind_of
+
+
+class AvroDecodeSettings(AvroSettings):
+    """Settings of ``avro.decode``."""
+
+
+class AvroDecode(AvroProcessor):
+    """Decode Avro in Confluent's wire format: the schema's number is in the data, and the registry has the schema.
+
+    Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text. What
+    can't be decoded is a nack, and so is a document; null stays null. A registry that can't be reached is an
+    outage: the step is repeated.
+    """
+
+    name: ClassVar[str] = "avro.decode"
+    Settings: ClassVar[type[ProcessorSettings]] = AvroDecodeSettings
+    settings: AvroDecodeSettings
+    examples = (Example("What is no Avro", {}, Record("1", {}, b"hello"), "avro.decode.invalid"),)
+
+    @override
+    def process(self, record: Record) -> Record:
+        value = self.value(record)
+        if value is None:
+            return record
+        data = raw_bytes(value)
+        if data is None:
+            raise self._invalid(f"is {kind_of(value)}, not raw data")
+        if data[:1] != MAGIC or len(data) <= ID_BYTES:
+            raise self._invalid("does not begin with a zero byte and a schema's number")
+        schema = self.schema(int.from_bytes(data[1 : 1 + ID_BYTES], "big"))
+        rest = io.BytesIO(data[1 + ID_BYTES :])
+        try:
+            found: Any = fastavro.schemaless_reader(rest, schema, None)
+        except Exception as error:  # data that is none may fail in any way
+            raise self._invalid(f"can't be decoded: {type(error).__name__} {error}".rstrip()) from error
+        if rest.read(1):
+            raise self._invalid("goes on behind its data")
+        if not isinstance(found, dict):
+            raise self._invalid(f"holds {kind_of(found)}, not a record")
+        self.put(record, _plain(found))
+        return record
+
+    def _invalid(self, what: str) -> ProcessError:
+        return ProcessError(f"{self.settings.field} {what}", code="avro.decode.invalid")
+
+
+def _plain(value: Any) -> Any:
+    """As a document can hold it."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal | uuid.UUID):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ProcessError(f"it holds {value}, which JSON can't", code="avro.decode.invalid")
+    return value

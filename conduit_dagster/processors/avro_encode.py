@@ -1,0 +1,113 @@
+"""``avro.encode``: a document as Avro, with its schema in a registry."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any, ClassVar, Final, Literal, Self
+
+import fastavro
+from fastavro.types import Schema as Parsed
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.processors.unwrapping import document_in
+from conduit_dagster.record import Document
+from conduit_dagster.schemas.inferred import NoSchemaError, inferred
+
+_INVALID: Final = "avro.encode.invalid"
+
+
+class AvroEncodeSettings(AvroSettings):
+    """Settings of ``avro.encode``."""
+
+    strategy: Literal["preRegistered", "autoRegister"] = Describe(
+        alias="schema.strategy",
+        description="`preRegistered`: the schema is in the registry. `autoRegister`: it is read off each record and "
+        "registered, for development.",
+    )
+    subject: str = Describe(default="", alias="schema.preRegistered.subject", description="The schema's subject.")
+    version: int | None = Describe(
+        default=None, ge=1, alias="schema.preRegistered.version", description="The schema's version."
+    )
+    auto_subject: str = Describe(
+        default="", alias="schema.autoRegister.subject", description="The subject to register schemas under."
+    )
+
+    @model_validator(mode="after")
+    def _of_the_strategy(self) -> Self:
+        if self.strategy == "autoRegister" and not self.auto_subject:
+            raise refused("value", "schema.autoRegister.subject is missing", "name the subject to register under")
+        if self.strategy == "preRegistered" and not (self.subject and self.version):
+            message = "schema.preRegistered.subject or schema.preRegistered.version is missing"
+            raise refused("value", message, "name both")
+        return self
+
+
+class AvroEncode(AvroProcessor):
+    """Encode a document as Avro: a zero byte, the schema's number in four bytes, and the data.
+
+    A payload or the key becomes raw data, a field within a document Base64 text. What does not fit the schema is a
+    nack, and so is what is no document; null stays null. With `autoRegister` the fields are in order of their names,
+    whole numbers are `long`, and a null is a nullable text: records of one shape may give different schemas.
+
+    Without a registry out there the schemas are files of the project. A registry that can't be reached is an outage:
+    the step is repeated.
+    """
+
+    name: ClassVar[str] = "avro.encode"
+    Settings: ClassVar[type[ProcessorSettings]] = AvroEncodeSettings
+    settings: AvroEncodeSettings
+    examples = (
+        Example(
+            "What is no document",
+            {"schema.strategy": "autoRegister", "schema.autoRegister.subject": "orders"},
+            Record("1", {}, b"hello"),
+            _INVALID,
+        ),
+    )
+
+    def __init__(self, settings: AvroEncodeSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._known: dict[str, tuple[int, Parsed]] = {}
+
+    @override
+    def process(self, record: Record) -> Record:
+        if self.value(record) is None:
+            return record
+        document = document_in(record, self.field, _INVALID)
+        number, schema = self._schema_of(document)
+        data = io.BytesIO()
+        data.write(MAGIC + number.to_bytes(ID_BYTES, "big"))
+        try:
+            fastavro.schemaless_writer(data, schema, document)
+        except Exception as error:  # whatever does not fit, fastavro says in its own ways
+            message = f"{self.settings.field} does not fit schema {number}: {error}"
+            raise ProcessError(message, code=_INVALID) from error
+        self.put(record, data.getvalue())
+        return record
+
+    def _schema_of(self, document: Document) -> tuple[int, Parsed]:
+        text = self._inferred(document) if self.settings.strategy == "autoRegister" else ""
+        if text not in self._known:
+            self._known[text] = self._asked(text)
+        return self._known[text]
+
+    def _asked(self, text: str) -> tuple[int, Parsed]:
+        settings, registry = self.settings, self.registry
+        if text:
+            found = asking(registry.register, settings.auto_subject, text)
+        else:
+            found = asking(registry.by_subject, settings.subject, settings.version or 1)
+        return found.id, parsed(found.text)
+
+    def _inferred(self, document: Document) -> str:
+        try:
+            schema: dict[str, Any] = inferred(document)
+        except NoSchemaError as error:
+            raise ProcessError(f"{self.settings.field}: {error}", code=_INVALID) from None
+        return json.dumps(schema, separators=(",", ":"))

@@ -1,0 +1,309 @@
+"""``avro.encode`` and ``avro.decode``, with a registry in a folder and one behind HTTP."""
+
+from __future__ import annotations
+
+import base64
+import decimal
+import io
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from processors.conftest import make
+from pydantic import ValidationError
+from waiting import at_once
+
+from conduit_dagster.processors.avro_encode import AvroEncode
+from conduit_dagster.processors.base import Nack
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.schemas.confluent import Access, ConfluentRegistry
+from conduit_dagster.schemas.folder import FolderRegistry
+from conduit_dagster.schemas.inferred import NoSchemaError, inferred
+from conduit_dagster.schemas.registry import UnknownSchemaError
+
+PAIR = json.dumps(
+    {
+        "type": "record",
+        "name": "record",
+        "fields": [{"name": "myString", "type": "string"}, {"name": "myInt", "type": "int"}],
+    }
+)
+AUTO = {"schema.strategy": "autoRegister", "schema.autoRegister.subject": "orders"}
+FIRST = {
+    "schema.strategy": "preRegistered",
+    "schema.preRegistered.subject": "example",
+    "schema.preRegistered.version": "1",
+}
+WIRE = b"\x00\x00\x00\x00\x01"
+
+
+class Registry(ThreadingHTTPServer):
+    """Confluent's API as far as it is used, over a registry in a folder."""
+
+    daemon_threads = True
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.kept = FolderRegistry(str(folder))
+        self.answer: int | None = None
+        self.seen: list[tuple[str, str]] = []
+
+    def url(self, login: str = "") -> str:
+        """Where it is."""
+        return f"http://{login}127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Registry
+
+    def do_GET(self) -> None:
+        """A schema."""
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        """A new one."""
+        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["schema"])
+
+    def _answer(self, text: str | None) -> None:
+        self.server.seen.append((self.path, self.headers.get("Authorization", "")))
+        status, body = self.server.answer, dict[str, Any](message="no")
+        if status is None:
+            try:
+                status, body = 200, self._found(self.path.strip("/").split("/"), text)
+            except UnknownSchemaError:
+                status = 404
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _found(self, path: list[str], text: str | None) -> dict[str, Any]:
+        kept = self.server.kept
+        if path[0] == "schemas":
+            return {"schema": kept.by_id(int(path[2])).text}
+        schema = kept.register(path[1], text) if text is not None else kept.by_subject(path[1], int(path[3]))
+        return {"id": schema.id, "schema": schema.text}
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Nothing."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Registry]:
+    with Registry(tmp_path / "behind") as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(params=["folder", "http"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A registry of either kind, empty."""
+    return str(tmp_path / "schemas") if request.param == "folder" else request.getfixturevalue("server").url()
+
+
+def one(name: str, record: Record, more: dict[str, str]) -> Any:
+    """What comes of a record."""
+    [result] = make(name, more).process_block([record])
+    return result
+
+
+def encode(record: Record, url: str, **more: str) -> Any:
+    """With schemas that are read off the records."""
+    return one("avro.encode", record, {**AUTO, "url": url, **more})
+
+
+def decode(record: Record, url: str, **more: str) -> Any:
+    """What it holds."""
+    return one("avro.decode", record, {"url": url, **more})
+
+
+def test_a_registered_schema_gives_the_bytes_that_conduit_gives(url: str) -> None:
+    registry = ConfluentRegistry(url, Access()) if "://" in url else FolderRegistry(url)
+    assert registry.register("example", PAIR).id == 1
+    record = Record("1", {}, None, {"myInt": 1, "myString": "bar"})
+    record = one("avro.encode", record, {**FIRST, "url": url, "field": ".Key"})
+    assert record.key == WIRE + b"\x06bar\x02"
+    assert decode(record, url, field=".Key").key == {"myString": "bar", "myInt": 1}
+
+
+def test_what_is_registered_on_the_way_comes_back(url: str) -> None:
+    after = {"f": 2.3, "i": 1, "m": {"x": True, "n": None}, "s": "é", "l": [{"a": 1}, {"b": "x"}], "e": []}
+    record = encode(Record("1", {}, dict(after)), url)
+    assert record.after[:5] == WIRE
+    assert encode(Record("2", {}, dict(after)), url).after == record.after
+    assert encode(Record("3", {}, {"i": 1}), url).after[:5] == WIRE[:4] + b"\x02"
+    assert decode(record, url).after == {**after, "l": [{"a": 1, "b": None}, {"a": None, "b": "x"}]}
+
+
+NAME = st.from_regex("[a-zA-Z_][a-zA-Z0-9_]{0,5}", fullmatch=True)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+SIMPLE = st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+VALUE = st.recursive(SIMPLE, lambda inner: st.dictionaries(NAME, inner, max_size=3), max_leaves=6)
+
+
+@given(st.dictionaries(NAME, VALUE, max_size=5))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+def test_documents_come_back(tmp_path: Path, document: dict[str, Any]) -> None:
+    place = str(tmp_path / "schemas")
+    record = encode(Record("1", {}, dict(document)), place)
+    assert decode(record, place).after == document
+
+
+def test_within_a_document_it_is_base64(tmp_path: Path) -> None:
+    place, field = str(tmp_path / "s"), ".Payload.After.d"
+    record = encode(Record("1", {}, {"d": {"a": "x"}}), place, field=field)
+    assert record.after == {"d": base64.b64encode(WIRE + b"\x02x").decode()}
+    assert decode(record, place, field=field).after == {"d": {"a": "x"}}
+
+
+def test_json_is_a_document_and_null_stays(tmp_path: Path) -> None:
+    place = str(tmp_path / "s")
+    assert encode(Record("1", {}, b'{"a": "x"}'), place).after == WIRE + b"\x02x"
+    assert encode(Record("1", {}, None), place).after is None
+    assert decode(Record("1", {}, None), place).after is None
+
+
+@pytest.mark.parametrize("after", [{"a b": 1}, {"1": 1}, {"ü": 1}, {"n": 2**63}, b"raw", b"[1]"])
+def test_what_avro_does_not_take_is_a_nack(tmp_path: Path, after: Any) -> None:
+    found = encode(Record("1", {}, after), str(tmp_path / "s"))
+    assert isinstance(found, Nack) and found.code == "avro.encode.invalid"
+    assert not (tmp_path / "s").exists()
+
+
+def test_what_does_not_fit_a_registered_schema(tmp_path: Path) -> None:
+    FolderRegistry(str(tmp_path)).register("example", PAIR)
+    more = {**FIRST, "url": str(tmp_path)}
+    records = [Record("1", {}, {"myString": "x", "myInt": value}) for value in (1, "x", 1)]
+    first, nack, last = make("avro.encode", more).process_block(records)
+    assert isinstance(nack, Nack) and nack.code == "avro.encode.invalid" and "myInt" in nack.message
+    assert isinstance(first, Record) and isinstance(last, Record)
+    unknown = one("avro.encode", Record("1", {}, {}), {**more, "schema.preRegistered.version": "2"})
+    assert isinstance(unknown, Nack) and unknown.code == "avro.unknown_schema"
+
+
+@pytest.mark.parametrize(
+    ("after", "code"),
+    [
+        (b"", "avro.decode.invalid"),
+        (b"\x01" + WIRE[1:] + b"\x02x", "avro.decode.invalid"),
+        (WIRE[:3], "avro.decode.invalid"),
+        (WIRE, "avro.decode.invalid"),
+        (WIRE + b"\x02xy", "avro.decode.invalid"),
+        (WIRE + b"\x7f", "avro.decode.invalid"),
+        (WIRE[:4] + b"\x09\x02x", "avro.unknown_schema"),
+        ({"a": 1}, "avro.decode.invalid"),
+    ],
+)
+def test_what_is_no_avro_is_a_nack_and_stays_as_it_was(tmp_path: Path, after: Any, code: str) -> None:
+    encode(Record("1", {}, {"a": "x"}), str(tmp_path))
+    record = Record("1", {}, after)
+    found = decode(record, str(tmp_path))
+    assert isinstance(found, Nack) and found.code == code
+    assert record.after == after
+
+
+def test_logical_types_become_text(tmp_path: Path) -> None:
+    kinds = {
+        "t": {"type": "long", "logicalType": "timestamp-millis"},
+        "d": {"type": "bytes", "logicalType": "decimal", "precision": 5, "scale": 2},
+        "b": "bytes",
+    }
+    schema = {"type": "record", "name": "r", "fields": [{"name": n, "type": k} for n, k in kinds.items()]}
+    assert FolderRegistry(str(tmp_path)).register("s", json.dumps(schema)).id == 1
+    data = io.BytesIO(WIRE)
+    data.seek(len(WIRE))
+    value = {"t": 5, "d": decimal.Decimal("1.25"), "b": b"\xff"}
+    fastavro.schemaless_writer(data, fastavro.parse_schema(schema), value)
+    found = decode(Record("1", {}, data.getvalue()), str(tmp_path)).after
+    assert found == {"t": "1970-01-01T00:00:00.005000+00:00", "d": "1.25", "b": "/w=="}
+
+
+def test_of_many_that_meet_a_new_schema_at_once_all_have_one_number(tmp_path: Path) -> None:
+    found: list[tuple[int, int]] = []
+
+    def meet(_: int) -> None:
+        for kind in range(20):
+            schema = FolderRegistry(str(tmp_path)).register("s", json.dumps({"type": "string", "n": kind}))
+            found.append((kind, schema.id))
+
+    at_once(meet, 8)
+    registry = FolderRegistry(str(tmp_path))
+    assert len(found) == 160 and len(set(found)) == 20
+    assert all(json.loads(registry.by_id(number).text)["n"] == kind for kind, number in found)
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_the_registry_is_asked_once_and_let_in_by_its_login(server: Registry) -> None:
+    subject = make("avro.encode", {**AUTO, "url": server.url("user:secret@")})
+    subject.process_block([Record(str(i), {}, {"a": i}) for i in range(5)])
+    assert server.seen == [("/subjects/orders/versions", "Basic " + base64.b64encode(b"user:secret").decode())]
+    encode(Record("1", {}, {"a": 1}), server.url(), **{"auth.basic.username": "u", "auth.basic.password": "p"})
+    assert server.seen[1][1] == "Basic " + base64.b64encode(b"u:p").decode()
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "code"),
+    [
+        (503, TransientError, "schemas.unreachable"),
+        (401, FatalError, "schemas.refused"),
+        (409, FatalError, "schemas.refused"),
+    ],
+)
+def test_a_registry_that_fails_is_no_records_fault(server: Registry, status: int, kind: Any, code: str) -> None:
+    server.answer = status
+    with pytest.raises(kind) as error:
+        encode(Record("1", {}, {"a": 1}), server.url("user:secret@"))
+    assert error.value.code == code and "secret" not in f"{error.value} {error.value.place}"
+
+
+def test_a_folder_that_is_none_is_an_outage(tmp_path: Path) -> None:
+    (tmp_path / "s").write_text("a file")
+    with pytest.raises(TransientError, match="registry"):
+        encode(Record("1", {}, {"a": 1}), str(tmp_path / "s"))
+
+
+def test_without_a_url_it_is_the_projects() -> None:
+    assert AvroEncode.travelling(AUTO, "/project") == {**AUTO, "url": "/project/.conduit/schemas"}
+    assert AvroEncode.travelling({"url": "mine"}, "/project")["url"] == "/project/mine"
+    assert AvroEncode.travelling({"url": "s3://b/x"}, "/project")["url"] == "s3://b/x"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"schema.strategy": "other"},
+        {"schema.strategy": "autoRegister"},
+        {"schema.strategy": "preRegistered", "schema.preRegistered.subject": "s"},
+        {**FIRST, "schema.preRegistered.version": "0"},
+        {**AUTO, "auth.basic.username": "u"},
+        {**AUTO, "tls.client.key": "k"},
+        {**AUTO, "field": ".Metadata.x"},
+    ],
+)
+def test_settings_that_do_not_fit(more: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        make("avro.encode", more)
+
+
+def test_lists_have_one_type() -> None:
+    def items(*values: Any) -> Any:
+        return inferred({"l": list(values)})["fields"][0]["type"]["items"]
+
+    assert items(1, 2) == "long" and items(1, 2.5) == "double"
+    assert items(1, "a", None) == ["null", "long", "string"]
+    assert items(None) == items() == ["null", "string"]
+    with pytest.raises(NoSchemaError):
+        inferred({"l": [{"a-b": 1}]})
