@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _ROLE = re.compile(r":[a-z]+:(?=`)")
 BUILTIN = "built in"
 PROJECT = "project"
+INSTALLED = "installed"
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def connector_pages(plugins: Plugins) -> list[Page]:
     pages = [
         *_pages(sources.items(), "source", BUILTIN, plugins),
         *_pages(destinations.items(), "destination", BUILTIN, plugins),
-        *_pages(plugins.sources.items(), "source", PROJECT, plugins),
-        *_pages(plugins.destinations.items(), "destination", PROJECT, plugins),
+        *_pages(plugins.sources.items(), "source", "", plugins),
+        *_pages(plugins.destinations.items(), "destination", "", plugins),
     ]
     return sorted(pages, key=lambda page: (page.name, page.kind == "destination"))
 
@@ -85,7 +86,7 @@ def processor_pages(plugins: Plugins) -> list[Page]:
     """Every processor, by name."""
     pages = [
         *_pages(processor_registry.builtin().items(), "processor", BUILTIN, plugins),
-        *_pages(plugins.processors.items(), "processor", PROJECT, plugins),
+        *_pages(plugins.processors.items(), "processor", "", plugins),
     ]
     return sorted(pages, key=lambda page: page.name)
 
@@ -94,7 +95,8 @@ def _pages(kinds: Iterable[tuple[str, Any]], role: str, origin: str, plugins: Pl
     for name, kind in kinds:
         settings = tuple(settings_of(kind.Settings, plugins.texts))
         examples = tuple(example_text(example) for example in getattr(kind, "examples", ()))
-        yield Page(name, role, origin, _text(kind), settings, tuple(_notes(kind)), examples)
+        where = origin or (INSTALLED if name in plugins.installed else PROJECT)
+        yield Page(name, role, where, _text(kind), settings, tuple(_notes(kind)), examples)
 
 
 def _notes(kind: Any) -> Iterator[str]:

@@ -20,7 +20,12 @@ from conduit_dagster.expressions import Clock, ExpressionError, compile_conditio
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import ProcessorSettings
 
-_SDK_IGNORED = ("sdk.batch.*", "sdk.rate.*", "sdk.schema.*")
+_SDK_IGNORED = {
+    "sdk.batch.*": "a step is a batch: delivery.batch-size",
+    "sdk.rate.*": "nothing here limits how fast a destination is written; a generator has a rate of its own",
+    "sdk.schema.*": "records carry no schemas here: avro.encode and avro.decode know a registry",
+}
+"""What Conduit's SDK adds to every connector and has no meaning here, and why."""
 
 
 def not_yet(config: Pipeline) -> Iterable[str]:
@@ -166,14 +171,24 @@ class Binder:
         base = f"{where}/settings"
         known = _known_keys(model)
         patterns = model.open_keys if issubclass(model, ConnectorSettings | ProcessorSettings) else ()
-        for key in settings:
-            if key not in known and not any(fnmatch(key, pattern) for pattern in (*patterns, *_SDK_IGNORED)):
+        for key, value in settings.items():
+            if key in known:
+                continue
+            ignored = next((why for pattern, why in _SDK_IGNORED.items() if fnmatch(key, pattern)), None)
+            if ignored is not None:
+                self._idle_setting(pointers.child(base, key), value, ignored)
+            elif not any(fnmatch(key, pattern) for pattern in patterns):
                 self._unknown_setting(pointers.child(base, key), key, known)
         try:
             model.model_validate(dict(settings))
         except ValidationError as error:
             for flaw in error.errors():
                 self._setting_finding(base, where, settings, dict(flaw))
+
+    def _idle_setting(self, pointer: str, value: str, why: str) -> None:
+        # what is off in Conduit too is nothing to speak of
+        if value not in ("", "0", "0s", "false"):
+            self._add(pointer, "setting.idle", f"it does nothing here: {why}", severity="warning", fix="remove it")
 
     def _unknown_setting(self, pointer: str, key: str, known: set[str]) -> None:
         fix = did_you_mean(key, known) or "remove it"

@@ -115,7 +115,7 @@ def compile_program(
 
     Raises for what validation would have found.
     """
-    maker = _Maker(program, plugins or load_plugins(program.plugins), instead or {})
+    maker = _Maker(program, plugins or load_plugins(program.plugins, program.installed), instead or {})
     return maker.pipeline()
 
 

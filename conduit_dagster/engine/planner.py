@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -96,8 +96,9 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         config.delivery.strategy,
         _log_of(config, plugins),
         config.fan_in,
-        plugins.texts if _uses_plugins(config, plugins) else {},
+        plugins.texts if _uses(config, plugins.names - plugins.installed) else {},
         redact=list(config.redact),
+        installed=_uses(config, plugins.installed),
     )
 
 
@@ -123,9 +124,8 @@ def choose_log(
     return "positions", "every source can be read again, and the fan-in is merge"
 
 
-def _uses_plugins(config: Pipeline, plugins: Plugins) -> bool:
-    own = {*plugins.sources, *plugins.destinations, *plugins.processors}
-    return any(section.plugin in own for section in _sections(config))
+def _uses(config: Pipeline, names: Set[str]) -> bool:
+    return any(section.plugin in names for section in _sections(config))
 
 
 def _sections(config: Pipeline) -> list[Connector | Processor | DeadLetterQueue]:

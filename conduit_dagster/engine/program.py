@@ -59,6 +59,8 @@ class Program(msgspec.Struct, frozen=True):
     fan_in: Literal["merge", "join", "alternate"] = "merge"
     plugins: dict[str, str] = {}
     """Module name to source text."""
+    installed: bool = False
+    """Whether it uses plugins of installed packages."""
     replay: Replay | None = None
     redact: list[str] = []
     """Fields that no log, list, asset or error text may show."""

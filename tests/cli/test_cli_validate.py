@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import Lab, destination, source
 
 
 def test_a_good_project_is_valid(run, project: Path) -> None:
@@ -115,3 +117,18 @@ def test_lint_fails_on_advice_when_it_is_strict(run, project: Path, pipeline) ->
     (project / "a.yaml").write_text(pipeline("a").replace("./in.jsonl", "/in.jsonl"))
     assert run("lint", "a.yaml").code == 0
     assert run("lint", "a.yaml", "--strict").code == 2
+
+
+def test_settings_of_conduits_sdk_that_do_nothing_are_told(run: Any, project: Path) -> None:
+    """Each by its name, with the reason; what is off in Conduit as well is not."""
+    lab = Lab(project)
+    idle = {"sdk.batch.size": "100", "sdk.rate.perSecond": "5", "sdk.schema.extract.payload.enabled": "true"}
+    quiet = {"sdk.batch.delay": "0s", "sdk.schema.extract.key.enabled": "false", "sdk.record.format": "opencdc/json"}
+    lab.pipeline(connectors=[source(), destination(settings={"path": "./out.jsonl", **idle, **quiet})])
+    ran = run("validate", "pipelines/p.yaml", "--json")
+    findings = ran.envelope["result"]["findings"]
+    assert ran.code == 0
+    assert [(one["code"], one["path"].rpartition("/")[2]) for one in findings] == [
+        ("setting.idle", key) for key in idle
+    ]
+    assert "delivery.batch-size" in findings[0]["message"]
