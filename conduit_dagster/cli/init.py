@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from conduit_dagster.cli.outcome import Outcome
+from conduit_dagster.cli.outcome import Outcome, usage_error
 from conduit_dagster.cli.verb import AsJson, perform
 from conduit_dagster.recovery.errors import from_os_error
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Folder = Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made where it is missing.")]
+Folder = Annotated[
+    Path,
+    typer.Argument(metavar="[DIR|connector|processor]", help="Where to (made where it is missing), or what to make."),
+]
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The connector's or processor's name.")]
 
+_PLUGINS: Final = {"connector": "new_connector.txt", "processor": "new_processor.txt"}
+_NAME: Final = re.compile("[a-z][a-z0-9]*([.-][a-z0-9]+)*")
 # template to where it goes; a template's name has no dot at its front, so that packages take it along
 _FILES: Final = {
     "conduit.yaml": "conduit.yaml",
@@ -27,9 +35,12 @@ _FILES: Final = {
 }
 
 
-def init(folder: Folder = Path(), as_json: AsJson = False) -> None:
-    """Make a project with a first pipeline that runs. Files that are there already stay as they are."""
-    perform("init", as_json, lambda: _made(folder))
+def init(folder: Folder = Path(), name: Name = None, as_json: AsJson = False) -> None:
+    """Make a project with a first pipeline that runs, or a plugin to begin with: init processor NAME.
+
+    Files that are there already stay as they are.
+    """
+    perform("init", as_json, lambda: _made(folder) if name is None else _plugin(str(folder), name))
 
 
 def _made(folder: Path) -> Outcome:
@@ -49,9 +60,29 @@ def _made(folder: Path) -> Outcome:
     return Outcome(summary, result, show=lambda console: _show(console, created, kept, following))
 
 
-def _write(path: Path, template: str) -> bool:
+def _plugin(kind: str, name: str) -> Outcome:
+    if kind not in _PLUGINS:
+        raise usage_error(f"init makes a connector or a processor, not a {kind}", "init", f"init processor {name}")
+    if not _NAME.fullmatch(name):
+        fix = "small letters, digits, dots and hyphens, such as trim.text"
+        raise usage_error(f"{name} is no name for a plugin", "plugin_name", fix)
+    from conduit_dagster.config.project import Project
+
+    words = re.split(r"[^a-z0-9]+", name)
+    path = Project.find(Path.cwd()).root / "plugins" / f"{'_'.join(words)}.py"
+    marks = {"@NAME@": name, "@CLASS@": "".join(word.capitalize() for word in words)}
+    if not _write(path, _PLUGINS[kind], marks):
+        raise usage_error(f"{path} is there already", "file_exists", "take another name")
+    following = [f"conduit-dagster {kind}s describe {name}"]
+    result = {"file": str(path), "next": following}
+    return Outcome(f"{kind} {name} in {path}", result, show=lambda console: _show(console, [str(path)], [], following))
+
+
+def _write(path: Path, template: str, marks: Mapping[str, str] | None = None) -> bool:
     """Whether the file is new; an existing one, or a link, is never touched."""
     content = files("conduit_dagster.cli").joinpath("templates", template).read_bytes()
+    for mark, text in (marks or {}).items():
+        content = content.replace(mark.encode(), text.encode())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("xb") as file:

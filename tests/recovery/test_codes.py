@@ -43,7 +43,7 @@ def test_what_may_be_a_code() -> None:
 
 
 TOPS = ("conduit_dagster", "assets", "resources", "sensors")
-_OF_A_COMMAND = {"demo.counts_differ", "interrupted", "internal.error"}
+_OF_A_COMMAND = {"demo.counts_differ", "interrupted", "internal.error", "test.failed", "test.none"}
 """How the command line itself ends: no pipeline fails with them."""
 _CLASSES = {"FatalError", "TransientError"}
 
