@@ -80,6 +80,9 @@ class Connector(Section):
     namespace: Regex | None = None
     """Only records whose collection matches pass through this connector (RE2, unanchored)."""
 
+    condition: str | None = None
+    """Only records for which this holds pass through this connector. A Python expression or Go template (ours)."""
+
     processors: list[Processor] = []
     """Processors for the records of this connector alone."""
 

@@ -47,6 +47,7 @@ class Binder:
         config = self._parsed.config
         for connector in config.connectors:
             self._check_connector(connector)
+            self._check_condition(connector)
             for processor in connector.processors:
                 self._check_processor(processor)
         for processor in (*config.processors, *config.dead_letter_queue.processors):
@@ -149,18 +150,18 @@ class Binder:
             self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
         else:
             self._check_settings(kind.Settings, processor.settings, processor.where)
-        if processor.condition:
-            self._check_condition(processor)
+        self._check_condition(processor)
 
-    def _check_condition(self, processor: Processor) -> None:
+    def _check_condition(self, section: Processor | Connector) -> None:
         try:
-            compile_condition(processor.condition or "", Clock())
+            if section.condition:
+                compile_condition(section.condition, Clock())
         except ExpressionError as error:
             self._add(
-                f"{processor.where}/condition",
+                f"{section.where}/condition",
                 "expression.invalid",
                 error.message,
-                got=processor.condition,
+                got=section.condition,
                 fix=error.fix,
                 column_offset=error.column or 0,
             )

@@ -9,7 +9,7 @@ from functools import lru_cache
 from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
-from conduit_dagster.engine.nodes import NamespaceFilter, Node, Step
+from conduit_dagster.engine.nodes import CONDITION, ConditionFilter, NamespaceFilter, Node, Step
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
@@ -151,10 +151,9 @@ class _Maker:
         ]
 
     def _has_condition_on_key(self) -> bool:
-        specs = [*self._program.processors]
-        for connector in (*self._program.sources, *self._program.destinations):
-            specs.extend(connector.processors)
-        return any(_reads_key(spec.condition, self._clock) for spec in specs if spec.condition)
+        connectors = [*self._program.sources, *self._program.destinations]
+        specs = [*self._program.processors, *(spec for connector in connectors for spec in connector.processors)]
+        return any(_reads_key(spec.condition, self._clock) for spec in (*connectors, *specs) if spec.condition)
 
     def _context(self, spec: ConnectorSpec) -> ConnectorContext:
         program = self._program
@@ -168,8 +167,11 @@ class _Maker:
         return Inlet(spec.id, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
-        gate = [NamespaceFilter(f"{self._program.pipeline}:{spec.id}", spec.namespace)] if spec.namespace else []
-        return [*gate, *(self._node(processor, consumer) for processor in spec.processors)]
+        node = f"{self._program.pipeline}:{spec.id}"
+        steps: list[Step] = [NamespaceFilter(node, spec.namespace)] if spec.namespace else []
+        if spec.condition:
+            steps.append(ConditionFilter(f"{node}:{CONDITION}", spec.condition, self._clock))
+        return [*steps, *(self._node(processor, consumer) for processor in spec.processors)]
 
     def _outlet(self, spec: ConnectorSpec) -> Outlet:
         return Outlet(

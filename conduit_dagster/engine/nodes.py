@@ -14,6 +14,8 @@ from conduit_dagster.processors.base import DROP, Processor, Result, Results
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 
 CONDITION_FAILED = "condition.failed"
+CONDITION = "~condition"
+"""The last part of the node that a connector's condition is. No processor's id begins with ``~``."""
 
 
 class Fate(Protocol):
@@ -149,7 +151,33 @@ class NamespaceFilter:
         return on, from_
 
 
-Step = Node | NamespaceFilter
+class ConditionFilter:
+    """Lets through records for which a condition holds; a record that it fails on is nacked."""
+
+    def __init__(self, node: str, condition: str, clock: Clock) -> None:
+        self.node = node
+        self._holds = compile_condition(condition, clock)
+
+    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
+        """Drops the others; they are acked."""
+        on: list[Record] = []
+        from_: list[int] = []
+        for record, origin in zip(records, origins, strict=True):
+            try:
+                holds = self._holds(record)
+            except Exception as error:  # noqa: BLE001  # as the condition of a processor
+                nack = Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
+                fate.nacked(self.node, origin, nack, record)
+                continue
+            if holds:
+                on.append(record)
+                from_.append(origin)
+            else:
+                fate.filtered(self.node, origin)
+        return on, from_
+
+
+Step = Node | NamespaceFilter | ConditionFilter
 """Whatever a record passes on its way."""
 
 

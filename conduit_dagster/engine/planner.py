@@ -145,8 +145,15 @@ class _Specs:
     def connector(self, connector: Connector) -> ConnectorSpec:
         parent = f"{self.pipeline}:{connector.id}"
         specs = [self.processor(parent, processor) for processor in connector.processors]
-        settings, from_log = dict(connector.settings), connector.start_from == "log"
-        return ConnectorSpec(connector.id, connector.plugin, settings, connector.namespace or "", specs, from_log)
+        return ConnectorSpec(
+            connector.id,
+            connector.plugin,
+            dict(connector.settings),
+            connector.namespace or "",
+            specs,
+            connector.condition or "",
+            connector.start_from == "log",
+        )
 
     def queue(self, queue: DeadLetterQueue) -> ConnectorSpec:
         specs = [self.processor(f"{self.pipeline}:{DEAD_LETTERS}", processor) for processor in queue.processors]

@@ -28,6 +28,7 @@ class ConnectorSpec(msgspec.Struct, frozen=True):
     settings: dict[str, str]
     namespace: str = ""
     processors: list[ProcessorSpec] = []
+    condition: str = ""
     from_log: bool = False
     """A destination that is sent what the log holds, when it is added later."""
 
