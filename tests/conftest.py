@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 from jvm_options import SHORT_LIVED
 from kills import crashing
 from postgres_server import PostgresServer, installations
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 def pytest_configure() -> None:
     """For this process and all that it starts."""
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
+    # a machine that is busy is no fault of what is tested
+    settings.register_profile("ours", deadline=None)
+    settings.load_profile("ours")
 
 
 @pytest.fixture(scope="session")

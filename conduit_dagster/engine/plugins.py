@@ -6,9 +6,7 @@ It has to be installed wherever tasks run; the project's files travel there.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import sys
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import Any
 
 from conduit_dagster.connectors.base import Destination, Source
 from conduit_dagster.processors.base import Processor
+from conduit_dagster.processors.modules import module_of
 
 _BASES = (Processor, Source, Destination)
 GROUP = "conduit_dagster.plugins"
@@ -68,7 +67,7 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
         _add_installed(found)
     for name, text in texts.items():
         try:
-            _collect(found, _module(name, text))
+            _collect(found, module_of("conduit_plugins", name, text, f"plugins/{name}.py"))
         except Exception as error:  # noqa: BLE001  # an author's module may raise anything while it is loaded
             found.errors.append(PluginError(f"plugins/{name}.py", f"{type(error).__name__}: {error}"))
     return found
@@ -96,21 +95,6 @@ def _installed() -> list[tuple[str, list[type[Any]] | Exception]]:
         except Exception as error:  # noqa: BLE001  # a package may raise anything while it is imported
             found.append((name, error))
     return found
-
-
-def _module(name: str, text: str) -> types.ModuleType:
-    # named after its text too: a changed plugin is another module, in a worker that outlives the change
-    full = f"conduit_plugins.{name}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    if full in sys.modules:
-        return sys.modules[full]
-    module = types.ModuleType(full)
-    sys.modules[full] = module
-    try:
-        exec(compile(text, f"plugins/{name}.py", "exec"), module.__dict__)
-    except BaseException:
-        del sys.modules[full]
-        raise
-    return module
 
 
 def _collect(found: Plugins, module: types.ModuleType) -> None:

@@ -13,7 +13,9 @@ from conduit_dagster import processors
 from conduit_dagster.processors.base import Processor
 
 _PREFIX: Final = "builtin:"
-_NO_PLUGINS: Final = frozenset({"avro", "base", "documents", "in_place", "registry", "settings", "unwrapping"})
+_NO_PLUGINS: Final = frozenset(
+    {"avro", "base", "documents", "in_place", "modules", "registry", "settings", "unwrapping"}
+)
 
 
 @functools.cache

@@ -35,6 +35,7 @@ _FATAL: Final = {
     "pipeline": "forced_stop invalid",
     "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
     "processor": "error",
+    "python": "invalid unreadable",
     "run": "config",
     "schemas": "refused",
     "source": "count_wrong removed",

@@ -1,0 +1,200 @@
+"""``python``: a function of the project's own."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Final, Literal, cast
+
+from pydantic import AfterValidator
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import (
+    Drop,
+    Example,
+    Nack,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+    Result,
+)
+from conduit_dagster.processors.modules import module_of
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.record import copy
+from conduit_dagster.recovery.errors import FatalError
+
+_PLACE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+ROW, ERROR = "_row", "_error"
+
+
+def _function(text: str) -> str:
+    if not _PLACE.fullmatch(text):
+        raise refused("value", f"{text} names no function", "MODULE:FUNCTION, such as transforms:clean", 0)
+    return text
+
+
+class PythonSettings(ProcessorSettings):
+    """Settings of ``python``."""
+
+    function: Annotated[str, AfterValidator(_function)] = Describe(
+        description="`MODULE:FUNCTION`: `transforms:clean` is `clean` in the project's `transforms.py`, "
+        "`lib.text:clean` in `lib/text.py`."
+    )
+    per: Literal["record", "block", "arrow"] = Describe(
+        default="record", description="What it is given: a record, a list of records, or an Arrow table of payloads."
+    )
+    source: str = Describe(
+        default="", alias="module.source", description="The module's text. It is read when the pipeline starts."
+    )
+
+
+class Python(Processor):
+    """Call a function of a module in the project. The module travels to the tasks as text; it may import what is
+    installed there, and no other module of the project.
+
+    Per record it returns a record, a list of them, or `DROP`; per block a list with such a result, or a `Nack`, for
+    each record. What it raises nacks the record; for a block it fails the step. Per `arrow` it gets a table with a row
+    for each payload, which must be documents, and returns one with the new payloads: with as many rows, or with a
+    column `_row` that says which row each is from (none: the record is dropped; several: it is split). A text in a
+    column `_error` nacks the record. A second parameter gets the processor's context.
+
+    What it returns must depend on the record alone. It runs with all the rights of the worker: nothing is sandboxed.
+    """
+
+    name: ClassVar[str] = "python"
+    Settings: ClassVar[type[ProcessorSettings]] = PythonSettings
+    settings: PythonSettings
+    examples = (
+        Example(
+            "A function of a record",
+            {
+                "function": "transforms:total",
+                "module.source": "def total(record):\n    record.after['total'] = sum(record.after['amounts'])\n"
+                "    return record\n",
+            },
+            Record("1", {}, {"amounts": [1, 2]}),
+            Record("1", {}, {"amounts": [1, 2], "total": 3}),
+        ),
+    )
+
+    def __init__(self, settings: PythonSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        function = _found(settings, context.node_id)
+        self._call = partial(_with_context, function, context) if _takes_two(function) else function
+
+    @classmethod
+    @override
+    def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
+        if not _PLACE.fullmatch(settings.get("function", "")) or settings.get("module.source"):
+            return dict(settings)
+        path = Path(root, *settings["function"].partition(":")[0].split(".")).with_suffix(".py")
+        try:
+            return {**settings, "module.source": path.read_text(encoding="utf-8")}
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise FatalError(
+                f"the module can't be read: {reason}",
+                code="python.unreadable",
+                place=str(path),
+                fix="the module is a file of the project",
+            ) from None
+
+    @override
+    def process(self, record: Record) -> Record | list[Record] | Drop:
+        return self._call(record)
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        if self.settings.per == "record":
+            return super().process_block(records)
+        if self.settings.per == "block":
+            return list(self._call(records))
+        return self._columns(records)
+
+    # -- Arrow --------------------------------------------------------------------------------------------------
+
+    def _columns(self, records: list[Record]) -> list[Result]:
+        results: list[Result] = [_NO_DOCUMENT] * len(records)
+        chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
+        try:
+            made = self._of_table([records[place] for place in chosen]) if chosen else []
+        except Exception:  # noqa: BLE001  # one record's fault, or the function's: each is asked alone
+            made = [self._alone(records[place]) for place in chosen]
+        for place, result in zip(chosen, made, strict=True):
+            results[place] = result
+        return results
+
+    def _alone(self, record: Record) -> Result:
+        try:
+            return self._of_table([record])[0]
+        except ProcessError as error:
+            return Nack(error.code, error.message)
+        except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
+            return Nack("processor.error", f"{type(error).__name__}: {error}")
+
+    def _of_table(self, records: Sequence[Record]) -> list[Result]:
+        import pyarrow as pa
+
+        table = self._call(pa.Table.from_pylist([cast("dict[str, Any]", record.after) for record in records]))
+        if not isinstance(table, pa.Table):
+            raise ProcessError(f"the function returned a {type(table).__name__}, not a table", code="python.result")
+        rows = table.to_pylist()
+        if ROW not in table.column_names and len(rows) != len(records):
+            message = f"the function returned {len(rows)} rows for {len(records)}, and no column {ROW}"
+            raise ProcessError(message, code="python.result")
+        return _shared_out(records, rows)
+
+
+def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> list[Result]:
+    """Each row to the record that it is from."""
+    made: list[list[Record]] = [[] for _ in records]
+    failed: dict[int, str] = {}
+    for place, row in enumerate(rows):
+        of = row.pop(ROW, place)
+        if not isinstance(of, int) or not 0 <= of < len(records):
+            raise ProcessError(f"the column {ROW} holds {of!r}: there are {len(records)} rows", code="python.result")
+        if (error := row.pop(ERROR, None)) is not None:
+            failed[of] = str(error)
+        one = records[of] if not made[of] else copy(records[of])
+        one.after = row
+        made[of].append(one)
+    return [Nack("python.nacked", failed[i]) if i in failed else some for i, some in enumerate(made)]
+
+
+_NO_DOCUMENT: Final = Nack(
+    "field.unresolved", ".Payload.After does not contain structured data: put json.decode before"
+)
+
+
+def _with_context(function: Callable[..., Any], context: ProcessorContext, given: Any) -> Any:
+    return function(given, context)
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(one.kind in kinds for one in inspect.signature(function).parameters.values()) > 1
+
+
+def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
+    module, _, name = settings.function.partition(":")
+    file = f"{module.replace('.', '/')}.py"
+    try:
+        function = getattr(module_of("conduit_modules", module.replace(".", "_"), settings.source, file), name, None)
+    except Exception as error:  # an author's module may raise anything while it is loaded
+        raise FatalError(
+            f"the module can't be loaded: {type(error).__name__}: {error}",
+            code="python.invalid",
+            node=node,
+            place=file,
+            fix="mend it; it may import what is installed, and no other module of the project",
+        ) from error
+    if not callable(function):
+        message, fix = f"the module has no function {name}", f"def {name}(record): …"
+        raise FatalError(message, code="python.invalid", node=node, place=file, fix=fix)
+    return function

@@ -1,0 +1,149 @@
+"""``python``: functions of modules in the project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processors.conftest import make
+from pydantic import ValidationError
+
+from conduit_dagster.processors.base import DROP, Nack
+from conduit_dagster.processors.python import Python
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+
+MODULE = """
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from conduit_dagster.processors.base import DROP, Nack, ProcessError
+
+def double(record):
+    record.after["n"] *= 2
+    return record
+
+def sort(record, context):
+    n = record.after["n"]
+    if n < 0:
+        raise ProcessError(context.node_id, code="mine.negative")
+    return DROP if n == 0 else [record] * n
+
+def block(records):
+    return [Nack("mine.no", "no") if record.after["n"] == 1 else record for record in records]
+
+def short(records):
+    return records[1:]
+
+def columns(table):
+    return table.set_column(0, "n", pc.multiply(table["n"], 2))
+
+def rows(table):
+    counts = table["n"].to_pylist()
+    places = [place for place, n in enumerate(counts) for _ in range(n)]
+    column = pa.array(places, pa.int64())
+    return table.take(column).append_column("_row", column)
+
+def errors(table):
+    return table.append_column("_error", pa.array(["odd" if n % 2 else None for n in table["n"].to_pylist()]))
+
+def wrong_rows(table):
+    return table.append_column("_row", pa.array([9] * len(table)))
+
+def no_table(table):
+    return table.to_pylist()
+
+def fails(table):
+    if 1 in table["n"].to_pylist():
+        raise ValueError("one")
+    return table
+
+def fewer(table):
+    return table.slice(1)
+
+value = 5
+"""
+
+
+def run(function: str, *payloads: Any, per: str = "record") -> list[Any]:
+    """What comes of payloads; of records their payloads."""
+    settings = {"function": f"mod:{function}", "module.source": MODULE, "per": per}
+    records = [Record(str(i), {"m": "1"}, after) for i, after in enumerate(payloads)]
+    return [_after(result) for result in make("python", settings).process_block(records)]
+
+
+def _after(result: Any) -> Any:
+    if isinstance(result, list):
+        return [record.after for record in result]
+    return result.after if isinstance(result, Record) else result.code if isinstance(result, Nack) else result
+
+
+def test_per_record() -> None:
+    assert run("double", {"n": 1}, {"n": "x"}, b"raw", {"n": 2}) == [
+        {"n": 2}, {"n": "xx"}, "processor.error", {"n": 4},
+    ]  # fmt: skip
+    assert run("sort", {"n": 2}, {"n": 0}, {"n": -1}) == [[{"n": 2}] * 2, DROP, "mine.negative"]
+
+
+def test_per_block() -> None:
+    assert run("block", {"n": 0}, {"n": 1}, per="block") == [{"n": 0}, "mine.no"]
+    # the engine tells what is missing; what a function raises for a block is an error of the step
+    assert len(run("short", {"n": 0}, {"n": 1}, per="block")) == 1
+    with pytest.raises(KeyError):
+        run("block", {}, per="block")
+
+
+@given(st.lists(st.integers(0, 4), max_size=20))
+def test_per_arrow(numbers: list[int]) -> None:
+    payloads = [{"n": n, "t": str(n)} for n in numbers]
+    assert run("columns", *payloads, per="arrow") == [[{"n": n * 2, "t": str(n)}] for n in numbers]
+    assert run("rows", *payloads, per="arrow") == [[{"n": n, "t": str(n)}] * n for n in numbers]
+    assert run("errors", *payloads, per="arrow") == [
+        "python.nacked" if n % 2 else [{"n": n, "t": str(n)}] for n in numbers
+    ]
+
+
+def test_one_that_fails_in_a_table_is_nacked_alone() -> None:
+    assert run("fails", {"n": 0}, {"n": 1}, {"n": 2}, per="arrow") == [[{"n": 0}], "processor.error", [{"n": 2}]]
+    # types that no column can hold together
+    assert run("columns", {"n": 1}, {"n": "x"}, {"n": 3}, per="arrow") == [[{"n": 2}], "processor.error", [{"n": 6}]]
+    assert run("columns", b"raw", {"n": 1}, None, per="arrow") == ["field.unresolved", [{"n": 2}], "field.unresolved"]
+
+
+@pytest.mark.parametrize("function", ["wrong_rows", "no_table", "fewer"])
+def test_a_table_that_is_none(function: str) -> None:
+    assert run(function, {"n": 0}, per="arrow") == ["python.result"]
+
+
+def test_a_row_that_is_split_shares_nothing() -> None:
+    settings = {"function": "mod:rows", "module.source": MODULE, "per": "arrow"}
+    [result] = make("python", settings).process_block([Record("1", {}, {"n": 2}, {"k": []})])
+    assert isinstance(result, list)
+    result[0].key["k"].append(1)  # type: ignore[index, call-overload]
+    assert result[1].key == {"k": []}
+
+
+def test_a_module_travels_as_its_text(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "text.py").write_text(MODULE)
+    settings = {"function": "lib.text:double"}
+    assert Python.travelling(settings, str(tmp_path)) == {**settings, "module.source": MODULE}
+    with pytest.raises(FatalError, match="No such file") as error:
+        Python.travelling({"function": "gone:f"}, str(tmp_path))
+    assert (error.value.code, error.value.place) == ("python.unreadable", str(tmp_path / "gone.py"))
+
+
+@pytest.mark.parametrize(("function", "text"), [("missing", MODULE), ("value", MODULE), ("f", "def f(:"), ("f", "1/0")])
+def test_a_module_that_can_not_be_used(function: str, text: str) -> None:
+    with pytest.raises(FatalError) as error:
+        make("python", {"function": f"mod:{function}", "module.source": text})
+    assert (error.value.code, error.value.place) == ("python.invalid", "mod.py")
+
+
+@pytest.mark.parametrize("function", ["", "double", "mod:", "../mod:f", "mod:f()", "a/b:f"])
+def test_what_names_no_function(function: str) -> None:
+    with pytest.raises(ValidationError):
+        make("python", {"function": function})
