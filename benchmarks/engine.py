@@ -37,7 +37,8 @@ def _run(root: Path, spark: SparkSession, to_the_end: bool, stop: StopFlag, obse
     bound = catalogue.get("bench")
     assert bound is not None, [finding.render() for finding in catalogue.findings]
     database = open_store(catalogue.project.state_url, catalogue.project.home)
-    options = RunOptions(catalogue.project.staging_url, drain=to_the_end)
+    project = catalogue.project
+    options = RunOptions(project.staging_url, drain=to_the_end, log=project.log_url)
     began = time.perf_counter()
     result = run_pipeline(bound, spark, database, options, stop, observe)
     seconds = time.perf_counter() - began

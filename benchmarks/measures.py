@@ -10,6 +10,7 @@ from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
+from benchmarks.letters import letters
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
 
@@ -56,5 +57,6 @@ MEASURES: dict[str, Measure] = {
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
     "steps": Measure("steps of one record", trickles, lambda bench: len(KINDS) * (bench.steps * 0.13 + 2 * 60 * 0.06)),
+    "letters": Measure("a step of dead letters", letters, lambda bench: 30 + 90 * bench.records / 1e6),
     "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),
 }

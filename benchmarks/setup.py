@@ -33,6 +33,8 @@ class Setup:
     in_flight: int = 1
     batch: int | None = None
     """Records per batch; None: the default."""
+    more: Sequence[dict[str, Any]] = ()
+    """Processors behind those that do the work."""
 
     def write(self, root: Path, source: Path) -> None:
         """A fresh project with this pipeline, which reads ``source``."""
@@ -46,7 +48,7 @@ class Setup:
             "trigger": "available-now",
             "delivery": delivery if self.batch is None else {**delivery, "batch-size": self.batch},
             "connectors": [inputs, *self.destinations],
-            "processors": _PROCESSORS,
+            "processors": [*_PROCESSORS, *self.more],
             "dead-letter-queue": queue,
         }
         with (root / "pipelines" / "bench.yaml").open("w") as file:

@@ -13,8 +13,9 @@ _SHOWN = (50, 150, 300)
 
 
 def markdown(measures: dict[str, Any]) -> str:
-    """Three tables: speed, the smallest step, memory."""
-    parts = [_machine(measures), _speed(measures), _steps(measures), _memory(measures), _backlog(measures)]
+    """Tables: speed, the smallest step, memory, dead letters."""
+    tables = (_machine, _speed, _steps, _memory, _backlog, _letters)
+    parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -125,6 +126,24 @@ def _backlog(measures: dict[str, Any]) -> str:
         for kind, one in _kinds(measures, "backlog")
     )
     return _table(titles, rows)
+
+
+def _letters(measures: dict[str, Any]) -> str:
+    if "letters" not in measures:
+        return ""
+    one, records = measures["letters"]["letters"], measures["letters"]["records"]
+    titles = (f"`dlq list` of {records:,} dead letters of one step", "s", "peak MB")
+    rows = [
+        (what, f"**{one[name]['seconds']}**", f"{one[name]['megabytes']}")
+        for what, name in (
+            ("counts by reason and the newest 20", "list"),
+            ("`--by-reason`", "by_reason"),
+            ("`--where 'after.amount > 50'`, which reads every record", "where"),
+            ("of a pipeline without any", "none"),
+        )
+    ]
+    run = ("the step itself", f"{one['run_seconds']}", f"{one['run_python_mb']:,} (all Python processes)")
+    return _table(titles, [*rows, run])
 
 
 def _peak(one: dict[str, Any]) -> str:
