@@ -61,10 +61,10 @@ class Daemon:
         self._daemon.wait()
 
     def stop(self) -> None:
-        """In good order, or after a minute by force: Dagster's code server now and then does not end when asked."""
+        """In good order, or after a while by force: Dagster's code server now and then does not end when asked."""
         for process in (self._daemon, self._code):
             if process is not None:
-                end(process.pid, started_at(process.pid) or "", 60)
+                end(process.pid, started_at(process.pid) or "", 20)
                 process.wait()
 
     @property
