@@ -69,7 +69,7 @@ PRELUDE = r"""
       "RawData(text) or null");
   };
   const texts = (metadata) => {
-    const found = {};
+    const found = Object.create(null);  // a name may be __proto__
     for (const name of Object.keys(metadata || {})) found[name] = String(metadata[name]);
     return found;
   };

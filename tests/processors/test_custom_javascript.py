@@ -187,3 +187,9 @@ def test_a_file_travels_as_its_text(tmp_path: Path) -> None:
     with pytest.raises(FatalError, match="No such file") as error:
         CustomJavascript.travelling({"script.path": "gone.js"}, str(tmp_path))
     assert error.value.code == "javascript.unreadable"
+
+
+def test_no_name_is_special() -> None:
+    odd = {"__proto__": "x", "constructor": "y", "toString": "z"}
+    [result] = run("return rec;", Record("1", dict(odd), {**odd, "deep": dict(odd)}, dict(odd)))
+    assert (result.metadata, result.after, result.key) == (odd, {**odd, "deep": odd}, odd)
