@@ -61,6 +61,11 @@ class Reference(ABC):
     root: Root
     path: tuple[str, ...]
 
+    @property
+    def holds_data(self) -> bool:
+        """Whether it is a payload or the key as a whole, which take bytes; a field within takes what JSON can hold."""
+        return self.root in ("after", "before", "key") and not self.path
+
     @staticmethod
     def parse(text: str) -> Reference:
         """The reference that ``text`` spells. Raises :class:`ReferenceSyntaxError`."""

@@ -20,6 +20,7 @@ LAYERS = [
     {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},
+    {"conduit_dagster.readable"},
     {"conduit_dagster.turn", "conduit_dagster.processes", "conduit_dagster.file_locks", "conduit_dagster.learn"},
     {"conduit_dagster.record"},
 ]

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import msgspec
 
 from conduit_dagster.processors.base import Example
+from conduit_dagster.readable import readable
 from conduit_dagster.record import Record
 
 
@@ -36,21 +34,4 @@ def example_text(example: Example) -> ExampleText:
 
 
 def _text(record: Record) -> str:
-    parts: dict[str, Any] = {
-        "operation": record.operation if record.operation != "create" else None,
-        "metadata": record.metadata or None,
-        "key": _readable(record.key),
-        "before": _readable(record.before),
-        "after": _readable(record.after),
-    }
-    shown = {name: part for name, part in parts.items() if part is not None}
-    return json.dumps(shown, ensure_ascii=False)
-
-
-def _readable(part: Any) -> Any:
-    if not isinstance(part, bytes):
-        return part
-    try:
-        return part.decode()
-    except UnicodeDecodeError:
-        return msgspec.to_builtins(part)
+    return json.dumps(readable(record), ensure_ascii=False)

@@ -17,6 +17,7 @@ from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.config.section import kebab
 from conduit_dagster.connectors import registry as connector_registry
 from conduit_dagster.connectors.base import Destination, Source
+from conduit_dagster.engine.plugins import is_of_project
 from conduit_dagster.processors import registry as processor_registry
 from conduit_dagster.processors.base import Processor
 
@@ -95,7 +96,7 @@ def _pages(kinds: Iterable[tuple[str, Any]], role: str, origin: str, plugins: Pl
     for name, kind in kinds:
         settings = tuple(settings_of(kind.Settings, plugins.texts))
         examples = tuple(example_text(example) for example in getattr(kind, "examples", ()))
-        where = origin or (INSTALLED if name in plugins.installed else PROJECT)
+        where = origin or (PROJECT if is_of_project(kind) else INSTALLED)
         yield Page(name, role, where, _text(kind), settings, tuple(_notes(kind)), examples)
 
 

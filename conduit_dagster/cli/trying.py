@@ -27,12 +27,12 @@ Facts = dict[str, Any]
 
 
 def dry_run(file: File, records: Records = 5, pipeline: Pipeline = None, as_json: AsJson = False) -> None:
-    """Read the first records of each source and show what each processor makes of them. Writes nothing."""
+    """Read the first records of each source and show what each processor makes of them. Writes to no destination."""
     perform("dry-run", as_json, lambda: _dry_run(file, records, pipeline))
 
 
 def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
-    """Run the tests of pipeline files. Reads no source and writes nothing. Without PATH: the project's pipelines."""
+    """Run the tests of pipeline files: no source, no destination. Without PATH: those of the project's pipelines."""
     perform("test", as_json, lambda: _test(paths or [], only))
 
 
@@ -53,7 +53,7 @@ def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:
         return judged(catalogue, catalogue.findings)
     bound = _chosen(catalogue.bound, pipeline)
     found = [tried._asdict() for tried in dry_run(bound, records)]
-    summary = f"{bound.id}: {count(len(found), 'record')} tried, nothing was written"
+    summary = f"{bound.id}: {count(len(found), 'record')} tried, no destination was written to"
     return Outcome(summary, {"pipeline": bound.id, "records": found}, show=lambda console: _show_tried(console, found))
 
 

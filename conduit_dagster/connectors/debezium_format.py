@@ -48,8 +48,8 @@ def debezium(record: Record, schema_name: str = "", raw_key: str = RAW_KEY) -> D
     """
     before, after = _part(record.before, raw_key), _part(record.after, raw_key)
     fields = [
-        _field("before", after if before is None else before),
-        _field("after", before if after is None else after),
+        _field("before", after if before is None else before, _STRUCT),
+        _field("after", before if after is None else after, _STRUCT),
         _field("source", record.metadata),
         *_TAIL,
     ]
@@ -75,13 +75,13 @@ def _part(data: Data, raw_key: str) -> Document | None:
         return {raw_key: data}
 
 
-def _field(name: str, value: Any) -> Document:
-    return {**(_STRUCT if value is None else _schema(value)), "field": name}
+def _field(name: str, value: Any, nothing: Document = _UNKNOWN) -> Document:
+    return {**(nothing if value is None else _schema(value)), "field": name}
 
 
 def _schema(value: Any) -> Document:
     if isinstance(value, dict):
-        fields = [_field_in(name, inner) for name, inner in value.items()]
+        fields = [_field(name, inner) for name, inner in value.items()]
         return {**_STRUCT, "fields": fields} if fields else _STRUCT
     if isinstance(value, list):
         return {"type": "array", "optional": True, "items": _schema(value[0]) if value else _UNKNOWN}
@@ -92,7 +92,3 @@ def _schema(value: Any) -> Document:
     if isinstance(value, bytes):
         return {"type": "bytes", "optional": True}
     return {"type": "string"} if isinstance(value, str) else _UNKNOWN
-
-
-def _field_in(name: str, value: Any) -> Document:
-    return {**_schema(value), "field": name}

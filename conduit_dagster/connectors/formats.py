@@ -130,21 +130,15 @@ def make_format(name: str, options: str = "") -> Format:
 
     Raises ``ValueError`` for a name that is not known and for a template that cannot be compiled.
     """
-    if name == "template":
-        return _template(options)
-    if name == "debezium/json":
-        return DebeziumJson(options)
-    if name in _FORMATS:
-        return _FORMATS[name]()
-    raise ValueError(_unknown(name))
+    if name not in _FORMATS:
+        raise ValueError(_unknown(name))
+    return _FORMATS[name](options)
 
 
 def names() -> list[str]:
     """The names of all formats."""
-    return [*_FORMATS, "debezium/json", "template"]
+    return list(_FORMATS)
 
-
-_FORMATS: Final[dict[str, Callable[[], Format]]] = {"opencdc/json": OpenCdcJson, "payload/json": PayloadJson}
 
 _JSON_OF: Final[dict[str, Callable[[], Format]]] = {"after": PayloadAsJson, "record": OpenCdcJson}
 """The formats that write what the template ``{{ toJson … }}`` of that part writes, many times as fast."""
@@ -156,6 +150,14 @@ def _template(text: str) -> Format:
     compiled = compile_template(text)
     known = _JSON_OF.get(compiled.json_of or "")
     return Template(compiled, compiled.names) if known is None else known()
+
+
+_FORMATS: Final[dict[str, Callable[[str], Format]]] = {
+    "opencdc/json": lambda options: OpenCdcJson(),
+    "payload/json": lambda options: PayloadJson(),
+    "debezium/json": DebeziumJson,
+    "template": _template,
+}
 
 
 def _unknown(name: str) -> str:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
-from conduit_dagster.engine.nodes import CONDITION, ConditionFilter, NamespaceFilter, Node, Step
+from conduit_dagster.engine.nodes import Node, Step, gates
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
@@ -167,11 +167,8 @@ class _Maker:
         return Inlet(spec.id, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
-        node = f"{self._program.pipeline}:{spec.id}"
-        steps: list[Step] = [NamespaceFilter(node, spec.namespace)] if spec.namespace else []
-        if spec.condition:
-            steps.append(ConditionFilter(f"{node}:{CONDITION}", spec.condition, self._clock))
-        return [*steps, *(self._node(processor, consumer) for processor in spec.processors)]
+        before = gates(f"{self._program.pipeline}:{spec.id}", spec.namespace, spec.condition, self._clock)
+        return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
 
     def _outlet(self, spec: ConnectorSpec) -> Outlet:
         return Outlet(

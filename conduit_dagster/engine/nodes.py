@@ -18,6 +18,9 @@ CONDITION = "~condition"
 """The last part of the node that a connector's condition is. No processor's id begins with ``~``."""
 
 
+Select = Callable[[Record], Any]
+
+
 class Fate(Protocol):
     """Where the stage hears of records that do not go on."""
 
@@ -68,7 +71,7 @@ class Node:
         try:
             return all(select(record) for select in self._selects)
         except Exception as error:  # noqa: BLE001  # a condition that fails nacks its record, whatever it raised
-            results[i] = Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
+            results[i] = _unanswered(error)
             return False
 
     def _process(self, records: list[Record]) -> Sequence[Result]:
@@ -118,45 +121,30 @@ class Node:
         return result
 
 
-def _condition(text: str, clock: Clock) -> Callable[[Record], Any] | None:
+def _condition(text: str, clock: Clock) -> Select | None:
     return compile_condition(text, clock) if text else None
 
 
-def _namespace(pattern: str) -> Callable[[Record], Any] | None:
+def _namespace(pattern: str) -> Select | None:
+    """Found in the collection, unanchored (CASES C14)."""
     if not pattern:
         return None
     search = re2.compile(pattern).search
     return lambda record: search(record.collection) is not None
 
 
-class NamespaceFilter:
-    """Lets through records whose collection the regular expression is found in, unanchored (CASES C14)."""
-
-    def __init__(self, node: str, pattern: str) -> None:
-        self.node = node
-        self._selects = _namespace(pattern)
-
-    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
-        """Drops the others; they are acked."""
-        if self._selects is None:
-            return records, origins
-        on: list[Record] = []
-        from_: list[int] = []
-        for record, origin in zip(records, origins, strict=True):
-            if self._selects(record):
-                on.append(record)
-                from_.append(origin)
-            else:
-                fate.filtered(self.node, origin)
-        return on, from_
+def _unanswered(error: Exception) -> Nack:
+    return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
 
 
-class ConditionFilter:
-    """Lets through records for which a condition holds; a record that it fails on is nacked."""
+class Gate:
+    """Lets through records of a namespace, or for which a condition holds; the others are filtered.
 
-    def __init__(self, node: str, condition: str, clock: Clock) -> None:
-        self.node = node
-        self._holds = compile_condition(condition, clock)
+    A record that the condition fails on is nacked.
+    """
+
+    def __init__(self, node: str, select: Select) -> None:
+        self.node, self._select = node, select
 
     def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
         """Drops the others; they are acked."""
@@ -164,12 +152,11 @@ class ConditionFilter:
         from_: list[int] = []
         for record, origin in zip(records, origins, strict=True):
             try:
-                holds = self._holds(record)
+                selected = self._select(record)
             except Exception as error:  # noqa: BLE001  # as the condition of a processor
-                nack = Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
-                fate.nacked(self.node, origin, nack, record)
+                fate.nacked(self.node, origin, _unanswered(error), record)
                 continue
-            if holds:
+            if selected:
                 on.append(record)
                 from_.append(origin)
             else:
@@ -177,7 +164,13 @@ class ConditionFilter:
         return on, from_
 
 
-Step = Node | NamespaceFilter | ConditionFilter
+def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[Gate]:
+    """Those of a connector; the condition is a node of its own, to which a dead letter can be sent again."""
+    named = ((node, _namespace(namespace)), (f"{node}:{CONDITION}", _condition(condition, clock)))
+    return [Gate(name, select) for name, select in named if select is not None]
+
+
+Step = Node | Gate
 """Whatever a record passes on its way."""
 
 

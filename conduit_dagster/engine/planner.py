@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
@@ -14,7 +14,7 @@ from conduit_dagster.connectors.base import Source
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.engine.plugins import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -84,6 +84,7 @@ def bind_all(
 def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
     """The pipeline as data. Raises ``FatalError`` where a file that a processor names can't be read."""
     queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins)
+    own = list(_used(config, plugins))
     return Program(
         config.id,
         str(root.absolute()),
@@ -96,9 +97,9 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
         config.delivery.strategy,
         _log_of(config, plugins),
         config.fan_in,
-        plugins.texts if _uses(config, plugins.names - plugins.installed) else {},
+        plugins.texts if any(is_of_project(kind) for kind in own) else {},
         redact=list(config.redact),
-        installed=_uses(config, plugins.installed),
+        installed=not all(is_of_project(kind) for kind in own),
     )
 
 
@@ -124,14 +125,16 @@ def choose_log(
     return "positions", "every source can be read again, and the fan-in is merge"
 
 
-def _uses(config: Pipeline, names: Set[str]) -> bool:
-    return any(section.plugin in names for section in _sections(config))
-
-
-def _sections(config: Pipeline) -> list[Connector | Processor | DeadLetterQueue]:
-    queue = config.dead_letter_queue
+def _used(config: Pipeline, plugins: Plugins) -> Iterator[type[Any]]:
+    """The plugins of a pipeline that are not built in."""
     inner = [processor for connector in config.connectors for processor in connector.processors]
-    return [*config.connectors, *config.processors, *inner, *queue.processors, queue]
+    queue = config.dead_letter_queue
+    for sections, kinds in (
+        (config.sources, plugins.sources),
+        ([*config.destinations, queue], plugins.destinations),
+        ([*config.processors, *inner, *queue.processors], plugins.processors),
+    ):
+        yield from (kinds[section.plugin] for section in sections if section.plugin in kinds)
 
 
 @dataclass(frozen=True)

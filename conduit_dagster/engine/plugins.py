@@ -21,6 +21,7 @@ from conduit_dagster.processors.modules import module_of
 
 _BASES = (Processor, Source, Destination)
 GROUP = "conduit_dagster.plugins"
+_PACKAGE = "conduit_plugins"
 
 
 class PluginError(Exception):
@@ -40,14 +41,7 @@ class Plugins:
     processors: dict[str, type[Processor]] = field(default_factory=dict[str, type[Processor]])
     texts: dict[str, str] = field(default_factory=dict[str, str])
     """Module name to source text: what tasks load instead of files."""
-    installed: frozenset[str] = frozenset()
-    """Names of those that a package brings."""
     errors: list[PluginError] = field(default_factory=list[PluginError])
-
-    @property
-    def names(self) -> set[str]:
-        """All of them."""
-        return {*self.sources, *self.destinations, *self.processors}
 
 
 def read_plugins(root: Path) -> dict[str, str]:
@@ -67,10 +61,16 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
         _add_installed(found)
     for name, text in texts.items():
         try:
-            _collect(found, module_of("conduit_plugins", name, text, f"plugins/{name}.py"))
+            for kind in _kinds(module_of(_PACKAGE, name, text, f"plugins/{name}.py")):
+                _add(found, kind)
         except Exception as error:  # noqa: BLE001  # an author's module may raise anything while it is loaded
             found.errors.append(PluginError(f"plugins/{name}.py", f"{type(error).__name__}: {error}"))
     return found
+
+
+def is_of_project(kind: type[Any]) -> bool:
+    """Whether a plugin travels with the project; else it is built in, or a package brings it."""
+    return kind.__module__.startswith(f"{_PACKAGE}.")
 
 
 def _add_installed(found: Plugins) -> None:
@@ -80,7 +80,6 @@ def _add_installed(found: Plugins) -> None:
             continue
         for kind in kinds:
             _add(found, kind)
-    found.installed = frozenset(found.names)
 
 
 @cache
@@ -95,16 +94,6 @@ def _installed() -> list[tuple[str, list[type[Any]] | Exception]]:
         except Exception as error:  # noqa: BLE001  # a package may raise anything while it is imported
             found.append((name, error))
     return found
-
-
-def _collect(found: Plugins, module: types.ModuleType) -> None:
-    for kind in _kinds(module):
-        _add(found, kind)
-    found.installed -= _own_names(module)
-
-
-def _own_names(module: types.ModuleType) -> set[str]:
-    return {kind.name for kind in _kinds(module)}
 
 
 def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:

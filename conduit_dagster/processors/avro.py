@@ -114,7 +114,7 @@ class AvroProcessor(Processor):
 
     def put(self, record: Record, value: Data) -> None:
         """A document, or bytes: within a document as Base64 text."""
-        if self.field.path and isinstance(value, bytes):
+        if isinstance(value, bytes) and not self.field.holds_data:
             self.field.set(record, base64.b64encode(value).decode())
         else:
             self.field.set(record, value)

@@ -117,6 +117,8 @@ class Processor:
     deterministic: ClassVar[bool] = True
     """False where the same record may become something else the next time: a step whose staging is lost after it was
     prepared can't be staged again then, and waits for an operator (``delivery.rebuild_differs``)."""
+    keyless: ClassVar[bool] = False
+    """True only where neither ``record.key`` nor ``record.position`` is ever looked at."""
     shares_records: ClassVar[bool] = False
     """True only where ``process`` replaces ``record.metadata`` instead of changing it, and makes nothing that JSON
     cannot hold. Otherwise the engine hands over records of their own and checks what comes back."""
@@ -137,7 +139,7 @@ class Processor:
     @property
     def reads_key(self) -> bool:
         """Whether ``record.key`` or ``record.position`` may be looked at; a source may leave an unread key out."""
-        return True
+        return not self.keyless
 
     def process(self, record: Record) -> Record | list[Record] | Drop:
         """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record, unless it is a

@@ -10,9 +10,9 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import FieldProcessor
 from conduit_dagster.processors.settings import ChangeableField
-from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.reference import kind_of
 
 _BREAKS: Final = b"\r\n"
 
@@ -25,7 +25,7 @@ class Base64DecodeSettings(ProcessorSettings):
     )
 
 
-class Base64Decode(InPlaceProcessor):
+class Base64Decode(FieldProcessor):
     """Decode a field from Base64 (the standard alphabet, with padding; line breaks are ignored).
 
     A whole payload or the key becomes raw data. Within a document and in metadata the bytes must be UTF-8 text, else
@@ -47,25 +47,14 @@ class Base64Decode(InPlaceProcessor):
     )
 
     def __init__(self, settings: Base64DecodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return self._field.root == "key"
+        super().__init__(settings, context, settings.field)
 
     @override
-    def change(self, record: Record) -> None:
-        self._field.create_way(record)
-        value = self._field.get(record)
-        if value is None:
-            return
+    def changed(self, value: Any) -> Any:
         if not isinstance(value, bytes | str):
             raise self._invalid(f"is {kind_of(value)}, not text")
         decoded = self._decoded(value)
-        whole = self._field.root in ("after", "before", "key") and not self._field.path
-        self._field.set(record, decoded if whole else self._text(decoded))
+        return decoded if self.field.holds_data else self._text(decoded)
 
     def _decoded(self, value: bytes | str) -> bytes:
         try:

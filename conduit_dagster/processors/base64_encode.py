@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.field_convert import to_string
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import FieldProcessor
 from conduit_dagster.processors.settings import ChangeableField
-from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.reference import kind_of
 
 
 class Base64EncodeSettings(ProcessorSettings):
@@ -23,7 +23,7 @@ class Base64EncodeSettings(ProcessorSettings):
     )
 
 
-class Base64Encode(InPlaceProcessor):
+class Base64Encode(FieldProcessor):
     """Encode a field as Base64: raw data, text, or a number or boolean by its text.
 
     A document or a list is a nack: put json.encode before. A field that is missing or null stays so.
@@ -43,26 +43,17 @@ class Base64Encode(InPlaceProcessor):
     )
 
     def __init__(self, settings: Base64EncodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return self._field.root == "key"
+        super().__init__(settings, context, settings.field)
 
     @override
-    def change(self, record: Record) -> None:
-        self._field.create_way(record)
-        value = self._field.get(record)
-        if value is None:
-            return
+    def changed(self, value: Any) -> str:
         if isinstance(value, dict | list):
-            message = f"{self.settings.field} is {kind_of(value)}, not text or raw data: put json.encode before"
-            raise ProcessError(message, code="base64.encode.invalid")
+            raise self._invalid(f"is {kind_of(value)}, not text or raw data: put json.encode before")
         try:
             data = value if isinstance(value, bytes) else to_string(value).encode()
         except UnicodeEncodeError:
-            message = f"{self.settings.field} holds half a character (a lone surrogate)"
-            raise ProcessError(message, code="base64.encode.invalid") from None
-        self._field.set(record, base64.b64encode(data).decode())
+            raise self._invalid("holds half a character (a lone surrogate)") from None
+        return base64.b64encode(data).decode()
+
+    def _invalid(self, what: str) -> ProcessError:
+        return ProcessError(f"{self.settings.field} {what}", code="base64.encode.invalid")

@@ -28,6 +28,7 @@ class Clone(Processor):
     """
 
     name: ClassVar[str] = "clone"
+    keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = CloneSettings
     settings: CloneSettings
     shares_records: ClassVar[bool] = True
@@ -39,11 +40,6 @@ class Clone(Processor):
             [Record("1", {"m": "x", INDEX: "0"}, {"id": 1}), Record("1", {"m": "x", INDEX: "1"}, {"id": 1})],
         ),
     )
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def process(self, record: Record) -> list[Record]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ConfigDict
+from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessError
+from conduit_dagster.processors.base import ProcessError, ProcessorSettings
+from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.record import Document, Record
 
@@ -32,3 +35,36 @@ def document_of(record: Record) -> Document | None:
         message = ".Payload.After does not contain structured data but raw data: put json.decode before"
         raise ProcessError(message, code="field.unresolved")
     return after
+
+
+class DocumentProcessor(InPlaceProcessor):
+    """Changes the record's document; a record without a payload goes on as it is."""
+
+    keyless: ClassVar[bool] = True
+
+    @override
+    def change(self, record: Record) -> None:
+        document = document_of(record)
+        if document is not None:
+            record.after = self.changed(document)
+
+    @abstractmethod
+    def changed(self, document: Document) -> Document:
+        """The document, changed or another one."""
+
+
+class MapSettings(ProcessorSettings):
+    """Settings whose keys are ``PREFIX.NAME``, one for each name."""
+
+    model_config = ConfigDict(extra="allow")
+    prefix: ClassVar[str]
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        if not self.names:
+            raise refused("value", f"there is no setting {self.prefix}NAME", f"{self.prefix}old: new")
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Old to new, in the order of the file."""
+        return self.below(self.prefix)

@@ -15,9 +15,9 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import DataField
-from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.reference import kind_of
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _HEX_FLOAT: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+")
@@ -44,7 +44,7 @@ class FieldConvertSettings(ProcessorSettings):
     )
 
 
-class FieldConvert(InPlaceProcessor):
+class FieldConvert(FieldProcessor):
     """Convert a field to another type by Conduit's rules: the value as text, read as the type.
 
     Text is read strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are no integers. What cannot be converted is a
@@ -54,6 +54,7 @@ class FieldConvert(InPlaceProcessor):
     name: ClassVar[str] = "field.convert"
     Settings: ClassVar[type[ProcessorSettings]] = FieldConvertSettings
     settings: FieldConvertSettings
+    sees_null: ClassVar[bool] = True
     examples = (
         Example(
             "Text to a number",
@@ -70,26 +71,17 @@ class FieldConvert(InPlaceProcessor):
     )
 
     def __init__(self, settings: FieldConvertSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
+        super().__init__(settings, context, settings.field)
         self._convert = _CONVERSIONS[settings.type]
-        if self._field.root == "after" and len(self._field.path) == 1:
-            self.loop = _loop(self._field.path[0], self._convert)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return self._field.root == "key"
+        if self.field.root == "after" and len(self.field.path) == 1:
+            self.loop = _loop(self.field.path[0], self._convert)
 
     @override
-    def change(self, record: Record) -> None:
-        self._field.create_way(record)
-        value = self._field.get(record)
+    def changed(self, value: Any) -> Any:
         try:
-            converted = self._convert(value.decode() if isinstance(value, bytes) else value)
+            return self._convert(value.decode() if isinstance(value, bytes) else value)
         except (ValueError, OverflowError):
             raise ProcessError(self._refusal(value), code="field.convert.invalid") from None
-        self._field.set(record, converted)
 
     def _refusal(self, value: Any) -> str:
         got = repr(value)

@@ -10,7 +10,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.in_place import InPlaceProcessor, Loop, removing
 from conduit_dagster.processors.settings import list_items, reference, refused
 from conduit_dagster.reference import Reference
 
@@ -70,23 +70,13 @@ def _loop(fields: list[Reference]) -> Loop | None:
     if any(field.root != "after" or len(field.path) != 1 for field in fields):
         return None
     names = [field.path[0] for field in fields]
-    return _one_loop(names[0]) if len(names) == 1 else _several_loop(names)
+    return _one_loop(names[0]) if len(names) == 1 else removing(names)
 
 
 def _one_loop(name: str) -> Loop:
     def loop(rest: Iterator[Any]) -> None:
         for record in rest:
             record.after.pop(name, None)
-
-    return loop
-
-
-def _several_loop(names: list[str]) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            pop = record.after.pop
-            for name in names:
-                pop(name, None)
 
     return loop
 

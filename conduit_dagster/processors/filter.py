@@ -16,13 +16,9 @@ class Filter(Processor):
     """
 
     name: ClassVar[str] = "filter"
+    keyless: ClassVar[bool] = True
     shares_records: ClassVar[bool] = True
     examples = (Example("Every record", {}, Record("1", {}, {"id": 1}), DROP),)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def process(self, record: Record) -> Drop:

@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Nack, ProcessError, Processor, Record, Result, Results
-from conduit_dagster.reference import FieldError
+from conduit_dagster.processors.base import (
+    Nack,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+    Result,
+    Results,
+)
+from conduit_dagster.reference import FieldError, Reference
 
 Loop = Callable[[Iterator[Any]], None]
 """Changes one record after another. It may raise at a record that it has not changed yet, for any
 reason: :meth:`InPlaceProcessor.change` then looks at that record, and the loop goes on behind it."""
+
+
+def removing(names: Sequence[str]) -> Loop:
+    """Removes fields of the payload's document, at its first level."""
+
+    def loop(rest: Iterator[Any]) -> None:
+        for record in rest:
+            pop = record.after.pop
+            for name in names:
+                pop(name, None)
+
+    return loop
 
 
 class InPlaceProcessor(Processor, ABC):
@@ -64,3 +85,30 @@ class InPlaceProcessor(Processor, ABC):
         marked = results if isinstance(results, Results) else Results(records)
         marked.put(at, result)
         return marked
+
+
+class FieldProcessor(InPlaceProcessor):
+    """Changes the value of one field; null, and a field that is missing, stays as it is."""
+
+    sees_null: ClassVar[bool] = False
+    """True where that is for :meth:`changed` to decide."""
+
+    def __init__(self, settings: ProcessorSettings, context: ProcessorContext, field: str) -> None:
+        super().__init__(settings, context)
+        self.field = Reference.parse(field)
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return self.field.root == "key"
+
+    @override
+    def change(self, record: Record) -> None:
+        self.field.create_way(record)
+        value = self.field.get(record)
+        if value is not None or self.sees_null:
+            self.field.set(record, self.changed(value))
+
+    @abstractmethod
+    def changed(self, value: Any) -> Any:
+        """What becomes of the field's value, null only with ``sees_null``. Raises what becomes the record's nack."""

@@ -10,7 +10,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import Reference, kind_of
 
@@ -27,7 +27,7 @@ class JsonDecodeSettings(ProcessorSettings):
     )
 
 
-class JsonDecode(InPlaceProcessor):
+class JsonDecode(FieldProcessor):
     """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
 
     A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data become
@@ -49,30 +49,23 @@ class JsonDecode(InPlaceProcessor):
     )
 
     def __init__(self, settings: JsonDecodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-        self.loop = _loop(self._field)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return self._field.root == "key"
+        super().__init__(settings, context, settings.field)
+        self.loop = _loop(self.field)
 
     @override
-    def change(self, record: Record) -> None:
-        self._field.create_way(record)
-        value = self._field.get(record)
+    def changed(self, value: Any) -> Any:
         if isinstance(value, bytes | str):
-            self._field.set(record, self._decoded(value))
-        elif value is not None and not isinstance(value, dict):
-            raise self._invalid(f"is {kind_of(value)}, not JSON text")
+            return self._decoded(value)
+        if isinstance(value, dict):
+            return value
+        raise self._invalid(f"is {kind_of(value)}, not JSON text")
 
     def _decoded(self, text: bytes | str) -> Any:
         try:
             value = _decode(text) if text else None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._invalid(f"is no JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
-        if not self._field.path and isinstance(value, list | int | float):
+        if self.field.holds_data and isinstance(value, list | int | float):
             raise self._invalid(f"is JSON but no document: {kind_of(value)}, {_excerpt(text)}")
         return value
 

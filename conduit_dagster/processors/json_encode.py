@@ -10,9 +10,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import FieldProcessor
 from conduit_dagster.processors.settings import DataField
-from conduit_dagster.reference import Reference
 
 _encode = msgspec.json.Encoder().encode
 
@@ -25,7 +24,7 @@ class JsonEncodeSettings(ProcessorSettings):
     )
 
 
-class JsonEncode(InPlaceProcessor):
+class JsonEncode(FieldProcessor):
     """Encode a field's value as compact JSON.
 
     Keys keep their order; Conduit sorts them. Raw data is encoded as Conduit does it: base64 in quotes. A
@@ -45,23 +44,13 @@ class JsonEncode(InPlaceProcessor):
     )
 
     def __init__(self, settings: JsonEncodeSettings, context: ProcessorContext) -> None:
-        super().__init__(settings, context)
-        self._field = Reference.parse(settings.field)
-        self.loop = _payload_loop if self._field.root == "after" and not self._field.path else None
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return self._field.root == "key"
+        super().__init__(settings, context, settings.field)
+        self.loop = _payload_loop if self.field.root == "after" and not self.field.path else None
 
     @override
-    def change(self, record: Record) -> None:
-        self._field.create_way(record)
-        value = self._field.get(record)
-        if value is None:
-            return
+    def changed(self, value: Any) -> bytes | str:
         encoded = self._encoded(value)
-        self._field.set(record, encoded.decode() if self._field.path else encoded)
+        return encoded if self.field.holds_data else encoded.decode()
 
     def _encoded(self, value: Any) -> bytes:
         try:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.documents import FieldNames, document_of, names_in
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
+from conduit_dagster.processors.in_place import removing
+from conduit_dagster.record import Document
 
 
 class OmitSettings(ProcessorSettings):
@@ -19,7 +19,7 @@ class OmitSettings(ProcessorSettings):
     fields: FieldNames = Describe(description="The fields of the payload's document to remove: `type,count`.")
 
 
-class Omit(InPlaceProcessor):
+class Omit(DocumentProcessor):
     """Remove fields of the document in ``.Payload.After``, as Transporter's ``omit``. A missing one is no error."""
 
     name: ClassVar[str] = "omit"
@@ -37,25 +37,10 @@ class Omit(InPlaceProcessor):
     def __init__(self, settings: OmitSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._names = names_in(settings.fields)
-        self.loop = _loop(self._names)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
+        self.loop = removing(self._names)
 
     @override
-    def change(self, record: Record) -> None:
-        document = document_of(record) or {}
+    def changed(self, document: Document) -> Document:
         for name in self._names:
             document.pop(name, None)
-
-
-def _loop(names: list[str]) -> Loop:
-    def loop(rest: Iterator[Any]) -> None:
-        for record in rest:
-            pop = record.after.pop
-            for name in names:
-                pop(name, None)
-
-    return loop
+        return document

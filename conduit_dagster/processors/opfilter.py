@@ -49,6 +49,7 @@ class Opfilter(Processor):
     """Let on records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
 
     name: ClassVar[str] = "opfilter"
+    keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = OpfilterSettings
     settings: OpfilterSettings
     shares_records: ClassVar[bool] = True
@@ -68,11 +69,6 @@ class Opfilter(Processor):
             for text in (settings.whitelist, settings.blacklist)
         )
         self._goes_on = (white or set(OPERATIONS)) - black
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def process(self, record: Record) -> Record | Drop:

@@ -8,8 +8,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.documents import FieldNames, document_of, names_in
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
+from conduit_dagster.record import Document
 
 
 class PickSettings(ProcessorSettings):
@@ -18,7 +18,7 @@ class PickSettings(ProcessorSettings):
     fields: FieldNames = Describe(description="The fields of the payload's document to keep: `_id,name`.")
 
 
-class Pick(InPlaceProcessor):
+class Pick(DocumentProcessor):
     """Keep only these fields of the document in ``.Payload.After``, in this order, as Transporter's ``pick``."""
 
     name: ClassVar[str] = "pick"
@@ -37,13 +37,6 @@ class Pick(InPlaceProcessor):
         super().__init__(settings, context)
         self._names = names_in(settings.fields)
 
-    @property
     @override
-    def reads_key(self) -> bool:
-        return False
-
-    @override
-    def change(self, record: Record) -> None:
-        document = document_of(record)
-        if document is not None:
-            record.after = {name: document[name] for name in self._names if name in document}
+    def changed(self, document: Document) -> Document:
+        return {name: document[name] for name in self._names if name in document}

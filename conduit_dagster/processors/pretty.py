@@ -29,6 +29,7 @@ class Pretty(InPlaceProcessor):
     """
 
     name: ClassVar[str] = "pretty"
+    keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = PrettySettings
     settings: PrettySettings
     examples = (Example("Unchanged", {}, Record("1", {}, {"_id": 0}), Record("1", {}, {"_id": 0})),)
@@ -36,11 +37,6 @@ class Pretty(InPlaceProcessor):
     def __init__(self, settings: PrettySettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._indent = settings.spaces or None
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def change(self, record: Record) -> None:

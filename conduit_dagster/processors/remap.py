@@ -5,26 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
-from pydantic import ConfigDict
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
+from conduit_dagster.processors.documents import MapSettings
 from conduit_dagster.processors.in_place import InPlaceProcessor
-from conduit_dagster.processors.settings import needs_some
 from conduit_dagster.record import COLLECTION
 
-_MAP = "ns_map."
 
-
-class RemapSettings(ProcessorSettings):
+class RemapSettings(MapSettings):
     """Settings of ``remap``: ``ns_map.OLD: NEW`` for each namespace."""
 
-    model_config = ConfigDict(extra="allow")
-    open_keys: ClassVar[tuple[str, ...]] = (f"{_MAP}*",)
-
-    @override
-    def model_post_init(self, context: Any, /) -> None:
-        needs_some(self, _MAP, "such as ns_map.orders: archive")
+    prefix: ClassVar[str] = "ns_map."
+    open_keys: ClassVar[tuple[str, ...]] = ("ns_map.*",)
 
 
 class Remap(InPlaceProcessor):
@@ -34,6 +27,7 @@ class Remap(InPlaceProcessor):
     """
 
     name: ClassVar[str] = "remap"
+    keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = RemapSettings
     settings: RemapSettings
     examples = (
@@ -47,13 +41,8 @@ class Remap(InPlaceProcessor):
 
     def __init__(self, settings: RemapSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = settings.below(_MAP)
+        self._names = settings.names
         self.loop = self._loop
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def change(self, record: Record) -> None:

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import ConfigDict
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.documents import document_of
-from conduit_dagster.processors.in_place import InPlaceProcessor
-from conduit_dagster.processors.settings import needs_some
-
-_MAP = "field_map."
+from conduit_dagster.processors.documents import DocumentProcessor, MapSettings
+from conduit_dagster.record import Document
 
 
-class RenameSettings(ProcessorSettings):
+class RenameSettings(MapSettings):
     """Settings of ``rename``: ``field_map.OLD: NEW`` for each field."""
 
-    model_config = ConfigDict(extra="allow")
-    open_keys: ClassVar[tuple[str, ...]] = (f"{_MAP}*",)
-
-    @override
-    def model_post_init(self, context: Any, /) -> None:
-        needs_some(self, _MAP, "such as field_map.name: fullname")
+    prefix: ClassVar[str] = "field_map."
+    open_keys: ClassVar[tuple[str, ...]] = ("field_map.*",)
 
 
-class Rename(InPlaceProcessor):
+class Rename(DocumentProcessor):
     """Rename fields of the document in ``.Payload.After``, as Transporter's ``rename``, one after the other.
 
     A missing field is left out; a field that had the new name is lost.
@@ -46,16 +38,11 @@ class Rename(InPlaceProcessor):
 
     def __init__(self, settings: RenameSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = list(settings.below(_MAP).items())
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
+        self._names = list(settings.names.items())
 
     @override
-    def change(self, record: Record) -> None:
-        document = document_of(record) or {}
+    def changed(self, document: Document) -> Document:
         for old, new in self._names:
             if old in document:
                 document[new] = document.pop(old)
+        return document

@@ -19,7 +19,6 @@ from conduit_dagster.expressions import (
     compile_expression,
     compile_template,
 )
-from conduit_dagster.processors.base import ProcessorSettings
 from conduit_dagster.reference import Reference, ReferenceSyntaxError
 
 _LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
@@ -36,12 +35,6 @@ def reference(text: str, start: int = 0) -> Reference:
         return Reference.parse(text)
     except ReferenceSyntaxError as error:
         raise refused("reference", error.message, error.fix, start + error.column) from None
-
-
-def needs_some(settings: ProcessorSettings, prefix: str, example: str) -> None:
-    """Refuses settings without a key that begins with ``prefix``."""
-    if not settings.below(prefix):
-        raise refused("value", f"there is no setting {prefix}NAME", example)
 
 
 def failure(error: Exception) -> str:

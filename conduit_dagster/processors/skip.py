@@ -77,6 +77,7 @@ class Skip(Processor):
     """
 
     name: ClassVar[str] = "skip"
+    keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = SkipSettings
     settings: SkipSettings
     shares_records: ClassVar[bool] = True
@@ -101,11 +102,6 @@ class Skip(Processor):
     def __init__(self, settings: SkipSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._matches = _matcher(settings)
-
-    @property
-    @override
-    def reads_key(self) -> bool:
-        return False
 
     @override
     def process(self, record: Record) -> Record | Drop:

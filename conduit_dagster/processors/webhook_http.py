@@ -148,8 +148,7 @@ class WebhookHttp(Processor):
             url = _normal(url)
         status, answer = self._persistently(lambda: self._sent(url, body))
         try:
-            whole = self._into.root in ("after", "before", "key") and not self._into.path
-            self._into.set(record, answer if whole else answer.decode("utf-8", "replace"))
+            self._into.set(record, answer if self._into.holds_data else answer.decode("utf-8", "replace"))
             if self._status is not None:
                 self._status.set(record, str(status))
         except FieldError as error:

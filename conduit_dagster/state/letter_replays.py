@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from conduit_dagster.state.events import record_event
-from conduit_dagster.state.letter_view import Key, Wanted, behind, conditions, up_to
+from conduit_dagster.state.letter_view import Key, Wanted, behind, conditions, pieces_of, up_to
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.transactions import Transactions
-
-_MANY = 400
 
 
 class Chosen(NamedTuple):
@@ -94,7 +92,7 @@ class LetterReplays:
         def work(connection: sa.Connection) -> dict[str, LetterPart]:
             column = dead_letter_parts.c
             found: dict[str, LetterPart] = {}
-            for some in _pieces(sorted(set(names))):
+            for some in pieces_of(sorted(set(names))):
                 mine = (column.pipeline == self._id, column.part.in_(some))
                 for row in connection.execute(sa.select(dead_letter_parts).where(*mine)).mappings():
                     found[row["part"]] = LetterPart(row["part"], row["letters"], row["bytes"], row["sha256"])
@@ -175,10 +173,6 @@ def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[st
 def _selections(pipeline: str, wanted: Wanted) -> Iterable[list[sa.ColumnElement[bool]]]:
     """What to say behind WHERE, statement by statement; only open letters."""
     return (conditions(pipeline, some._replace(states=("open",))) for some in wanted.pieces())
-
-
-def _pieces(values: Sequence[Any]) -> Iterable[Sequence[Any]]:
-    return (values[first : first + _MANY] for first in range(0, len(values), _MANY))
 
 
 def _origin(connection: sa.Connection, pipeline: str, name: str) -> str:

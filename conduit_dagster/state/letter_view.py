@@ -19,6 +19,11 @@ _MANY = 400
 _KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
 
 
+def pieces_of(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Few enough each for one statement."""
+    return (values[first : first + _MANY] for first in range(0, len(values), _MANY))
+
+
 def letter_id(row: Any) -> str:
     """How people call a letter: ``PIPELINE/STEP.NUMBER``."""
     return f"{row['pipeline']}/{row['step']}.{row['number']}"
@@ -43,8 +48,7 @@ class Wanted(NamedTuple):
         if self.keys is None:
             yield self
             return
-        for first in range(0, len(self.keys), _MANY):
-            yield self._replace(keys=self.keys[first : first + _MANY])
+        yield from (self._replace(keys=some) for some in pieces_of(self.keys))
 
 
 def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from http_server import QuietHandler, serving
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
@@ -48,27 +48,17 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
         monkeypatch.delenv(name, raising=False)
     state = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    class Handler(QuietHandler):
+        def respond(self) -> None:
+            body = json.loads(self.body)
             state.bodies.append(body)
             state.headers.append(dict(self.headers))
             state.paths.append(self.path)
-            self.send_response(state.answer(body))
-            self.send_header("Location", f"http://localhost:{state.port}/elsewhere")
-            self.end_headers()
+            self.answer(state.answer(body), Location=f"http://localhost:{state.port}/elsewhere")
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("localhost", 0), Handler)
-    state.port = server.server_port
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield state
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serving(ThreadingHTTPServer(("localhost", 0), Handler)) as server:
+        state.port = server.server_port
+        yield state
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from support import DECODE, Lab, destination, processor, source
 
@@ -12,6 +13,7 @@ from conduit_dagster.cli.reference import processor_pages
 from conduit_dagster.engine.compiled import compile_program
 from conduit_dagster.engine.plugins import _installed, load_plugins
 from conduit_dagster.engine.program import Program
+from conduit_dagster.recovery.errors import FatalError
 
 MODULE = """
 from conduit_dagster.processors.base import Processor
@@ -50,7 +52,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_its_classes_are_found_and_a_broken_one_is_told() -> None:
     found = load_plugins({})
-    assert set(found.processors) == {"shout"} and found.installed == {"shout"}
+    assert set(found.processors) == {"shout"}
     [error] = found.errors
     assert error.file == "loud: broken" and "no_such_package" in str(error)
     [page] = [page for page in processor_pages(found) if page.name == "shout"]
@@ -60,16 +62,29 @@ def test_its_classes_are_found_and_a_broken_one_is_told() -> None:
 
 def test_the_projects_own_are_taken_first() -> None:
     found = load_plugins({"mine": MODULE.replace("upper", "title")})
-    assert found.installed == frozenset()
     [page] = [page for page in processor_pages(found) if page.name == "shout"]
     assert page.origin == "project"
 
 
 def test_a_task_looks_for_them_only_where_they_are_used(tmp_path: Path) -> None:
     lab = Lab(tmp_path / "project")
-    lab.root.mkdir()
+    # a source of the project's with the same name hides no processor
+    lab.write("plugins/mine.py", [SOURCE])
     for plugin, uses in (("shout", True), ("filter", False)):
         lab.pipeline(connectors=[source(), destination()], processors=[DECODE, processor("x", plugin)])
         [bound] = lab.catalogue().bound
         assert (bound.program.installed, bound.program.plugins) == (uses, {})
-        assert compile_program(Program.decode(bound.program.encode()))
+        compile_program(Program.decode(bound.program.encode()))
+        without = msgspec.structs.replace(bound.program, installed=False)
+        if uses:
+            with pytest.raises(FatalError, match="no processor shout"):
+                compile_program(without)
+
+
+SOURCE = """
+from conduit_dagster.connectors.generator import GeneratorSource
+
+
+class Quiet(GeneratorSource):
+    name = "shout"
+"""

@@ -6,14 +6,14 @@ import base64
 import decimal
 import io
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+from http_server import QuietHandler, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from processors.conftest import make
@@ -61,18 +61,12 @@ class Registry(ThreadingHTTPServer):
         return f"http://{login}127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Registry
 
-    def do_GET(self) -> None:
-        """A schema."""
-        self._answer(None)
-
-    def do_POST(self) -> None:
-        """A new one."""
-        self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["schema"])
-
-    def _answer(self, text: str | None) -> None:
+    def respond(self) -> None:
+        """A schema; a new one where it comes with the request."""
+        text = json.loads(self.body)["schema"] if self.command == "POST" else None
         self.server.seen.append((self.path, self.headers.get("Authorization", "")))
         status, body = self.server.answer, dict[str, Any](message="no")
         if status is None:
@@ -80,11 +74,7 @@ class Handler(BaseHTTPRequestHandler):
                 status, body = 200, self._found(self.path.strip("/").split("/"), text)
             except UnknownSchemaError:
                 status = 404
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+        self.answer(status, json.dumps(body).encode())
 
     def _found(self, path: list[str], text: str | None) -> dict[str, Any]:
         kept = self.server.kept
@@ -93,18 +83,11 @@ class Handler(BaseHTTPRequestHandler):
         schema = kept.register(path[1], text) if text is not None else kept.by_subject(path[1], int(path[3]))
         return {"id": schema.id, "schema": schema.text}
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing."""
-
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Registry]:
-    with Registry(tmp_path / "behind") as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Registry(tmp_path / "behind")) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture(params=["folder", "http"])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from http_server import QuietHandler, serving
 from processors.conftest import make
 from pydantic import ValidationError
 
+from conduit_dagster.cli.reference import processor_pages
+from conduit_dagster.engine.plugins import load_plugins
 from conduit_dagster.processors.base import Nack
-from conduit_dagster.processors.webhook_http import WebhookHttp
 from conduit_dagster.record import Record
 
 
@@ -32,44 +34,28 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Server
     protocol_version = "HTTP/1.1"
 
-    def do_GET(self) -> None:
-        """Every method's."""
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    def respond(self) -> None:
+        """It greets."""
+        body = self.body
         self.server.seen.append((self.command, self.path, body, {k.lower(): v for k, v in self.headers.items()}))
         if self.path.startswith("/gate"):
             self.server.gate.wait()
         fails = int(self.path.rpartition("/")[2]) if self.path.startswith("/fail/") else 0
         status = 503 if len(self.server.seen) <= fails else 404 if self.path == "/missing" else 200
         if self.path == "/moved":
-            self.send_response(302)
-            self.send_header("Location", "/there")
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-            return
-        answer = b"hello, " + (body or self.path.encode())
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(answer)))
-        self.end_headers()
-        self.wfile.write(answer)
-
-    do_POST = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Nothing."""
+            self.answer(302, Location="/there")
+        else:
+            self.answer(status, b"hello, " + (body or self.path.encode()))
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
+    with serving(Server()) as server:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def sent(settings: dict[str, str], *records: Record) -> list[Any]:
@@ -173,4 +159,5 @@ def test_settings_that_do_not_fit(settings: dict[str, str]) -> None:
 
 
 def test_it_says_that_it_is_not_deterministic() -> None:
-    assert not WebhookHttp.deterministic
+    [page] = [page for page in processor_pages(load_plugins({})) if page.name == "webhook.http"]
+    assert any("not deterministic" in note for note in page.notes)

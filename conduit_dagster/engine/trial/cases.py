@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from conduit_dagster.config.tests import ExpectedNack, PipelineTest, RecordParts
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.inlets import Inlet
@@ -14,6 +12,7 @@ from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.engine.trace import Nacked, Traced, trace
 from conduit_dagster.engine.trial.mocks import MockProcessor, data_of, nodes_of, short_name
+from conduit_dagster.readable import readable, readable_part
 from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
 
 NOW_NS = 1_700_000_000_000_000_000
@@ -114,7 +113,7 @@ def _flaws(test: PipelineTest, found: _Found) -> Iterator[Flaw]:
     for name, records in test.expect.destinations.items():
         got = found.arrived[name]
         if len(got) != len(records):
-            yield Flaw(f"{name}: records", len(records), [_json(record) for record in got])
+            yield Flaw(f"{name}: records", len(records), [readable(record) for record in got])
         for number, (expected, record) in enumerate(zip(records, got, strict=False), 1):
             yield from _record_flaws(f"{name}: record {number}", expected, record)
     yield from _nack_flaws(test.expect.nacked, found.nacked)
@@ -132,7 +131,7 @@ def _record_flaws(where: str, expected: RecordParts, record: Record) -> Iterator
     for name in ("key", "before", "after"):
         part = data_of(getattr(expected, name))
         if part is not None and part != getattr(record, name):
-            yield Flaw(f"{where}: {name}", _readable(part), _readable(getattr(record, name)))
+            yield Flaw(f"{where}: {name}", readable_part(part), readable_part(getattr(record, name)))
 
 
 def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, Nacked]]) -> Iterator[Flaw]:
@@ -148,15 +147,3 @@ def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, Nac
         )
         if not fits:
             yield Flaw(f"nack {number}", want.model_dump(exclude_none=True), text)
-
-
-def _json(record: Record) -> Any:
-    parts = {"operation": record.operation, "metadata": record.metadata, "key": record.key, "before": record.before}
-    shown = {name: _readable(part) for name, part in {**parts, "after": record.after}.items()}
-    return {name: part for name, part in shown.items() if part is not None}
-
-
-def _readable(part: Any) -> Any:
-    if isinstance(part, bytes):
-        return part.decode("utf-8", "backslashreplace")
-    return msgspec.to_builtins(part)
