@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from conduit_dagster.connectors.base import AlreadyClaimed, Rejected
+from conduit_dagster.engine.blame import blame
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import classified
@@ -14,6 +16,19 @@ def is_outage(error: Exception) -> bool:
     if isinstance(error, Rejected | AlreadyClaimed):
         return False
     return isinstance(error, OSError) or classified(error) is not None
+
+
+def told(error: Exception, node: str, redaction: Redaction) -> ConduitError:
+    """Any error of a destination that names no record, as one of ours; to be raised ``from shown(...)`` of it."""
+    known = blame(error, node)
+    if not redaction or is_outage(error):
+        return known
+    return TransientError(redaction.unnamed(error), code=known.code, node=known.node)  # what nobody classified
+
+
+def shown(error: Exception, redaction: Redaction) -> Exception | None:
+    """The error as another's cause, where its text may be printed with that."""
+    return error if not redaction or is_outage(error) else None
 
 
 def refused_letter(sent: Sent, node: str) -> ConduitError | None:

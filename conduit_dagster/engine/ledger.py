@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -39,6 +40,11 @@ class TaskError(msgspec.Struct):
     fix: str | None = None
     node: str | None = None
     trace: str = ""
+
+    def masked(self, mask: Callable[[str], str]) -> TaskError:
+        """The same with other texts."""
+        fix = mask(self.fix) if self.fix else self.fix
+        return msgspec.structs.replace(self, message=mask(self.message), fix=fix, trace=mask(self.trace))
 
     def as_error(self) -> ConduitError:
         """The error again, with its class."""

@@ -8,10 +8,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from conduit_dagster.connectors.base import Delivery, Destination, StagedDestination, Target
-from conduit_dagster.engine.blame import blame, blamed
+from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.delivery_errors import refused_letter
+from conduit_dagster.engine.delivery_errors import refused_letter, shown, told
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
@@ -116,10 +116,10 @@ class Publisher:
         """Positions and offsets have moved already: whatever happens here, nothing of it is sent again."""
         try:
             left = self._attempt(shipment)
-        except Exception as error:
-            cause = blame(error, self._node(shipment.consumer))
+        except Exception as error:  # noqa: BLE001  # raised again, without its text where the file redacts
+            cause = told(error, self._node(shipment.consumer), self._pipeline.redaction)
             self._drop(shipment, shipment.staged.records, cause)
-            raise cause from error
+            raise cause from shown(error, self._pipeline.redaction)
         if left is not None:
             self._drop(shipment, *left)
             raise left[1]
@@ -153,15 +153,21 @@ class Publisher:
 
     def publish_letter(self, staged: StagedDelivery, plan: Plan) -> None:
         """One dead letter that was found at publishing. Idempotent under its hash."""
-        queue, node = self._pipeline.dead_letters, self._node(DEAD_LETTERS)
-        target = staged.target
+        queue, target = self._pipeline.dead_letters, staged.target
         if not staged.parts:
             pass  # the queue's own processors left it out
         elif isinstance(queue, StagedDestination):
-            target = blamed(node, queue.publish, as_delivery(staged, plan.step))
+            target = self._published_letter(queue, as_delivery(staged, plan.step))
         else:
             self._send_letter(staged, plan)
         self._delivered(plan, staged, staged.records, target, {})
+
+    def _published_letter(self, queue: StagedDestination, letter: Delivery) -> Target:
+        redaction = self._pipeline.redaction
+        try:
+            return queue.publish(letter)
+        except Exception as error:  # noqa: BLE001  # as above
+            raise told(error, self._node(DEAD_LETTERS), redaction) from shown(error, redaction)
 
     def _send_letter(self, staged: StagedDelivery, plan: Plan) -> None:
         sent = self._direct.send(plan, staged, 0, staged.records, {}, True, lambda acked: None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -43,15 +44,23 @@ class Redaction:
 
     def nack(self, nack: Nack, *records: Record) -> Nack:
         """The nack, without what the fields of these records hold in its message."""
-        values = {text for record in records for text in self._values(record)} if self._fields else set[str]()
-        if not values:
-            return nack
-        message = nack.message
-        for text in sorted(values, key=len, reverse=True)[:_MOST]:
-            message = _masked(message, text)
-        return Nack(nack.code, message)
+        return Nack(nack.code, self.text(nack.message, records))
+
+    def text(self, text: str, records: Iterable[Record]) -> str:
+        """A text without what the fields of these records hold."""
+        values = {value for record in records for value in self._values(record)} if self._fields else set[str]()
+        for value in sorted(values, key=len, reverse=True):
+            text = _masked(text, value)
+        return text
+
+    def unnamed(self, error: Exception) -> str:
+        """An error that names no record: whose values its text holds can't be known, so it is left out."""
+        return f"{type(error).__name__}; its text is left out, for it may hold what is redacted"
 
     def _values(self, record: Record) -> Iterator[str]:
+        return islice(self._all_values(record), _MOST)
+
+    def _all_values(self, record: Record) -> Iterator[str]:
         opened = _opened(copy(record))
         for field in self._fields:
             try:

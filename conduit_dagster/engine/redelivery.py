@@ -9,7 +9,7 @@ from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, split_error
+from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, before_next, offset_of
 from conduit_dagster.engine.naming import Names
@@ -67,12 +67,12 @@ class Redelivery:
         whole = Child(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
-            raise blame(error, self._node) from error
+            raise self._told(error) from self._shown(error)
         known = isinstance(error, Rejected | AlreadyClaimed)
         if whole.take > 1:
-            self._split(whole, parted(whole, error, self._bisect), cause_of(error))
+            self._split(whole, parted(whole, error, self._bisect), self._cause(error))
         if not known:
-            raise (split_error(error, self._node) if whole.take > 1 else blame(error, self._node)) from error
+            raise (self._bulk(error) if whole.take > 1 else self._alone(error)) from self._shown(error)
 
     def run(self) -> None:
         """Returns when every record is handled. Raises what stops the run; what was acked until then stays acked."""
@@ -123,17 +123,17 @@ class Redelivery:
         if child.take == 1:
             if not known:
                 # a lone record with an error that names nothing: the offset stays before it, the next start tries again
-                raise self._lone(child.skip, error) from error
+                raise self._lone(child.skip, str(error)) from self._shown(error)
             self._nack(child.skip, error.nack if isinstance(error, Rejected) else _LOST_REASON)
             return
         was_split = self._shipment.is_split
         self._divide(child, delivery, error)
         if not known and not was_split:
-            raise split_error(error, self._node) from error
+            raise self._bulk(error) from self._shown(error)
 
     def _divide(self, child: Child, delivery: Delivery, error: Exception) -> None:
         # recorded first, then claimed: nothing of a piece is sent before its parent's hash says split
-        self._split(child, parted(child, error, self._bisect), cause_of(error))
+        self._split(child, parted(child, error, self._bisect), self._cause(error))
         if not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
             self._handled(child.take)
 
@@ -146,8 +146,31 @@ class Redelivery:
         shipment = self._shipment
         self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
 
-    def _lone(self, place: int, error: object) -> TransientError:
+    # -- errors -------------------------------------------------------------------------------------------------
+
+    def _told(self, error: Exception) -> ConduitError:
+        return told(error, self._node, self._pipeline.redaction)
+
+    def _shown(self, error: Exception) -> Exception | None:
+        return shown(error, self._pipeline.redaction)
+
+    def _cause(self, error: Exception) -> str:
+        """Why a delivery is split, for the history."""
+        return self._pipeline.redaction.unnamed(error) if self._pipeline.redaction else cause_of(error)
+
+    def _bulk(self, error: Exception) -> TransientError:
+        """Of a destination that named no record of several."""
+        return split_error(self._cause(error), self._node)
+
+    def _alone(self, error: Exception) -> ConduitError:
+        """Of a delivery of one record, which nobody classified."""
+        known = blame(error, self._node)
+        message = self._refusals.masked(self._shipment, self._record(0), known.message)
+        return TransientError(message, code=known.code, node=known.node)
+
+    def _lone(self, place: int, error: str) -> TransientError:
         record = self._record(place)
+        error = self._refusals.masked(self._shipment, record, error)
         offset = offset_of(self._shipment.plan, record.source, record.ordinal)
         where = f"{record.source}, offset {offset}, position {record.record.position}"
         return lone_error(where, error, self._node)

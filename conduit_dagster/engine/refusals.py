@@ -110,7 +110,7 @@ class Refusals:
 
     def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
         plan, name = shipment.plan, record.source
-        nack = self._redacted(shipment, record, nack)
+        nack = Nack(nack.code, self.masked(shipment, record, nack.message))
         source, offset = origin_of(self._pipeline, name), offset_of(plan, name, record.ordinal)
         return _Refused(
             shipment,
@@ -125,12 +125,13 @@ class Refusals:
             bool(plan.replay) or offset in plan.nacked.get(name, ()),
         )
 
-    def _redacted(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> Nack:
+    def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
+        """A text without what is redacted of a record, of it as it is and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
-            return nack
+            return text
         original = self._originals.of(shipment.plan, shipment.decision, record.source, record.ordinal)
-        return redaction.nack(nack, record.record, *([kept(original)] if original else []))
+        return redaction.text(text, [record.record, *([kept(original)] if original else [])])
 
     def _accept(self, row: NackRow) -> str:
         verdict = self._window.resolve(self._state.window, 1, [0])

@@ -16,7 +16,9 @@ from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.learn import learn
+from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.steps import StagedDelivery
@@ -80,7 +82,8 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
         return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
     with AckFile(acks, job.delivery.staging, job.token, job.interval):
         try:
-            error, bulk = _Sending(sender, acks, job, 1 if job.single else destination.batch).run()
+            sending = _Sending(sender, acks, job, 1 if job.single else destination.batch, pipeline.redaction)
+            error, bulk = sending.run()
         finally:
             sender.close()
     nacks = [(place, nack.code, nack.message) for place, nack in sorted(acks.nacks.items())]
@@ -99,8 +102,9 @@ def _recordable(acks: Acks) -> Acked:
 
 
 class _Sending:
-    def __init__(self, sender: Sender, acks: Acks, job: SendJob, size: int) -> None:
+    def __init__(self, sender: Sender, acks: Acks, job: SendJob, size: int, redaction: Redaction) -> None:
         self._sender, self._acks, self._job, self._size = sender, acks, job, size
+        self._redaction, self._last = redaction, list[Record]()
         self._collected = time.monotonic()
         self._outcome: tuple[TaskError | None, bool] = (None, False)
 
@@ -145,8 +149,9 @@ class _Sending:
         """False where it failed; what is known to be acked stays acked."""
         for place, staged in enumerate(batch, first):
             self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
+        self._last = [staged.record for staged in batch]
         try:
-            receipts = self._sender.send([staged.record for staged in batch], first)
+            receipts = self._sender.send(self._last, first)
             # a generator may raise as well, on the way
             self._take([Receipt(place) for place in range(first, first + len(batch))] if receipts is None else receipts)
         except Exception as error:  # noqa: BLE001  # whatever it is, the driver decides
@@ -176,7 +181,8 @@ class _Sending:
     def _failed(self, error: Exception) -> None:
         known = isinstance(error, OSError) or classified(error) is not None
         if self._outcome[0] is None:
-            self._outcome = (task_error(error, f"{self._job.consumer} failed"), not known)
+            told = task_error(error, f"{self._job.consumer} failed")
+            self._outcome = (told.masked(lambda text: self._redaction.text(text, self._last)), not known)
 
 
 def _range(job: SendJob) -> Delivery:

@@ -17,12 +17,13 @@ from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
 from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.ledger import Ledger, task_error
+from conduit_dagster.engine.ledger import Ledger, TaskError, task_error
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
+from conduit_dagster.record import Record
 
 LEDGER_SCHEMA = "ledger binary"
 
@@ -39,13 +40,16 @@ def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[An
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
     """One task. Errors of any kind come back in the ledger; nothing of such a task counts."""
+    task = None
     try:
         pipeline = compile_encoded(program)
         pipeline.clock.now_ns = job.clock_ns
         pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
-        return _Task(pipeline, job, number).run()
+        task = _Task(pipeline, job, number)
+        return task.run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
-        return Ledger(number, error=task_error(error, "a task failed"))
+        found = task_error(error, "a task failed")
+        return Ledger(number, error=task.masked(found) if task else found)
 
 
 class _Task:
@@ -57,6 +61,7 @@ class _Task:
         self._tees: list[Tee] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
+        self._last: tuple[SplitOf, Block] | None = None
 
     def _writer(self, consumer: str) -> Writer:
         name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
@@ -91,7 +96,26 @@ class _Task:
         letters = SplitLetters(self._pipeline, self._job, inlet, writers[DEAD_LETTERS], self._archive, originals)
         run = SplitRun(self._pipeline, inlet, ordinal, begin, writers, self._ledger, letters)
         for block in blocks:
+            self._last = (split, block)
             run.block(block)
+
+    def masked(self, error: TaskError) -> TaskError:
+        """What ended it, without the redacted values of the block that it was at, as it was and as it was read."""
+        redaction = self._pipeline.redaction
+        if not redaction or self._last is None:
+            return error
+        records = [*self._last[1].records, *self._read_again(*self._last)]
+        return error.masked(lambda text: redaction.text(text, records))
+
+    def _read_again(self, split: SplitOf, block: Block) -> Iterator[Record]:
+        """The block's records as their source gave them, as far as it still can."""
+        try:
+            for again in self._read(self._pipeline.inlet(split.source), split.split, ReadOptions()):
+                if again.boundary(0) == block.boundary(0):
+                    yield from again.records
+                    return
+        except Exception:  # noqa: BLE001  # what is told is the error before
+            return
 
     def _opened(self, inlet: Inlet, split: Split) -> tuple[Any, Iterator[Block]]:
         """The boundary before the split's first record, and its blocks."""

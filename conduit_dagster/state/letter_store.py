@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.schema import dead_letter_parts, dead_letters
+from conduit_dagster.state.schema import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+from conduit_dagster.state.words import words
 
 _KEPT_CLOSED = 100_000
 """At least so many letters that were replayed or discarded are remembered; open ones always are."""
@@ -55,9 +56,19 @@ def _insert(connection: sa.Connection, own: tuple[str, int, int], number: int, r
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     marks = ", ".join([mark] * len(_COLUMNS))
     text = f"INSERT INTO {dead_letters.name} ({', '.join(quoted)}) VALUES ({marks})"
-    values = [(*own, number + i, *row[:-1]) for i, row in enumerate(rows)]
+    values = [(*own, number + i, *_held(row)[:-1]) for i, row in enumerate(rows)]
     if values:
         connection.exec_driver_sql(text, values)
+
+
+def _held(row: DeadLetter) -> DeadLetter:
+    # past the columns' own types as well
+    return row._replace(
+        position=words(row.position),
+        code=words(row.code, LONGEST_CODE),
+        message=words(row.message),
+        namespace=words(row.namespace, LONGEST),
+    )
 
 
 def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:

@@ -18,8 +18,6 @@ from conduit_dagster.state.steps import Seen
 
 EVERYTHING = "*"
 """The namespace of a source's overall offset."""
-LONGEST = 256
-"""A longer namespace is cut off here, so that it may share its row with another."""
 Moves = Mapping[str, Mapping[str, int]]
 """Source to namespace to offset."""
 ByConsumer = dict[str, dict[str, int]]
@@ -68,10 +66,7 @@ def _taken_along(before: Mapping[str, int], overall: int | None) -> dict[str, in
 
 def _rows(pipeline: str, consumer: str, source: str, wanted: Mapping[str, int], at_ns: int) -> list[dict[str, Any]]:
     own = {"pipeline": pipeline, "consumer": consumer, "source": source}
-    return [
-        {**own, "namespace": namespace[:LONGEST], "offset": offset, "at_ns": at_ns}
-        for namespace, offset in wanted.items()
-    ]
+    return [{**own, "namespace": namespace, "offset": offset, "at_ns": at_ns} for namespace, offset in wanted.items()]
 
 
 def move_collections(
@@ -85,7 +80,7 @@ def move_collections(
         {
             "pipeline": pipeline,
             "source": source,
-            "namespace": namespace[:LONGEST],
+            "namespace": namespace,
             "mode": last.mode,
             "offset": base + last.ordinal,
             "at_ns": time.time_ns(),

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Table, Text
 
+from conduit_dagster.state.words import Words
+
 VERSION = 4
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
+
+LONGEST = 256
+"""A longer namespace is cut off here, so that it may share its row with another."""
+LONGEST_CODE = 128
 
 metadata = MetaData()
 
@@ -90,7 +96,7 @@ offsets = Table(
     Column("pipeline", String(128), primary_key=True),
     Column("consumer", String(256), primary_key=True),
     Column("source", String(256), primary_key=True),
-    Column("namespace", String(256), primary_key=True),  # "*": all of the source's
+    Column("namespace", Words(LONGEST), primary_key=True),  # "*": all of the source's
     Column("offset", BigInteger, nullable=False),  # the last one up to which everything is handled
     Column("at_ns", BigInteger, nullable=False),
 )
@@ -100,7 +106,7 @@ collections = Table(
     metadata,
     Column("pipeline", String(128), primary_key=True),
     Column("source", String(256), primary_key=True),
-    Column("namespace", String(256), primary_key=True),
+    Column("namespace", Words(LONGEST), primary_key=True),
     Column("mode", String(8), nullable=False),  # copy | complete | sync
     Column("offset", BigInteger, nullable=False),  # its last record that is handled
     Column("at_ns", BigInteger, nullable=False),
@@ -140,13 +146,13 @@ dead_letters = Table(
     Column("number", Integer, primary_key=True),
     Column("source", String(256), nullable=False),
     Column("generation", BigInteger, nullable=False),
-    Column("position", Text, nullable=False),
+    Column("position", Words(), nullable=False),
     Column("offset", BigInteger, nullable=False),
     Column("node", String(512), nullable=False),
-    Column("code", String(128), nullable=False),
-    Column("message", Text, nullable=False),
+    Column("code", Words(LONGEST_CODE), nullable=False),
+    Column("message", Words(), nullable=False),
     Column("at_ns", BigInteger, nullable=False),
-    Column("namespace", String(256), nullable=False, server_default=""),
+    Column("namespace", Words(LONGEST), nullable=False, server_default=""),
     Column("hash", String(64), nullable=False, server_default=""),  # of the delivery that took it to the queue
     Column("missed", Text, nullable=False, server_default=""),  # JSON: the destinations without it; empty: all
     Column("part", String(128), nullable=False, server_default=""),  # the archive's file with the record; or empty
@@ -154,7 +160,7 @@ dead_letters = Table(
     Column("state", String(10), nullable=False, server_default="open"),  # open | replaying | replayed | discarded
     Column("attempt", Integer, nullable=False, server_default="1"),  # 1, and one more with each replay
     Column("replay", BigInteger, nullable=False, server_default="0"),  # the replay that has it, or had it last
-    Column("note", Text, nullable=False, server_default=""),  # why it was discarded
+    Column("note", Words(), nullable=False, server_default=""),  # why it was discarded
     Column("closed_ns", BigInteger, nullable=False, server_default="0"),
     Index("conduit_dead_letters_by_reason", "pipeline", "state", "node", "code"),
     Index("conduit_dead_letters_by_offset", "pipeline", "source", "offset"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from dlq_lab import BAD, CONVERT, build, delivered, done, failure, letters, mended, positions
-from kills import crashing
+from kills import at, crashing
 from operating import error, events, offsets, snapshot
 from scripted import Script, scripted
 from support import DECODE, Lab, destination, processor, queue, source
@@ -211,6 +212,27 @@ def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
         assert done(run, "replay", "p", "--from", start)["replayed"] == 0
     assert {row["code"] for row in letters(run)} == {"dead_letters.in_pieces"}
     assert delivered(lab) == Counter([0, 100, 5])
+
+
+@pytest.mark.parametrize("verb", ["run", "replay"])
+def test_what_is_running_is_left_alone(run, lab: Lab, verb: str) -> None:
+    """A replay while the pipeline runs, and two replays at once: the second one is told so, and changes nothing."""
+    build(lab)
+    assert lab.run().error is None
+    mended(lab)
+    lab.write("in.jsonl", [{"i": 20, "amount": 1}], mode="a")
+    said: list[Any] = []
+
+    def meanwhile() -> None:
+        said.extend(failure(run, *words) for words in (("replay", "p"), ("discard", "p", "--note", "x")))
+
+    with at("after-prepare", meanwhile):
+        lab.replay() if verb == "replay" else lab.run()
+    assert [found["code"] for found in said] == ["lease.held"] * 2 and "stop it first" in said[0]["fix"]
+    if verb == "run":
+        assert len(letters(run)) == 3 and done(run, "replay", "p")["replayed"] == 3
+    assert lab.run().error is None
+    assert letters(run) == [] and delivered(lab) == Counter(range(21))
 
 
 def test_a_replay_that_was_killed_is_not_in_the_way_of_a_discard(run, lab: Lab) -> None:

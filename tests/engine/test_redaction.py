@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from kills import crashing
 from structlog.testing import capture_logs
 from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.redaction import MASK, Redaction
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.letter_view import Wanted, newest
+from conduit_dagster.state.schema import history
 
 SECRET = "987-65-4321"
 FIELD = ".Payload.After.ssn"
@@ -148,3 +152,82 @@ def test_staging_that_is_lost_is_masked_the_same_again(lab: Lab) -> None:
     assert lab.run().error is None
     [(_, error, failed)] = lab.letters()
     assert SECRET not in error and MASK in error and failed["other"] == SECRET
+
+
+BLOCKS = """
+def fails(records):
+    for record in records:
+        if record.after["i"]:
+            raise ValueError(f"can't take {record.after['other']}")
+    return records
+"""
+TELLING = """
+from conduit_dagster.connectors.base import DirectDestination, DriverDestination, Sender
+
+
+def tell(records):
+    for record in records:
+        if record.after["i"]:
+            raise ValueError(f"can't take {record.after['ssn']}")
+
+
+class Telling(Sender):
+    def send(self, records, first):
+        tell(records)
+
+
+class Direct(DirectDestination):
+    name = "direct"
+
+    def sender(self, task):
+        return Telling()
+
+
+class Driver(DriverDestination):
+    name = "driver"
+
+    def deliver(self, records, delivery):
+        tell(records)
+"""
+
+
+def everything(error: Any) -> str:
+    """What is printed of an error, with its causes, notes and stack traces."""
+    return "".join(traceback.format_exception(error))
+
+
+def test_an_exception_that_fails_a_block_is_masked(lab: Lab) -> None:
+    """The field has another name by then: what it holds is read from the source again."""
+    lab.write("transforms.py", [BLOCKS])
+    rename = processor("rename", "field.rename", mapping=f"{FIELD}:other")
+    broken = processor("broken", "python", function="transforms:fails", per="block")
+    for redact in ([], [FIELD]):
+        build(lab, processors=[DECODE, rename, broken], redact=redact)
+        error = lab.run().error
+        assert error is not None and "can't take" in error.message
+        assert (SECRET in everything(error)) == (not redact)
+        assert (MASK in error.message) == bool(redact)
+
+
+@pytest.mark.parametrize("plugin", ["direct", "driver"])
+def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, plugin: str) -> None:
+    """An error that names no record: which values it may hold is known once the record is sent alone."""
+    lab.write("plugins/telling.py", [TELLING])
+    told: dict[bool, list[str]] = {}
+    for redacts in (False, True):
+        name = f"p{redacts:d}"
+        build(
+            lab,
+            id=name,
+            connectors=[source(), {"id": "out", "type": "destination", "plugin": plugin}],
+            processors=[DECODE],
+            redact=[FIELD] if redacts else [],
+            **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
+        )
+        errors = [lab.run(name).error for _ in range(2)]
+        assert [error.code for error in errors if error] == ["delivery.bulk_failed", "delivery.record_failed"]
+        with lab.store() as store, reading(store) as connection:
+            causes = connection.execute(sa.select(history.c.detail).where(history.c.pipeline == name)).scalars()
+            told[redacts] = [*map(everything, errors), *map(str, causes)]
+        assert (SECRET in " ".join(told[redacts])) == (not redacts)
+    assert MASK in told[True][1]

@@ -10,10 +10,12 @@ import sqlalchemy as sa
 from leases import change_owner, silence
 
 from conduit_dagster.state import letter_store
+from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.letter_replays import close_letters
 from conduit_dagster.state.letter_store import Letters, fail_again, forget_closed, insert_letters
 from conduit_dagster.state.letter_view import STATES, Wanted, newest, pages, reasons
+from conduit_dagster.state.offsets import move_offsets, offsets_of
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 from conduit_dagster.state.store import PipelineStore
@@ -58,6 +60,20 @@ def test_letters_are_numbered_in_their_order_and_found_by_anything(database: sa.
     assert [row["offset"] for row in newest(database, "p", Wanted(), 3)] == [9, 7, 6]
     assert newest(database, "p", Wanted(), 1)[0]["message"] == "why: 'é' \"\\"
     assert [(row["code"], row["letters"]) for row in reasons(database, "p", Wanted(node="p:x"))] == [("c", 3), ("d", 1)]
+
+
+def test_whatever_a_record_holds_is_kept_and_found(database: sa.Engine, store: PipelineStore) -> None:
+    """PostgreSQL has no NULs, and counts characters."""
+    odd, long = "a\0b\ud800é", "n" * 300
+    add(store, 1, letter(0, position=odd, code="c" * 200, message=odd, namespace=odd), letter(1, namespace=long))
+    assert keys(database, namespace=odd) == [(1, 0)] and keys(database, namespace=long) == [(1, 1)]
+    row = newest(database, "p", Wanted(namespace=odd), 1)[0]
+    assert (row["position"], row["message"], len(row["code"])) == ("a\\x00b\\ud800é", "a\\x00b\\ud800é", 128)
+    moves = {"in": {odd: 3, long: 4}}
+    store.transactions.run(lambda connection: move_offsets(connection, "p", ["out"], moves))
+    with reading(database) as connection:
+        known = offsets_of(connection, "p", "in")["out"]
+    assert known == {"a\\x00b\\ud800é": 3, "n" * 256: 4}
 
 
 def test_thousands_may_be_named(database: sa.Engine, store: PipelineStore) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from conduit_dagster.engine.commit_log.entries import Batch
-from conduit_dagster.state.offsets import EVERYTHING, LONGEST
+from conduit_dagster.state.offsets import EVERYTHING
+from conduit_dagster.state.schema import LONGEST
 
 
 def anything_handled(consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> bool:

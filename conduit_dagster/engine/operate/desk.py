@@ -21,6 +21,7 @@ from conduit_dagster.engine.registering import attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.overview import pipeline_rows
@@ -92,6 +93,7 @@ def owned(
     if not fresh and bound.id not in pipeline_rows(database):
         raise never_ran(bound.id)
     lease = _lease(bound.id, database, options)
+    reached("after-lease", bound.id)
     try:
         store = PipelineStore(database, lease, options.patience)
         yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark), by)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,15 +11,13 @@ from typing import Any
 
 from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_evidence import Crash, crash, ending
+from engine.matrix.kill_process import killed
 from engine.matrix.kill_runs import Runs
 from engine.matrix.kill_scenarios import write_sources
 from engine.matrix.kill_verdicts import Verdict
 from kills import hooked
 from pyspark.sql import SparkSession
 from support import Lab
-
-VICTIM = Path(__file__).with_name("kill_victim.py")
-TIMEOUT = 400
 
 
 @dataclass(frozen=True)
@@ -81,29 +77,14 @@ class Round:
             self._kill([member for member in self.members if len(member.case.kills) > turn], turn)
 
     def _kill(self, members: list[Member], turn: int) -> None:
-        report = self._victim({member.pipeline: member.case.kills[turn] for member in members}, turn)
+        wanted = {member.pipeline: member.case.kills[turn] for member in members}
+        report = killed(self._world.connect, self._lab.root, wanted, str(turn))
         with Runs(self._lab.root, self._world.spark) as runs:
             for member in members:
                 if member.pipeline in report["dead"]:
                     member.crashes.append(crash(runs.database, member.pipeline, member.case.kills[turn]))
                 else:
                     member.survived[turn] = report["ended"][member.pipeline]
-
-    def _victim(self, wanted: dict[str, str], turn: int) -> dict[str, Any]:
-        """Runs a process that dies."""
-        root = self._lab.root
-        cases, report, log = root / f"cases{turn}.json", root / f"report{turn}.json", root / f"victim{turn}.log"
-        cases.write_text(json.dumps(wanted))
-        connect = self._world.connect
-        with log.open("wb") as output:
-            victim = connect.start(VICTIM, root, connect.url, cases, report, stdout=output, stderr=output)
-        try:
-            code = victim.wait(TIMEOUT)
-        finally:
-            victim.kill()
-            victim.wait()
-        assert code == -signal.SIGKILL, f"{code}: {log.read_text()[-3000:]}"
-        return json.loads(report.read_text())
 
     # -- to the end ---------------------------------------------------------------------------------------------
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.operate.desk import owned
+from conduit_dagster.engine.operate.replay import Selection, replay
+from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.state.database import open_database
+
+T = TypeVar("T")
 
 SIDE_BY_SIDE = 4
 _RESTARTS = 20
@@ -38,11 +43,25 @@ class Runs:
 
     def once(self, pipeline: str) -> RunResult:
         """One run."""
+        return run_pipeline(self._bound(pipeline), self._spark, self.database, self._options, StopFlag())
+
+    def replay(self, pipeline: str) -> dict[str, Any] | None:
+        """One replay of all open dead letters; None where none is open."""
+        bound = self._bound(pipeline)
+        try:
+            with owned(bound, self.database, self._options, lambda: self._spark, "the kill matrix") as desk:
+                return replay(desk, Selection())
+        except ConduitError as error:
+            if error.code != "dead_letters.none":
+                raise
+            return None
+
+    def _bound(self, pipeline: str) -> BoundPipeline:
         file = Path(self._project.pipelines_path, f"{pipeline}.yaml")
         catalogue = open_catalogue(self._project, [file])
         bound = catalogue.get(pipeline)
         assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
-        return run_pipeline(bound, self._spark, self.database, self._options, StopFlag())
+        return bound
 
     def to_the_end(self, pipeline: str) -> RunResult:
         """Runs again after transient errors, as recovery does; an unclassified bulk error is one."""
@@ -55,6 +74,11 @@ class Runs:
 
     def all(self, pipelines: Iterable[str]) -> dict[str, RunResult]:
         """Runs each to its end, a few at a time."""
+        return self.each(self.to_the_end, pipelines)
+
+    @staticmethod
+    def each(do: Callable[[str], T], pipelines: Iterable[str]) -> dict[str, T]:
+        """Does it to each pipeline, a few at a time."""
         pipelines = list(pipelines)
         with ThreadPoolExecutor(SIDE_BY_SIDE, "run") as pool:
-            return dict(zip(pipelines, pool.map(self.to_the_end, pipelines), strict=True))
+            return dict(zip(pipelines, pool.map(do, pipelines), strict=True))

@@ -1,8 +1,9 @@
 """A process that runs many pipelines side by side and dies when each of them is at its kill point.
 
-``kill_victim.py ROOT SPARK_URL CASES.json REPORT.json``. CASES maps pipelines to ``point:passage``. A pipeline that
-passes its point stands still there, with all its threads; when every pipeline stands still or has ended, the process
-writes which did what, and kills itself. So one process gives as many deaths as it has pipelines.
+``kill_victim.py ROOT SPARK_URL CASES.json REPORT.json run|replay``. CASES maps pipelines to ``point:passage``; each is
+run, or its dead letters are replayed. A pipeline that passes its point stands still there, with all its threads; when
+every pipeline stands still or has ended, the process writes which did what, and kills itself. So one process gives as
+many deaths as it has pipelines.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -77,24 +79,24 @@ class Deaths:
             self._over.acquire()
 
 
-def _live(runs: Runs, pipeline: str, deaths: Deaths) -> None:
+def _live(life: Callable[[str], object], pipeline: str, deaths: Deaths) -> None:
     try:
-        result = runs.to_the_end(pipeline)
-        how = f"{result.status} {result.error or ''}"
+        how = str(life(pipeline))
     except Exception as error:  # noqa: BLE001  # the report must say it
         how = repr(error)
     deaths.end(pipeline, how)
 
 
-def main(root: str, url: str, cases: str, report: str) -> NoReturn:
+def main(root: str, url: str, cases: str, report: str, does: str) -> NoReturn:
     """Never returns."""
     runs = Runs(Path(root), open_session(SparkSettings(url=url), "victim"))
     wanted: dict[str, str] = json.loads(Path(cases).read_text())
     deaths = Deaths(wanted)
+    life = runs.replay if does == "replay" else runs.to_the_end
     kill_points.hook = deaths
     for pipeline in wanted:
         deaths.enter()
-        threading.Thread(target=_live, args=(runs, pipeline, deaths), daemon=True).start()
+        threading.Thread(target=_live, args=(life, pipeline, deaths), daemon=True).start()
     deaths.wait()
     Path(report).write_text(json.dumps({"dead": sorted(deaths.dead), "ended": deaths.ended}))
     os.kill(os.getpid(), signal.SIGKILL)
