@@ -10,6 +10,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.memory import Memories, memory_folder
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.publish import Publisher
@@ -38,7 +39,10 @@ def make_loop(
     state = store.load()
     window = NackWindow(queue.window_size, queue.window_nack_threshold)
     archive = Archive(archive_folder(log, bound.id))
-    stager = Stager(jobs, pipeline, staging, archive, slots, store.epoch)
+    # what a processor remembers has one order
+    slots = 1 if pipeline.remembering else slots
+    memories = Memories(memory_folder(log, bound.id))
+    stager = Stager(jobs, pipeline, staging, archive, memories, slots, store.epoch)
     restaged = Restaged(stager)
     direct = DirectSender(pipeline, jobs, delivery.offset_flush_interval)
     bisect = delivery.redelivery == "bisect"

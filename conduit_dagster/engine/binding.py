@@ -19,6 +19,7 @@ from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import ProcessorSettings
+from conduit_dagster.processors.remembering import Remembering
 
 _SDK_IGNORED = {
     "sdk.batch.*": "a step is a batch: delivery.batch-size",
@@ -52,6 +53,7 @@ class Binder:
                 self._check_processor(processor)
         for processor in (*config.processors, *config.dead_letter_queue.processors):
             self._check_processor(processor)
+        self._check_remembering(config)
         self._check_queue(config)
         if config.fan_in == "join" and config.delivery.log == "positions":
             message = "a join pairs records that were logged"
@@ -63,6 +65,27 @@ class Binder:
             name, _, value = option.partition(": ")
             message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
             self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
+
+    def _check_remembering(self, config: Pipeline) -> None:
+        """What looks back needs one order of all records that it ever sees, and each of them once."""
+        outside = [p for connector in config.sources for p in connector.processors]
+        for processor in filter(self._remembers, (*outside, *config.dead_letter_queue.processors)):
+            message = f"{processor.plugin} can stand among the processors of the pipeline or of a destination only"
+            self._add(f"{processor.where}/plugin", "processor.misplaced", message, fix="move it there")
+        inside = [*config.processors, *(p for connector in config.destinations for p in connector.processors)]
+        if not (mine := next(filter(self._remembers, inside), None)):
+            return
+        if config.delivery.max_in_flight > 1:
+            message = f"{mine.plugin} needs each step to end before the next one is staged"
+            self._add("/delivery/max-in-flight", "processor.one_in_flight", message, fix="set max-in-flight: 1")
+        for late in config.destinations:
+            if late.start_from == "log":
+                message = f"{mine.plugin} would take what the log sends again for duplicates"
+                self._add(f"{late.where}/start-from", "destination.remembering", message, fix="remove start-from: log")
+
+    def _remembers(self, processor: Processor) -> bool:
+        kind = processors.find(processor.plugin, self._plugins.processors)
+        return kind is not None and issubclass(kind, Remembering)
 
     def _check_from_log(self, config: Pipeline, pointer: str) -> None:
         if config.delivery.log == "positions":

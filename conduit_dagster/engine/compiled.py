@@ -9,6 +9,7 @@ from functools import lru_cache
 from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
+from conduit_dagster.engine.memory import Remembers
 from conduit_dagster.engine.nodes import Node, Step, gates
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
@@ -16,6 +17,7 @@ from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import Processor, ProcessorContext
+from conduit_dagster.processors.remembering import Remembering
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.turn import Turn
 
@@ -56,6 +58,8 @@ class CompiledPipeline:
     redaction: Redaction
     reads_keys: Keys
     """Which keys anything may look at."""
+    remembering: Mapping[str, Remembers]
+    """By node, processors that look back on records of steps before."""
 
     def inlet(self, source: str) -> Inlet:
         """The inlet of a source. Raises ``FatalError`` where an open step needs one that the file has no more."""
@@ -125,6 +129,7 @@ class _Maker:
         self._redaction = Redaction(program.redact)
         self._turn = Turn(program.pipeline)
         self._processors: list[Processor] = []
+        self._remembering: dict[str, Remembers] = {}
 
     def pipeline(self) -> CompiledPipeline:
         program = self._program
@@ -139,9 +144,11 @@ class _Maker:
         # a condition may look at the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
+        turn, remembering = self._turn, self._remembering
         return CompiledPipeline(
-            program, self._clock, self._turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys
-        )
+            program, self._clock, turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys,
+            remembering,
+        )  # fmt: skip
 
     def _edits(self) -> list[Step]:
         edits = self._program.replay.edits if self._program.replay else []
@@ -184,6 +191,8 @@ class _Maker:
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
         processor = self._instead.get(spec.node) or self._processor(spec, consumer)
         self._processors.append(processor)
+        if isinstance(processor, Remembering):
+            self._remembering[spec.node] = Remembers(processor)
         return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
 
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:

@@ -12,7 +12,7 @@ from conduit_dagster.engine.teed import Teed
 from conduit_dagster.learn import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state.steps import LetterPart, Namespaces, Part, SourceCount
+from conduit_dagster.state.steps import LetterPart, Memory, Namespaces, Part, SourceCount
 
 
 class NackRow(msgspec.Struct):
@@ -72,6 +72,8 @@ class Ledger(msgspec.Struct):
     namespaces: Namespaces = {}
     teed: list[Teed] = []
     """What it has logged as well, in order."""
+    memory: dict[str, Memory] = {}
+    """By node, what processors remember from here on."""
     error: TaskError | None = None
 
     def encode(self) -> bytes:

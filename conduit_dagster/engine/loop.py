@@ -27,7 +27,7 @@ from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Decision, Plan, Range, Reach
+from conduit_dagster.state.steps import Decision, Memory, Plan, Range, Reach
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -86,7 +86,8 @@ class StepLoop:
                 return None  # a step before was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
             nacked = self._nacked(only, ranges)
-            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, nacked, logs, replay)
+            memory = {node: self.state.memory.get(node, Memory()) for node in self.pipeline.remembering}
+            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, nacked, logs, replay, memory)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
@@ -226,3 +227,4 @@ class StepLoop:
         seconds = time.monotonic() - started
         self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(self.pipeline.inlets)))
         self.restaged.discard()
+        self.stager.memories.forget(plan.memory, decision.memory)

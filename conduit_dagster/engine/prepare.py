@@ -38,6 +38,7 @@ class Preparer:
         self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
         moves = after_step(self._pipeline, plan, decision) if decision.once else None
         letters = self._letters(plan, staged)
+        self._stager.memories.sync(plan.memory, decision.memory)
         reached("before-prepare", self._name)
         self._store.prepare(plan, decision, letters, moves)
         reached("after-prepare", self._name)
@@ -62,6 +63,7 @@ class Preparer:
             _added(ledger.nacked for ledger in staged.ledgers),
             merged(ledger.namespaces for ledger in staged.ledgers),
             self._pipeline.program.strategy == "at-most-once",
+            {**plan.memory, **{node: one for ledger in staged.ledgers for node, one in ledger.memory.items()}},
         )
 
     def _delivery(self, plan: Plan, staged: Staged, consumer: str) -> StagedDelivery:

@@ -24,6 +24,7 @@ from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.record import Record
+from conduit_dagster.state.steps import Memory
 
 LEDGER_SCHEMA = "ledger binary"
 
@@ -57,7 +58,7 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], None, {}, {}, {}, {}, [])
+        self._ledger = Ledger(number, {}, [], None, {}, {}, {}, {}, [], {})
         self._tees: list[Tee] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
@@ -72,8 +73,10 @@ class _Task:
 
     def run(self) -> Ledger:
         try:
+            self._recall()
             for split in self._job.tasks[self._number]:
                 self._run_split(split)
+            self._keep_memory()
             for consumer, writer in self._writers.items():
                 if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
@@ -84,6 +87,19 @@ class _Task:
                 writer.abort()
             raise
         return self._ledger
+
+    def _recall(self) -> None:
+        job, known = self._job, self._pipeline.known
+        # which replay it is says nothing of the sources
+        generations = {n: g for n, g in job.generations.items() if not ((inlet := known(n)) and inlet.is_replay)}
+        for node, one in self._pipeline.remembering.items():
+            one.recall(node, job.memory.get(node, Memory()), job.memories, generations)
+
+    def _keep_memory(self) -> None:
+        folder, step = self._job.archive
+        # a step that is prepared has decided what is remembered
+        for node, one in self._pipeline.remembering.items() if folder else ():
+            self._ledger.memory[node] = one.keep(self._job.memories, step)
 
     def _node(self, name: str) -> str:
         return f"{self._pipeline.program.pipeline}:{name}"

@@ -7,6 +7,7 @@ import msgspec
 from conduit_dagster.connectors.base import Split
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.learn import learn
+from conduit_dagster.state.steps import Memory
 
 
 class SplitOf(msgspec.Struct, frozen=True):
@@ -35,6 +36,11 @@ class StageJob(msgspec.Struct, frozen=True):
     """The offset of each source's first record."""
     archive: tuple[str, int] = ("", 0)
     """The folder that keeps what is nacked, and the step's number; nothing is kept without a folder."""
+
+    memory: dict[str, Memory] = {}
+    """By node, what processors remember (``Plan.memory``)."""
+    memories: str = ""
+    """The folder of that."""
 
     def encode(self) -> bytes:
         """As it travels."""

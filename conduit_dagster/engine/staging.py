@@ -15,6 +15,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.memory import Memories
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.teed import TeeTo
@@ -44,13 +45,21 @@ class Stager:
     """Runs the stage of one pipeline's steps."""
 
     def __init__(
-        self, jobs: Jobs, pipeline: CompiledPipeline, base: str, archive: Archive, slots: int, epoch: int
+        self,
+        jobs: Jobs,
+        pipeline: CompiledPipeline,
+        base: str,
+        archive: Archive,
+        memories: Memories,
+        slots: int,
+        epoch: int,
     ) -> None:
         self._jobs = jobs
         self._pipeline = pipeline
         self._program = pipeline.program.encode()
         self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
         self.archive = archive
+        self.memories = memories
         self._slots = slots
         self._epoch = epoch
 
@@ -85,6 +94,8 @@ class Stager:
             dict(tees or {}),
             {span.source: span.offset for span in plan.ranges},
             ("" if again else self.archive.folder, plan.step),
+            plan.memory,
+            self.memories.folder,
         )
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
@@ -156,6 +167,8 @@ class Stager:
 
 def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
     """Consecutive splits as about ``slots`` tasks of about the same weight; little data is one task."""
+    if slots == 1:
+        return [list(splits)] if splits else []
     total = sum(split.split.bytes for split in splits)
     share = max(_SMALL_TASK, -(-total // slots))
     tasks: Tasks = []

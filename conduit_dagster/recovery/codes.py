@@ -24,6 +24,7 @@ _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin",
 _FATAL: Final = {
     "dagster": "load_failed reload_refused",
     "dead_letters": "damaged refused unknown",
+    "memory": "damaged",
     "delivery": "reading_changed rebuild_differs source_changed staging_damaged target_changed",
     "delta": "altered columns_differ path protocol table_gone transaction_taken unsupported",
     "destination": "owned",

@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.schema import consumers, deliveries, pipelines, sources, steps
-from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, SourceCount
+from conduit_dagster.state.steps import Decision, Letter, Memory, Plan, Progress, SourceCount
 
 OPEN = ("planned", "prepared")
 REPLAY = "replay"
@@ -65,10 +65,12 @@ class PipelineState:
     open_steps: list[OpenStep] = field(default_factory=list[OpenStep])
     last_plan: Plan | None = None
     """The newest step that is not void."""
+    memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
+    """What processors remember after the newest step that is prepared or done."""
 
     def prepared(self, decision: Decision) -> None:
         """What the transaction of line 5 made of it."""
-        self.window = decision.window
+        self.window, self.memory = decision.window, decision.memory
         for delivery in decision.deliveries:
             if decision.once and delivery.parts:
                 self.delivered(delivery.consumer, delivery.expected)
@@ -99,6 +101,7 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
             state.targets[consumer["consumer"]] = json.loads(consumer["target"])
     state.open_steps = _open_steps(connection, pipeline)
     state.last_plan = _last_plan(connection, pipeline)
+    state.memory = _memory(connection, pipeline)
     return state
 
 
@@ -126,6 +129,13 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
 
 def _progress(row: Any) -> Progress:
     return _decode(row["pending"]) if row["pending"] else Progress(row["handled"])
+
+
+def _memory(connection: sa.Connection, pipeline: str) -> dict[str, Memory]:
+    mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
+    newest = sa.select(steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
+    text = connection.execute(newest).scalar_one_or_none()
+    return {} if text is None else msgspec.json.decode(text, type=Decision).memory
 
 
 def _last_plan(connection: sa.Connection, pipeline: str) -> Plan | None:

@@ -36,6 +36,29 @@ class Reach(msgspec.Struct, frozen=True):
     end: Any
 
 
+class MemoryPart(msgspec.Struct, frozen=True):
+    """A file of what a processor remembers: what one step added, or all that mattered then."""
+
+    name: str
+    entries: int
+    bytes: int
+    sha256: str
+    number: int
+    """The newest entry's: how many records had come to the processor."""
+    at_ns: int
+    """The newest entry's time."""
+    generations: dict[str, int] = {}
+    """Of the sources that its records came from: a source that was rewound since is looked at anew."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """What a processor remembers, in the order in which it came."""
+
+    parts: list[MemoryPart] = []
+    count: int = 0
+    """Records that have come to it."""
+
+
 class Plan(msgspec.Struct, frozen=True):
     """Written before anything is read."""
 
@@ -57,6 +80,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Of a step that is logged as it is staged: by source, what it reads of the source itself."""
     replay: int = 0
     """Of a step that sends dead letters again: which replay's; positions in its ranges are keys of letters."""
+    memory: dict[str, Memory] = {}
+    """By node, what processors remember of the steps before: a repeat of the step meets the same."""
 
     def is_for(self, consumer: str) -> bool:
         """Whether this destination is one of those that it moves on."""
@@ -187,6 +212,8 @@ class Decision(msgspec.Struct, frozen=True):
     namespaces: Namespaces = {}
     once: bool = False
     """At-most-once: positions and offsets moved with it, and it is never sent again."""
+    memory: dict[str, Memory] = {}
+    """By node, what processors remember from here on."""
 
 
 def encode(value: msgspec.Struct) -> str:

@@ -1,0 +1,154 @@
+"""What processors remember from step to step: files that the tasks write, and that the steps' decisions name.
+
+``LOG/PIPELINE/~memory/STEP-TOKEN.parquet``. A step's plan names the files that it begins with, so that a repeat of it
+meets the same memory, and its decision those that the next one begins with. A file that neither names is left over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from conduit_dagster.processors.remembering import Entry, Remembering
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+from conduit_dagster.state.sink import Sink
+from conduit_dagster.state.steps import Memory, MemoryPart
+
+_FOLDER: Final = "~memory"
+_DEPTH: Final = 4
+"""The folder, the pipeline's, that of all logs, and the one that it is in."""
+_MOST_PARTS: Final = 16
+"""Then one file takes the place of all."""
+
+
+def memory_folder(log_url: str, pipeline: str) -> str:
+    """The URL of what a pipeline's processors remember."""
+    return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
+
+
+class Remembers:
+    """A processor with its memory, in a task."""
+
+    def __init__(self, processor: Remembering) -> None:
+        self._processor = processor
+        self._at: Memory | None = None
+        """What it stands at; None where a step has begun since."""
+        self._began, self._generations = Memory(), dict[str, int]()
+
+    def recall(self, node: str, memory: Memory, folder: str, generations: Mapping[str, int]) -> None:
+        """Makes it remember what a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
+        parts = [part for part in memory.parts if not _is_rewound(part, generations)]
+        self._generations = dict(generations)
+        if self._at != memory or len(parts) < len(memory.parts):
+            entries = (entry for part in parts for entry in _read(node, folder, part))
+            self._processor.recall(memory.count, entries)
+        # in a task that fails it is neither what it was nor what it would have been
+        self._began, self._at = Memory(parts, memory.count), None
+
+    def keep(self, folder: str, step: int) -> Memory:
+        """Stores what was added; gives what the next step begins with."""
+        processor, count = self._processor, self._processor.count
+        parts = [part for part in self._began.parts if not processor.is_over(part.number, part.at_ns)]
+        fresh = processor.news()
+        generations = dict(self._generations)
+        if len(parts) >= _MOST_PARTS:
+            fresh = sorted(processor.entries(), key=lambda entry: entry.number)
+            generations = {**_newest(parts), **generations}
+            parts = []
+        if fresh:
+            parts.append(_write(folder, step, fresh, generations))
+        processor.settle()
+        self._at = Memory(parts, count)
+        return self._at
+
+
+def _is_rewound(part: MemoryPart, generations: Mapping[str, int]) -> bool:
+    return any(generations.get(source, was) > was for source, was in part.generations.items())
+
+
+def _newest(parts: Sequence[MemoryPart]) -> dict[str, int]:
+    return {source: generation for part in parts for source, generation in part.generations.items()}
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    kinds = {"key": pa.binary(16), "owner": pa.binary(8), "number": pa.int64(), "at_ns": pa.int64()}
+    return pa.schema([(name, kinds[name]) for name in Entry._fields])
+
+
+def _write(folder: str, step: int, entries: Sequence[Entry], generations: dict[str, int]) -> MemoryPart:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    storage.make_folder(folder)
+    # random per attempt: a second one never meets the file of the first
+    name = f"{step:012d}-{secrets.token_hex(8)}.parquet"
+    file, schema = storage.NewFile(storage.join(folder, name)), _schema()
+    columns = [pa.array(column, kind) for column, kind in zip(zip(*entries, strict=True), schema.types, strict=True)]
+    pq.write_table(pa.Table.from_arrays(columns, schema=schema), Sink(file), compression="zstd", use_dictionary=False)
+    digest, last = file.finish(), entries[-1]
+    return MemoryPart(name, len(entries), file.bytes, digest, last.number, last.at_ns, generations)
+
+
+def _read(node: str, folder: str, part: MemoryPart) -> Iterator[Entry]:
+    import pyarrow.parquet as pq
+
+    url = storage.join(folder, part.name)
+    try:
+        with storage.open_read(url) as file:
+            data = file.read()
+    except FileNotFoundError:
+        raise _damaged(node, url, "is gone") from None
+    if (len(data), hashlib.sha256(data).hexdigest()) != (part.bytes, part.sha256):
+        raise _damaged(node, url, "is not what was written")
+    for batch in pq.ParquetFile(io.BytesIO(data)).iter_batches():
+        yield from map(Entry._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def _damaged(node: str, url: str, what: str) -> FatalError:
+    return FatalError(
+        f"a file of what the processor remembers {what}",
+        code="memory.damaged",
+        node=node,
+        place=url,
+        fix="put it back as it was; or give the processor another id: it begins without a memory then",
+    )
+
+
+@dataclass(frozen=True)
+class Memories:
+    """What the processors of a pipeline remember, on the driver."""
+
+    folder: str
+
+    def sync(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
+        """Makes the names of new files durable, before a decision names them."""
+        if not _names([after]) - _names([before]):
+            return
+        url = self.folder
+        for _ in range(_DEPTH):
+            storage.sync(url)
+            url = url.rsplit("/", 1)[0]
+
+    def forget(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
+        """Removes what a step that is done began with and nothing needs any more."""
+        self._remove(_names([before]) - _names([after]))
+
+    def clean(self, kept: Iterable[Mapping[str, Memory]]) -> None:
+        """Removes what neither these name: it is left of executions that never counted."""
+        there = storage.files(self.folder)
+        self._remove(set(there) - _names(kept) if there else set())
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            storage.remove(storage.join(self.folder, name))
+
+
+def _names(memories: Iterable[Mapping[str, Memory]]) -> set[str]:
+    return {part.name for memory in memories for one in memory.values() for part in one.parts}

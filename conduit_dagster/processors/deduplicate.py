@@ -1,0 +1,153 @@
+"""``deduplicate``: only the first record with a key goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar, Self
+
+import msgspec
+from pydantic import Field as Describe
+from pydantic import model_validator
+from typing_extensions import override
+
+from conduit_dagster.config.scalars import PositiveDuration
+from conduit_dagster.expressions import compile_expression
+from conduit_dagster.processors.base import (
+    DROP,
+    Drop,
+    Example,
+    ProcessError,
+    ProcessorContext,
+    ProcessorSettings,
+    Record,
+)
+from conduit_dagster.processors.remembering import Entry, Remembering
+from conduit_dagster.processors.settings import Expression, failure, refused
+
+_encode = msgspec.json.Encoder(order="sorted").encode
+_NS = 1_000_000_000
+
+
+class DeduplicateSettings(ProcessorSettings):
+    """Settings of ``deduplicate``: ``key`` and at least one window."""
+
+    key: Expression = Describe(
+        description="What must not come twice: a Python expression over the record, such as `after.id`, or "
+        "`[after.id, operation]` for several values. Null is never a duplicate, nor is a missing field."
+    )
+    records: int | None = Describe(
+        default=None, ge=1, alias="window.records", description="For how many records a key is remembered."
+    )
+    time: PositiveDuration | None = Describe(
+        default=None,
+        alias="window.time",
+        description="For how long a key is remembered, by the time of the steps: `1h`. With both, until the first of "
+        "the two is over.",
+    )
+
+    @model_validator(mode="after")
+    def _has_window(self) -> Self:
+        if self.records is None and self.time is None:
+            raise refused("value", "there is no window", "set window.records: 100000, or window.time: 24h")
+        return self
+
+
+class Deduplicate(Remembering):
+    """Let on the first record with a key, and drop those that follow within a window. Drops are acked.
+
+    The keys are kept with the steps, so that it holds over restarts and crashes: a record is a duplicate of one that
+    went on from here, whatever became of that behind. A dead letter that is replayed, and the pieces of one record,
+    are no duplicates of themselves. A rewound source is looked at anew. A key that can't be computed is a nack.
+
+    It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
+    in order, with one step in flight. A remembered key takes some 40 bytes on disk and 250 in the task's memory.
+    """
+
+    name: ClassVar[str] = "deduplicate"
+    Settings: ClassVar[type[ProcessorSettings]] = DeduplicateSettings
+    settings: DeduplicateSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "The first one with its key",
+            {"key": "after.id", "window.records": "1000"},
+            Record("1", {}, {"id": 1}),
+            Record("1", {}, {"id": 1}),
+        ),
+        Example(
+            "Without a key it is no duplicate",
+            {"key": "after.id", "window.time": "1h"},
+            Record("1", {}, {"name": "a"}),
+            Record("1", {}, {"name": "a"}),
+        ),
+    )
+
+    def __init__(self, settings: DeduplicateSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._key: Callable[[Record], Any] = compile_expression(settings.key, context.clock)
+        # of another expression no key is a known one
+        self._salt = hashlib.blake2b(settings.key.encode(), digest_size=16).digest()
+        self._time_ns = None if settings.time is None else int(settings.time * _NS)
+        self._known: dict[bytes, Entry] = {}
+        self._news: list[Entry] = []
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        # positions name the records
+        return True
+
+    @override
+    def process(self, record: Record) -> Record | Drop:
+        key = self._hashed(record)
+        if key is None:
+            return record
+        self.count += 1
+        owner, known = self._owner(record), self._known.get(key)
+        if known is not None and not self.is_over(known.number, known.at_ns):
+            return record if known.owner == owner else DROP
+        entry = Entry(key, owner, self.count, self.context.clock.now_ns)
+        self._known[key] = entry
+        self._news.append(entry)
+        return record
+
+    def _hashed(self, record: Record) -> bytes | None:
+        try:
+            value = self._key(record)
+            if value is None:
+                return None
+            return hashlib.blake2b(_encode(value), digest_size=16, key=self._salt).digest()
+        except Exception as error:  # an expression may raise whatever Python raises for such operands
+            raise ProcessError(failure(error), code="expression.failed") from error
+
+    def _owner(self, record: Record) -> bytes:
+        source, _, position = self.context.record_key(record)
+        return hashlib.blake2b(f"{source}\0{position}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
+
+    # -- its memory ---------------------------------------------------------------------------------------------
+
+    @override
+    def recall(self, count: int, entries: Iterable[Entry]) -> None:
+        self.count, self._news = count, []
+        # later ones of the same key come later
+        self._known = {entry.key: entry for entry in entries}
+
+    @override
+    def news(self) -> list[Entry]:
+        return self._news
+
+    @override
+    def settle(self) -> None:
+        self._news = []
+
+    @override
+    def entries(self) -> Iterable[Entry]:
+        self._known = {key: e for key, e in self._known.items() if not self.is_over(e.number, e.at_ns)}
+        return self._known.values()
+
+    @override
+    def is_over(self, number: int, at_ns: int) -> bool:
+        if self.settings.records is not None and self.count - number > self.settings.records:
+            return True
+        return self._time_ns is not None and self.context.clock.now_ns - at_ns >= self._time_ns

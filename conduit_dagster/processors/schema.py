@@ -1,0 +1,211 @@
+"""``schema``: a contract of what the documents of a collection hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+from pydantic import ConfigDict
+from pydantic import Field as Describe
+from typing_extensions import override
+
+from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.processors.documents import document_of
+from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.record import Document
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.reference import kind_of
+
+Mode = Literal["evolve", "freeze", "discard_row", "discard_value"]
+_TYPES: Final[dict[str, tuple[type, ...]]] = {
+    "any": (object,),
+    "array": (list,),
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "object": (dict,),
+    "string": (str,),
+}
+_FIELD: Final = re.compile(r'(?P<name>"(?:[^"\\]|\\.)*"|[^":?]+?)\s*:\s*(?P<type>\w+)\s*(?P<optional>\??)')
+_ITEM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^,"]|"(?!.*"))+')
+_MISSING: Final = object()
+
+
+class Column(NamedTuple):
+    """What the contract says of one field."""
+
+    types: tuple[type, ...]
+    kind: str
+    optional: bool
+
+    def takes(self, value: Any) -> bool:
+        """Whether it may hold the value."""
+        if value is None or value is _MISSING:
+            return self.optional
+        # True is an int in Python, and no number in JSON
+        return isinstance(value, self.types) and (type(value) is not bool or self.kind in ("boolean", "any"))
+
+
+def columns_in(text: str) -> dict[str, Column]:
+    """The fields of a contract: ``id:integer, name:string?``. Raises a finding."""
+    found: dict[str, Column] = {}
+    for item in _ITEM.finditer(text):
+        if not item[0].strip():
+            continue
+        start = item.start() + len(item[0]) - len(item[0].lstrip())
+        name, column = _column(item[0].strip(), start)
+        if name in found:
+            raise refused("value", f"the field {name} is there twice", "name each field once", start)
+        found[name] = column
+    if not found:
+        raise refused("value", "the contract names no field", "such as id:integer, name:string?")
+    return found
+
+
+def _column(item: str, start: int) -> tuple[str, Column]:
+    match = _FIELD.fullmatch(item)
+    if match is None:
+        raise refused(
+            "value", f"{item} is no NAME:TYPE", "such as id:integer, or name:string? where it may lack", start
+        )
+    name, kind = match["name"].strip(), match["type"]
+    if kind not in _TYPES:
+        raise refused("value", f"there is no type {kind}", f"one of {', '.join(_TYPES)}", start + match.start("type"))
+    return json.loads(name) if name.startswith('"') else name, Column(_TYPES[kind], kind, bool(match["optional"]))
+
+
+class SchemaSettings(ProcessorSettings):
+    """Settings of ``schema``."""
+
+    model_config = ConfigDict(extra="allow")
+    open_keys: ClassVar[tuple[str, ...]] = ("fields.*",)
+
+    fields: str = Describe(
+        default="",
+        description="The contract of all collections without one of their own: `id:integer, name:string?`. `?`: it may "
+        "be null, or missing. Types: `string`, `integer`, `number`, `boolean`, `object`, `array`, `any`. `fields.NAME` "
+        "is the contract of the collection `NAME`. A name with a comma, colon or `?` goes into double quotes.",
+    )
+    tables: Mode = Describe(
+        default="evolve", description="What becomes of records of a collection that no contract is for."
+    )
+    columns: Mode = Describe(default="evolve", description="What becomes of fields that the contract does not name.")
+    data_type: Mode = Describe(
+        default="discard_row",
+        description="What becomes of values of another type than the contract says, and of fields that are missing.",
+    )
+
+    @override
+    def model_post_init(self, context: Any, /) -> None:
+        if not self.contracts:
+            raise refused("value", "there is no contract", "fields: id:integer, name:string?")
+
+    @property
+    def contracts(self) -> Mapping[str, dict[str, Column]]:
+        """Collection to contract; the one of all others is under an empty name."""
+        own = {name: columns_in(text) for name, text in self.below("fields.").items()}
+        return {"": columns_in(self.fields), **own} if self.fields else own
+
+
+class Schema(InPlaceProcessor):
+    """Hold documents to a declared contract, per collection; as dlt's schema contract, with its modes.
+
+    `evolve` lets on whatever it is. `discard_row` makes it a nack, so that it becomes a dead letter. `discard_value`
+    removes the field; of a collection without a contract it is `discard_row`, and so it is for a field that must be
+    there. `freeze` stops the pipeline with an error that no restart can help: nothing of the step is delivered until
+    the contract or the data has changed. Nothing is converted: `field.convert` does that. Records without a payload,
+    such as deletes, go on. Only the first level is looked at.
+    """
+
+    name: ClassVar[str] = "schema"
+    keyless: ClassVar[bool] = True
+    Settings: ClassVar[type[ProcessorSettings]] = SchemaSettings
+    settings: SchemaSettings
+    examples = (
+        Example(
+            "A new field evolves",
+            {"fields": "id:integer, name:string?"},
+            Record("1", {}, {"id": 1, "new": True}),
+            Record("1", {}, {"id": 1, "new": True}),
+        ),
+        Example(
+            "A new field is removed",
+            {"fields": "id:integer, name:string?", "columns": "discard_value"},
+            Record("1", {}, {"id": 1, "name": "a", "new": True}),
+            Record("1", {}, {"id": 1, "name": "a"}),
+        ),
+        Example("Another type", {"fields": "id:integer"}, Record("1", {}, {"id": "1"}), "schema.data_type"),
+    )
+
+    def __init__(self, settings: SchemaSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._contracts = settings.contracts
+        self._default = self._contracts.get("")
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        try:
+            return super().process_block(records)
+        except _Frozen as error:
+            # no nack: a frozen contract stops the step, and with it the pipeline
+            raise FatalError(
+                error.message, code=error.code, fix="change the contract or the data, and run again"
+            ) from None
+
+    @override
+    def change(self, record: Record) -> None:
+        document = document_of(record)
+        if document is None:
+            return
+        collection = record.collection
+        contract = self._contracts.get(collection, self._default)
+        if contract is None:
+            _broken(
+                self.settings.tables,
+                "schema.table",
+                f"no contract is for the collection {collection or 'without a name'}",
+            )
+            return
+        self._hold(document, contract)
+
+    def _hold(self, document: Document, contract: Mapping[str, Column]) -> None:
+        for name, column in contract.items():
+            value = document.get(name, _MISSING)
+            if not column.takes(value) and _broken(
+                self.settings.data_type, "schema.data_type", _wrong(name, value, column)
+            ):
+                _discard(document, name, value, column)
+        if self.settings.columns != "evolve" and not document.keys() <= contract.keys():
+            for name in [name for name in document if name not in contract]:
+                if _broken(self.settings.columns, "schema.column", f"the contract has no field {name}"):
+                    del document[name]
+
+
+class _Frozen(BaseException):
+    """Passes by what makes nacks of errors."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code, self.message = code, message
+
+
+def _broken(mode: Mode, code: str, message: str) -> bool:
+    """What a breach amounts to: whether the value is to be discarded. Raises where the record or the step is."""
+    if mode == "freeze":
+        raise _Frozen(code, f"the contract is frozen: {message}")
+    if mode == "discard_row" or (mode == "discard_value" and code == "schema.table"):
+        raise ProcessError(message, code=code)
+    return mode == "discard_value"
+
+
+def _discard(document: Document, name: str, value: Any, column: Column) -> None:
+    if not column.optional:
+        raise ProcessError(f"{_wrong(name, value, column)}, and it must be there", code="schema.data_type")
+    del document[name]
+
+
+def _wrong(name: str, value: Any, column: Column) -> str:
+    return f"the field {name} is {'missing' if value is _MISSING else kind_of(value)}, not {column.kind}"

@@ -1,0 +1,101 @@
+"""``deduplicate`` by itself: what goes on, beside a plain model, and what it remembers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processors.conftest import make
+from pydantic import ValidationError
+
+from conduit_dagster.expressions import Clock
+from conduit_dagster.processors.base import DROP, Nack, ProcessorContext
+from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
+from conduit_dagster.record import Record
+
+SECOND = 1_000_000_000
+VALUES: list[Any] = [0, 1, 1.0, "1", True, "", [1], [1, "1"], {"b": 1, "a": 2}, 2**70, "é", None]
+
+
+def expected(steps: list[list[Any]], records: int | None, seconds: int | None) -> list[Any]:
+    """What goes on, by walking back over all records; a step lasts a second."""
+    seen: list[tuple[str, int, int, bool]] = []
+    on: list[Any] = []
+    for now, step in enumerate(steps):
+        for value in step:
+            if value is None:
+                on.append(value)
+                continue
+            number, name = len(seen) + 1, repr(value)
+            last = next((one for one in reversed(seen) if one[0] == name and one[3]), None)
+            over = last is None or (records is not None and number - last[1] > records)
+            over = over or (last is not None and seconds is not None and now - last[2] >= seconds)
+            seen.append((name, number, now, over))
+            if over:
+                on.append(value)
+    return on
+
+
+@given(
+    st.lists(st.lists(st.sampled_from(VALUES), max_size=6), max_size=8),
+    st.one_of(st.none(), st.integers(1, 6)),
+    st.one_of(st.none(), st.integers(1, 4)),
+    st.booleans(),
+)
+def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int | None, restarts: bool) -> None:
+    if records is None and seconds is None:
+        records = 3
+    windows = {"window.records": records, "window.time": f"{seconds}s" if seconds else None}
+    settings = DeduplicateSettings.model_validate({"key": "after.v", **{k: v for k, v in windows.items() if v}})
+    clock = Clock(0)
+    one, on, position = Deduplicate(settings, ProcessorContext("p", "p:x", clock)), list[Any](), 0
+    for now, step in enumerate(steps):
+        clock.now_ns = now * SECOND
+        for value in step:
+            position += 1
+            result = one.process_block([Record(position, {}, {"v": value})])[0]
+            if result is not DROP:
+                assert isinstance(result, Record) and isinstance(result.after, dict)
+                on.append(result.after["v"])
+        if restarts:
+            count, kept = one.count, list(one.entries())
+            one = Deduplicate(settings, ProcessorContext("p", "p:x", clock))
+            one.recall(count, kept)
+    assert list(map(repr, on)) == list(map(repr, expected(steps, records, seconds)))
+
+
+def test_a_record_is_no_duplicate_of_itself() -> None:
+    one = make("deduplicate", {"key": "after.v", "window.records": "10"})
+    first, second = (Record(i, {}, {"v": 1}) for i in (1, 2))
+    assert one.process_block([first, second, first]) == [first, DROP, first]
+
+
+def test_a_key_that_fails_is_a_nack_between_its_neighbours() -> None:
+    one = make("deduplicate", {"key": "after.v", "window.records": "10"})
+    given = [
+        Record(1, {}, {"v": 1}),
+        Record(2, {}, {}),
+        Record(3, {}, b"raw"),
+        Record(4, {}, None),
+        Record(5, {}, {"v": 2}),
+    ]
+    results = one.process_block(given)
+    codes = [result.code if isinstance(result, Nack) else None for result in results]
+    assert codes == [None, None, "expression.failed", None, None]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"key": "after.v"},
+        {"window.records": "5"},
+        {"key": "after.v", "window.records": "0"},
+        {"key": "after.v", "window.time": "0s"},
+        {"key": "after.", "window.records": "5"},
+    ],
+)
+def test_settings_that_say_nothing_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(ValidationError):
+        make("deduplicate", settings)
