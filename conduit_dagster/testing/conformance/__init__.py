@@ -1,0 +1,17 @@
+"""What every plugin must keep to, as tests that its author runs: derive from one of the classes in a test module.
+
+    from conduit_dagster.testing.conformance import ProcessorConformance
+
+    class TestClean(ProcessorConformance):
+        processor = Clean
+        settings = {"field": ".Payload.After.name"}
+
+All built-in plugins pass them. They need pytest, and no Spark.
+"""
+
+from conduit_dagster.testing.conformance.destinations import DestinationConformance
+from conduit_dagster.testing.conformance.odd_records import odd_records
+from conduit_dagster.testing.conformance.processors import ProcessorConformance
+from conduit_dagster.testing.conformance.sources import SourceConformance
+
+__all__ = ["DestinationConformance", "ProcessorConformance", "SourceConformance", "odd_records"]

@@ -1,0 +1,207 @@
+"""What every destination must keep to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conduit_dagster.connectors.base import (
+    AlreadyClaimed,
+    Delivery,
+    Destination,
+    DirectDestination,
+    SenderTask,
+    StagedDestination,
+    Target,
+    WriterTask,
+)
+from conduit_dagster.record import Record
+
+Make = Callable[[], Destination]
+Delivered = Callable[[], list[int]]
+
+
+def numbered(numbers: Sequence[int]) -> list[Record]:
+    """Records with these numbers in ``i``, and as their positions."""
+    return [Record(str(i), {}, {"i": i}, {"i": i}) for i in numbers]
+
+
+def staged(destination: Destination, folder: Path, step: int, *tasks: Sequence[int]) -> Delivery:
+    """A delivery as tasks stage it, one part of each; without a target yet."""
+    url = destination.staging(str(folder / "staging")) + f"/00000001-{step:012d}-{secrets.token_hex(4)}/out"
+    parts = [_part(destination, WriterTask(url, place, secrets.token_hex(4)), one) for place, one in enumerate(tasks)]
+    name = hashlib.sha256(f"{step}".encode()).hexdigest()
+    return Delivery(name, step, "out", url, tuple(part for part in parts if part), {})
+
+
+def _part(destination: Destination, task: WriterTask, numbers: Sequence[int]) -> Any:
+    writer = destination.writer(task)
+    writer.place("in", numbers[0], range(len(numbers)))
+    assert list(writer.write(numbered(numbers))) == [], "it refused a plain record"
+    return writer.finish()
+
+
+class DestinationConformance:
+    """Derive ``class TestMine(DestinationConformance)`` with two fixtures.
+
+    ``make`` gives a function that makes the destination, as another process would; ``delivered`` a function that reads
+    the numbers (``i``) of the records there, in order. It must take the records of :func:`numbered`.
+    """
+
+    @pytest.fixture
+    def make(self) -> Make:
+        """Makes the destination: nothing may be shared but what it writes to."""
+        raise NotImplementedError("derive, and give a fixture make")
+
+    @pytest.fixture
+    def delivered(self) -> Delivered:
+        """Reads what is there."""
+        raise NotImplementedError("derive, and give a fixture delivered")
+
+    @pytest.fixture
+    def steps(self, make: Make, tmp_path: Path) -> Steps:
+        """Stages and publishes, each time by another process."""
+        return Steps(make, tmp_path)
+
+    def test_all_of_it_is_there_once_and_in_order(self, steps: Steps, delivered: Delivered) -> None:
+        """Task by task, step by step."""
+        steps.publish(steps.prepare(1, [0, 1, 2], [3, 4]))
+        steps.publish(steps.prepare(2, [5], [6, 7]))
+        assert delivered() == list(range(8))
+
+    def test_nothing_is_there_before_it_is_published(self, steps: Steps, delivered: Delivered) -> None:
+        """Staging is no delivery."""
+        steps.publish(steps.prepare(1, [0]))
+        steps.prepare(2, [1, 2])
+        assert delivered() == [0]
+
+    def test_a_task_that_is_given_up_leaves_nothing(
+        self, make: Make, steps: Steps, tmp_path: Path, delivered: Delivered
+    ) -> None:
+        """Whatever it had written."""
+        destination = make()
+        url = destination.staging(str(tmp_path / "staging")) + "/00000001-000000000001-x/out"
+        writer = destination.writer(WriterTask(url, 0, "t"))
+        writer.place("in", 0, range(2))
+        writer.write(numbered([1, 2]))
+        writer.abort()
+        steps.publish(steps.prepare(1, [7]))
+        assert delivered() == [7]
+
+    def test_publishing_again_changes_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """A run may have died after it. Where it can't keep that, nothing may be missing."""
+        delivery = steps.prepare(1, [0, 1], [2])
+        steps.publish(delivery)
+        steps.publish(delivery)
+        if "exactly-once" in make().strategies:
+            assert delivered() == [0, 1, 2]
+        assert set(delivered()) == {0, 1, 2}
+
+    def test_it_knows_what_it_holds(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """In another process, too: what is there is not sent again."""
+        first = steps.prepare(1, [0, 1])
+        assert not make().holds(first)
+        steps.publish(first)
+        if "exactly-once" not in make().strategies:
+            pytest.skip("it does not say that it keeps exactly-once")
+        assert make().holds(first)
+        steps.goes_on_from(make().settled(first))
+        second = steps.prepare(2, [2])
+        assert not make().holds(second)
+        steps.publish(second)
+        assert make().holds(second) and delivered() == [0, 1, 2]
+
+    def test_what_is_claimed_is_not_published(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """A frozen owner's late success and our decision to send it in pieces can't both happen."""
+        destination = make()
+        if not (destination.divisible and "exactly-once" in destination.strategies):
+            pytest.skip("its deliveries are never sent in pieces")
+        delivery = steps.prepare(1, [0, 1])
+        assert make().claim(delivery, "split") == "split"
+        assert make().claim(delivery, "split") == "split"
+        with pytest.raises(AlreadyClaimed):
+            steps.publish(delivery)
+        assert delivered() == []
+
+    def test_pieces_are_the_whole(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """Each under its own hash; once, where it keeps that."""
+        times = 2 if "exactly-once" in make().strategies else 1
+        if not make().divisible:
+            pytest.skip("its deliveries are never sent in pieces")
+        delivery = steps.prepare(1, [0, 1, 2], [3, 4])
+        for skip, take in ((0, 1), (1, 3), (4, 1)):
+            child = replace(delivery, hash=hashlib.sha256(f"{skip}".encode()).hexdigest(), skip=skip, take=take)
+            for _ in range(times):
+                steps.publish(child)
+        assert delivered() == [0, 1, 2, 3, 4]
+
+    def test_targets_are_json(self, make: Make, steps: Steps) -> None:
+        """They come back from the state store as they went in."""
+        delivery = steps.prepare(1, [0])
+        for target in (delivery.target, steps.publish(delivery), make().expected(delivery)):
+            assert _travelled(target) == target
+
+    def test_check_and_fence_change_nothing(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """They come before the first record of every run."""
+        for epoch in (1, 2):
+            destination = make()
+            destination.fence(epoch)
+            destination.check()
+            destination.close()
+        steps.publish(steps.prepare(1, [0]))
+        assert delivered() == [0]
+
+
+class Steps:
+    """Deliveries one after the other, each staged and published by a process of its own."""
+
+    def __init__(self, make: Make, folder: Path) -> None:
+        self._make, self._folder = make, folder
+        self._target: Target | None = None
+
+    def prepare(self, step: int, *tasks: Sequence[int]) -> Delivery:
+        """A delivery with its target, as it comes back from the state store."""
+        destination = self._make()
+        delivery = staged(destination, self._folder, step, *tasks)
+        return replace(delivery, target=_travelled(destination.target(self._target)))
+
+    def publish(self, delivery: Delivery) -> Target:
+        """As its kind does."""
+        destination = self._make()
+        try:
+            self._target = self._published(destination, delivery)
+        finally:
+            destination.close()
+        return self._target
+
+    def goes_on_from(self, target: Target) -> None:
+        """What the next delivery begins with."""
+        self._target = target
+
+    def _published(self, destination: Destination, delivery: Delivery) -> Target:
+        if isinstance(destination, StagedDestination):
+            return destination.publish(delivery)
+        assert isinstance(destination, DirectDestination)
+        from conduit_dagster.connectors.staged import staged_records
+
+        sender = destination.sender(SenderTask(delivery.hash, delivery.consumer, delivery.step))
+        records = [one.record for one in staged_records(delivery)]
+        receipts = sender.send(records, 0)
+        told = [*(receipts or ()), *sender.finish()]
+        sender.close()
+        if receipts is not None:
+            last = len(records) - 1
+            acked = {one.place for one in told} | {p for one in told if one.upto for p in range(one.place + 1)}
+            assert acked == set(range(last + 1)), "a record has neither an ack nor a nack"
+        return delivery.target
+
+
+def _travelled(value: Any) -> Any:
+    return json.loads(json.dumps(value))

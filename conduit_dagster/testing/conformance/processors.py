@@ -1,0 +1,161 @@
+"""What every processor must keep to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from conduit_dagster.engine.nodes import Node
+from conduit_dagster.expressions import Clock
+from conduit_dagster.processors.base import Processor, ProcessorContext
+from conduit_dagster.processors.remembering import Remembering
+from conduit_dagster.record import OPERATIONS, Nack, Record, copy
+from conduit_dagster.testing.conformance.odd_records import odd_records
+
+_NODE = "p:x"
+
+
+class Passed:
+    """What became of a block, as the engine has it."""
+
+    def __init__(self, processor: Processor, records: Sequence[Record]) -> None:
+        self._nacks: dict[int, Nack] = {}
+        self._dropped: set[int] = set()
+        given = [copy(record) for record in records]
+        self.records, origins = Node(_NODE, processor).run(given, range(len(given)), self)
+        self.origins = list(origins)
+
+    def filtered(self, node: str, origin: int) -> None:
+        """As the engine hears of a drop."""
+        del node
+        self._dropped.add(origin)
+
+    def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
+        """As the engine hears of a nack."""
+        del node, record
+        self._nacks[origin] = nack
+
+    @property
+    def gone(self) -> list[int]:
+        """Places of what goes no further."""
+        return [*self._nacks, *self._dropped]
+
+    def of(self, origin: int) -> str:
+        """What became of one of the records, to be compared."""
+        on = [record for record, place in zip(self.records, self.origins, strict=True) if place == origin]
+        return repr((on, self._nacks.get(origin), origin in self._dropped))
+
+
+class ProcessorConformance:
+    """Derive ``class TestMine(ProcessorConformance)`` with ``processor``, and ``settings`` as in a pipeline file.
+
+    ``records`` are some that it is for; without any, the records of its examples are taken.
+    """
+
+    processor: ClassVar[type[Processor]]
+    settings: ClassVar[Mapping[str, str]] = {}
+    records: ClassVar[Sequence[Record]] = ()
+
+    @pytest.fixture
+    def kind(self) -> type[Processor]:
+        """The class that is tested."""
+        return self.processor
+
+    @pytest.fixture
+    def made_with(self) -> Mapping[str, str]:
+        """Its settings."""
+        return self.settings
+
+    @pytest.fixture
+    def make(self, kind: type[Processor], made_with: Mapping[str, str]) -> Any:
+        """Makes a new one."""
+        return lambda: make_processor(kind, made_with)
+
+    @pytest.fixture
+    def given(self, kind: type[Processor]) -> list[Record]:
+        """Records that it is for, and odd ones around them."""
+        own = [copy(record) for record in (*self.records, *(example.given for example in kind.examples))]
+        odd = odd_records()
+        return [*odd[: len(odd) // 2], *own, *odd[len(odd) // 2 :], *own]
+
+    def test_it_says_what_it_is(self, kind: type[Processor]) -> None:
+        """``processors describe`` has something to show."""
+        assert kind.name and kind.__doc__, "it has a name and a docstring"
+        lacking = [name for name, field in kind.Settings.model_fields.items() if not field.description]
+        assert not lacking, f"settings without a description: {lacking}"
+
+    def test_its_examples_are_true(self, kind: type[Processor]) -> None:
+        """Each is what happens."""
+        for example in kind.examples:
+            [result] = make_processor(kind, example.settings).process_block([copy(example.given)])
+            got = result.code if isinstance(result, Nack) else result
+            assert got == example.gives, f"the example {example.title}"
+
+    def test_whatever_it_is_given_is_a_result_or_a_nack(self, make: Any, given: list[Record]) -> None:
+        """An odd record is its own nack, never an error of the step."""
+        results = make().process_block([copy(record) for record in given])
+        assert len(results) == len(given), "a result for each record"
+        passed = Passed(make(), given)
+        assert {*passed.origins, *passed.gone} == set(range(len(given))), "each goes on, is dropped or is nacked"
+
+    def test_what_goes_on_can_be_delivered(self, make: Any, given: list[Record]) -> None:
+        """As far as it could be before."""
+        passed = Passed(make(), given)
+        for record, origin in zip(passed.records, passed.origins, strict=True):
+            assert record.operation in OPERATIONS
+            assert all(isinstance(k, str) and isinstance(v, str) for k, v in record.metadata.items())
+            if _is_json(given[origin]):
+                assert _is_json(record), f"{given[origin]} became {record}"
+
+    def test_a_record_does_not_depend_on_its_neighbours(
+        self, kind: type[Processor], make: Any, given: list[Record]
+    ) -> None:
+        """However many a block has: a step that is repeated may cut it elsewhere."""
+        if not kind.deterministic or issubclass(kind, Remembering):
+            pytest.skip("it says that it does")
+        block = Passed(make(), given)
+        alone = make()
+        # from the last one on: whoever counts them is found
+        for place, record in reversed(list(enumerate(given))):
+            one = Passed(alone, [record])
+            assert one.of(0) == block.of(place), f"{record} alone, and in a block"
+
+    def test_it_repeats_itself(self, kind: type[Processor], make: Any, given: list[Record]) -> None:
+        """A step whose staging is lost is staged once more, perhaps in another process."""
+        if not kind.deterministic:
+            pytest.skip("it says that it does not")
+        first, again = Passed(make(), given), Passed(make(), given)
+        for place in range(len(given)):
+            assert first.of(place) == again.of(place)
+
+    def test_it_leaves_metadata_that_records_share_alone(self, make: Any, given: list[Record]) -> None:
+        """Records of a split share it, and what happens to one must not happen to the next."""
+        shared = {"m": "x"}
+        records = [copy(record) for record in given]
+        for record in records:
+            record.metadata = shared
+        processor = make()
+        if not processor.shares_records:
+            pytest.skip("the engine gives each record metadata of its own")
+        processor.process_block(records)
+        assert shared == {"m": "x"}
+
+
+def make_processor(kind: type[Processor], settings: Mapping[str, str]) -> Processor:
+    """One as a task has it: made of settings that have travelled."""
+    travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(kind.travelling(settings, ".")))
+    return kind(kind.Settings.model_validate(travelled), ProcessorContext("p", _NODE, Clock(0)))
+
+
+def _is_json(record: Record) -> bool:
+    try:
+        return all(_same(part) for part in (record.after, record.before, record.key))
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return False
+
+
+def _same(part: Any) -> bool:
+    return isinstance(part, bytes) or repr(msgspec.json.decode(msgspec.json.encode(part))) == repr(part)

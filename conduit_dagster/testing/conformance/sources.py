@@ -1,0 +1,159 @@
+"""What every source must keep to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source
+from conduit_dagster.record import OPERATIONS, Record
+
+EVERYTHING = Limit(10**9, 10**12)
+Make = Callable[[], Source]
+
+
+def blocks_of(source: Source, start: Position, end: Position, n: int = 1, keys: Keys = Keys.ALL) -> list[Block]:
+    """The blocks of a range that is cut into about ``n`` splits."""
+    found: list[Block] = []
+    for split in source.split(_travelled(start), _travelled(end), n):
+        for block in source.read(split, ReadOptions(keys, block_records=7)):
+            found.append(block if isinstance(block, Block) else Block.of(block))
+    return found
+
+
+def read_range(source: Source, start: Position, end: Position, n: int = 1) -> list[Record]:
+    """The records of a range."""
+    return [record for block in blocks_of(source, start, end, n) for record in block.records]
+
+
+class SourceConformance:
+    """Derive ``class TestMine(SourceConformance)`` with a fixture ``make``: it gives a function that makes the source.
+
+    That must have twenty records or more, and always the same ones.
+    """
+
+    @pytest.fixture
+    def make(self) -> Make:
+        """Makes the source, as another process would: nothing may be shared but what it reads."""
+        raise NotImplementedError("derive, and give a fixture make")
+
+    @pytest.fixture
+    def end(self, make: Make) -> Position:
+        """The position behind all that it has."""
+        source = make()
+        position = source.initial()
+        while (further := source.latest(position, EVERYTHING, source.horizon())) != position:
+            position = further
+        return position
+
+    @pytest.fixture
+    def records(self, make: Make, end: Position) -> list[Record]:
+        """All that it has."""
+        source = make()
+        found = read_range(source, source.initial(), end)
+        assert len(found) >= 20, "give the source twenty records or more to read"
+        return found
+
+    def test_positions_are_json(self, make: Make, end: Position) -> None:
+        """They come back from the state store as they went in."""
+        for position in (make().initial(), end):
+            assert _travelled(position) == position
+        assert json.dumps(make().unit), "which data this is goes into the state store as well"
+
+    def test_there_is_nothing_new_at_the_end(self, make: Make, end: Position) -> None:
+        """Else a step without records would follow on every look."""
+        source = make()
+        assert source.latest(_travelled(end), EVERYTHING, source.horizon()) == end
+        assert read_range(source, end, end) == []
+
+    @pytest.mark.parametrize("n", [2, 3, 16])
+    def test_however_it_is_cut(self, make: Make, end: Position, records: list[Record], n: int) -> None:
+        """The same records in the same order."""
+        source = make()
+        assert read_range(source, source.initial(), end, n) == records
+
+    def test_it_can_be_read_twice(self, make: Make, end: Position, records: list[Record]) -> None:
+        """By another process, too: a step that died is read again."""
+        if not make().replayable:
+            pytest.skip("it says that it can't")
+        source = make()
+        assert read_range(source, source.initial(), end) == records
+        source.verify(source.initial(), end)
+
+    @pytest.mark.parametrize("most", [1, 3, 8])
+    def test_steps_add_up(self, make: Make, end: Position, records: list[Record], most: int) -> None:
+        """Range by range within a limit, each by another process: every record once, none twice."""
+        found: list[Record] = []
+        position = make().initial()
+        for _ in range(len(records) + 1):
+            source = make()
+            further = source.latest(position, Limit(most, 10**12), source.horizon())
+            if further == position:
+                break
+            step = read_range(source, position, further)
+            assert len(step) <= most, "more than the limit"
+            found += step
+            position = _travelled(further)
+        assert found == records
+        assert position == end
+
+    def test_it_goes_on_at_any_record(self, make: Make, end: Position, records: list[Record]) -> None:
+        """A nack that exceeds the window cuts a step right there."""
+        source, place = make(), 0
+        start = source.initial()
+        for block in blocks_of(source, start, end):
+            for i in range(len(block.records)):
+                place += 1
+                if place % 5 == 0:
+                    cut = source.within(start, end, _travelled(block.boundary(i)))
+                    assert read_range(make(), cut, end) == records[place:]
+                    assert read_range(make(), start, cut) == records[:place]
+
+    def test_splits_know_their_place(self, make: Make, end: Position, records: list[Record]) -> None:
+        """How many records lie before each, and how many it has where it says so."""
+        source, place = make(), 0
+        for split in source.split(source.initial(), end, 4):
+            count = sum(len(b.records if isinstance(b, Block) else b) for b in source.read(split, ReadOptions()))
+            assert split.ordinal == place
+            assert split.records in (None, count)
+            place += count
+        assert place == len(records)
+
+    def test_records_are_whole(self, records: list[Record]) -> None:
+        """Each has a position of its own, and only what can be stored."""
+        assert len({str(record.position) for record in records}) == len(records)
+        for record in records:
+            assert record.operation in OPERATIONS
+            assert all(isinstance(k, str) and isinstance(v, str) for k, v in record.metadata.items())
+            for part in (record.after, record.before, record.key):
+                assert isinstance(part, bytes) or _travelled(part) == part
+
+    @pytest.mark.parametrize("keys", [Keys.NONE, Keys.OBJECTS])
+    def test_what_it_leaves_out_it_can_fill_in(
+        self, make: Make, end: Position, records: list[Record], keys: Keys
+    ) -> None:
+        """Keys and positions, for the few records that need them."""
+        source, place = make(), 0
+        for block in blocks_of(source, source.initial(), end, keys=keys):
+            for i, record in enumerate(block.records):
+                if block.complete is not None:
+                    block.complete(i, record)
+                assert (str(record.position), record.key) == (str(records[place].position), records[place].key)
+                place += 1
+        assert place == len(records)
+
+    def test_acks_may_be_repeated(self, make: Make, end: Position, records: list[Record]) -> None:
+        """They are after a crash, and a lower one may follow a higher one."""
+        del records
+        source = make()
+        for position in (end, end, source.initial()):
+            source.ack(position, 1)
+        if (lag := source.lag(end)) is not None:
+            assert lag == 0
+
+
+def _travelled(value: Any) -> Any:
+    return json.loads(json.dumps(value))

@@ -1,0 +1,329 @@
+"""The conformance suites of sources and destinations: every built-in passes, and one that breaks a rule does not."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import delta_deliveries
+import file_deliveries
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable
+from parts_stream import read_folder
+from postgres_lab import PostgresLab
+from postgres_server import PostgresServer
+from structlog.testing import capture_logs
+
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    ConnectorSettings,
+    Destination,
+    DirectDestination,
+    DriverDestination,
+    Limit,
+    ReadOptions,
+    Receipt,
+    Sender,
+    Source,
+    Split,
+)
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
+from conduit_dagster.connectors.log import LogDestination
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
+from conduit_dagster.testing.conformance import DestinationConformance, SourceConformance
+from conduit_dagster.testing.conformance.destinations import Steps
+
+Make = Callable[[], Any]
+
+
+def context(root: Path) -> ConnectorContext:
+    """Of a connector called x."""
+    return ConnectorContext("p", "x", str(root), Clock(7), "exactly-once")
+
+
+# -- sources ------------------------------------------------------------------------------------------------------
+
+
+class TestFile(SourceConformance):
+    @pytest.fixture(params=["one", "several"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        for number in range(1 if request.param == "one" else 3):
+            lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
+            (tmp_path / f"in{number}.jsonl").write_text("\n".join([*lines, "", "no json", ""]))
+        path = "in0.jsonl" if request.param == "one" else "in*.jsonl"
+        return lambda: FileSource(FileSourceSettings.model_validate({"path": path}), context(tmp_path))
+
+
+class TestGenerator(SourceConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        settings = {
+            "format.type": "structured",
+            "format.options.id": "int",
+            "format.options.name": "string",
+            "operations": "create,update,delete,snapshot",
+            "recordCount": "50",
+        }
+        return lambda: GeneratorSource(GeneratorSettings.model_validate(settings), context(tmp_path))
+
+
+class Numbers(Source):
+    """Thirty of them; a position is a number."""
+
+    name = "numbers"
+
+    def initial(self) -> int:
+        return 0
+
+    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
+        return min(30, start + limit.records)
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        size = max(1, -(-(end - start) // n))
+        return [Split(at, at - start, None, 0, {"to": min(at + size, end)}) for at in range(start, end, size)]
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        del options
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, split.detail["to"])]
+
+
+class TestNumbers(SourceConformance):
+    """As an author writes it."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: Numbers(ConnectorSettings(), context(tmp_path))
+
+
+class Overlaps(Numbers):
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        found = super().split(start, end, n)
+        for one in found[:-1]:
+            one.detail["to"] += 1
+        return found
+
+
+class IgnoresTheLimit(Numbers):
+    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
+        return 30
+
+
+class StartsOver(Numbers):
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.detail["to"])]
+
+
+class ForgetsOrdinals(Numbers):
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        return [Split(one.start, 0, None, 0, one.detail) for one in super().split(start, end, n)]
+
+
+class HasTuples(Numbers):
+    def initial(self) -> Any:
+        return (0,)
+
+
+class Twins(Numbers):
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        for block in super().read(split, options):
+            yield [Record(1, {}, record.after) for record in block]
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "more"),
+    [
+        (Overlaps, "however_it_is_cut", {"n": 3}),
+        (IgnoresTheLimit, "steps_add_up", {"most": 3}),
+        (StartsOver, "it_goes_on_at_any_record", {}),
+        (ForgetsOrdinals, "splits_know_their_place", {}),
+        (HasTuples, "positions_are_json", {}),
+        (Twins, "records_are_whole", {}),
+    ],
+)
+def test_a_source_that_breaks_a_rule_is_found(
+    tmp_path: Path, kind: type[Numbers], check: str, more: dict[str, Any]
+) -> None:
+    sound, broken = (lambda k=k: k(ConnectorSettings(), context(tmp_path)) for k in (Numbers, kind))
+    every = {"make": broken, "end": 30, **more}
+    every["records"] = _all(broken if check == "records_are_whole" else sound)
+    with pytest.raises((AssertionError, TypeError)):
+        _run(SourceConformance(), check, every)
+
+
+def _all(make: Make) -> list[Record]:
+    return [record for block in make().read(Split(0, 0, None, 0, {"to": 30}), ReadOptions()) for record in block]
+
+
+def _run(suite: Any, check: str, every: dict[str, Any]) -> None:
+    test = getattr(suite, f"test_{check}")
+    test(**{name: every[name] for name in inspect.signature(test).parameters})
+
+
+# -- destinations -------------------------------------------------------------------------------------------------
+
+
+class TestOrderedFile(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: file_deliveries.make(tmp_path, strategy="exactly-once")
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "out.jsonl"
+        return lambda: file_deliveries.rows(path) if path.exists() else []
+
+
+class TestFolder(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: file_deliveries.make(tmp_path, "out/", strategy="exactly-once")
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "out"
+        return lambda: [json.loads(line)["i"] for line in read_folder(path)] if path.exists() else []
+
+
+class TestDelta(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: delta_deliveries.make(tmp_path)
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        def read() -> list[int]:
+            path = tmp_path / "table"
+            if not DeltaTable.is_deltatable(str(path)):
+                return []
+            files = sorted(DeltaTable(str(path)).file_uris(), key=lambda uri: uri.rpartition("/")[2])
+            return [row["i"] for uri in files for row in pq.read_table(uri).to_pylist()]
+
+        return read
+
+
+class TestPostgres(DestinationConformance):
+    @pytest.fixture
+    def lab(self, postgres_server: PostgresServer, tmp_path: Path) -> PostgresLab:
+        made = PostgresLab(postgres_server.create_database(), tmp_path)
+        made.reset()
+        made.execute("CREATE TABLE t (n bigserial PRIMARY KEY, i bigint)")
+        return made
+
+    @pytest.fixture
+    def make(self, lab: PostgresLab) -> Make:
+        return lab.destination
+
+    @pytest.fixture
+    def delivered(self, lab: PostgresLab) -> Callable[[], list[int]]:
+        return lambda: [i for _, i in lab.rows()]
+
+
+class TestLog(DestinationConformance):
+    @pytest.fixture
+    def logged(self) -> Iterator[list[Any]]:
+        with capture_logs() as logged:
+            yield logged
+
+    @pytest.fixture
+    def make(self, tmp_path: Path, logged: list[Any]) -> Make:
+        return lambda: LogDestination(LogDestination.Settings(), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, logged: list[Any]) -> Callable[[], list[int]]:
+        return lambda: [json.loads(row["record"])["payload"]["after"]["i"] for row in logged if "record" in row]
+
+
+class Shelf(DriverDestination):
+    """Keeps numbers in a file."""
+
+    name = "shelf"
+
+    def deliver(self, records: Any, delivery: Any) -> None:
+        with Path(self.context.resolve("shelf")).open("a") as file:
+            file.writelines(f"{record.after['i']}\n" for record in records)
+
+
+class Post(DirectDestination):
+    """The same, by a sender."""
+
+    name = "post"
+
+    def sender(self, task: Any) -> Sender:
+        return Posting(Path(self.context.resolve("shelf")))
+
+
+class Posting(Sender):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def send(self, records: list[Record], first: int) -> Any:
+        with self.path.open("a") as file:
+            file.writelines(f"{record.after['i']}\n" for record in records)
+        return [Receipt(first + len(records) - 1, upto=True)]
+
+
+class OfShelves(DestinationConformance):
+    kind: type[Destination]
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: self.kind(ConnectorSettings(), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "shelf"
+        return lambda: [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+class TestShelf(OfShelves):
+    kind = Shelf
+
+
+class TestPost(OfShelves):
+    kind = Post
+
+
+class Boasts(Shelf):
+    strategies = frozenset({"exactly-once"})
+
+
+class Loses(Shelf):
+    def deliver(self, records: Any, delivery: Any) -> None:
+        super().deliver(list(records)[1:], delivery)
+
+
+class Early(Shelf):
+    def writer(self, task: Any) -> Any:
+        self.deliver([Record(1, {}, {"i": 9})], None)
+        return super().writer(task)
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (Boasts, "publishing_again_changes_nothing"),
+        (Boasts, "it_knows_what_it_holds"),
+        (Loses, "all_of_it_is_there_once_and_in_order"),
+        (Early, "nothing_is_there_before_it_is_published"),
+        (Early, "a_task_that_is_given_up_leaves_nothing"),
+    ],
+)
+def test_a_destination_that_breaks_a_rule_is_found(tmp_path: Path, kind: type[Destination], check: str) -> None:
+    path = tmp_path / "shelf"
+
+    def make() -> Destination:
+        return kind(ConnectorSettings(), context(tmp_path))
+
+    def delivered() -> list[int]:
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    every = {"make": make, "tmp_path": tmp_path, "delivered": delivered, "steps": Steps(make, tmp_path)}
+    with pytest.raises(AssertionError):
+        _run(DestinationConformance(), check, every)
