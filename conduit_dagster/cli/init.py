@@ -23,7 +23,7 @@ Folder = Annotated[
 ]
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The connector's or processor's name.")]
 
-_PLUGINS: Final = {"connector": "new_connector.txt", "processor": "new_processor.txt"}
+_PLUGINS: Final = ("connector", "processor")
 _NAME: Final = re.compile("[a-z][a-z0-9]*([.-][a-z0-9]+)*")
 # template to where it goes; a template's name has no dot at its front, so that packages take it along
 _FILES: Final = {
@@ -68,14 +68,16 @@ def _plugin(kind: str, name: str) -> Outcome:
         raise usage_error(f"{name} is no name for a plugin", "plugin_name", fix)
     from conduit_dagster.config.project import Project
 
-    words = re.split(r"[^a-z0-9]+", name)
-    path = Project.find(Path.cwd()).root / "plugins" / f"{'_'.join(words)}.py"
-    marks = {"@NAME@": name, "@CLASS@": "".join(word.capitalize() for word in words)}
-    if not _write(path, _PLUGINS[kind], marks):
+    words, root = re.split(r"[^a-z0-9]+", name), Project.find(Path.cwd()).root
+    module = "_".join(words)
+    path, test = root / "plugins" / f"{module}.py", root / "tests" / f"test_{module}.py"
+    marks = {"@NAME@": name, "@MODULE@": module, "@CLASS@": "".join(word.capitalize() for word in words)}
+    if not _write(path, f"new_{kind}.txt", marks):
         raise usage_error(f"{path} is there already", "file_exists", "take another name")
-    following = [f"conduit-dagster {kind}s describe {name}"]
-    result = {"file": str(path), "next": following}
-    return Outcome(f"{kind} {name} in {path}", result, show=lambda console: _show(console, [str(path)], [], following))
+    created = [str(path), *([str(test)] if _write(test, f"new_{kind}_test.txt", marks) else [])]
+    following = [f"conduit-dagster {kind}s describe {name}", f"pytest {test.relative_to(root)}"]
+    result = {"file": str(path), "test": str(test), "next": following}
+    return Outcome(f"{kind} {name} in {path}", result, show=lambda console: _show(console, created, [], following))
 
 
 def _write(path: Path, template: str, marks: Mapping[str, str] | None = None) -> bool:

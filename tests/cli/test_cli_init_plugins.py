@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ def test_what_is_made_runs_in_a_real_pipeline(run: Any, lab: Lab) -> None:
         made = result(run("init", kind, name, "--json"))
         assert made["file"] == str(lab.root / "plugins" / f"{name.translate({46: 95, 45: 95})}.py")
         assert run(*made["next"][0].split()[1:]).code == 0
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", made["next"][1].split()[1]]
+        tested = subprocess.run(command, cwd=lab.root, capture_output=True, text=True, check=False)
+        assert tested.returncode == 0 and " passed" in tested.stdout, tested.stdout
     (lab.root / "in").mkdir()
     for number, amount in ((1, 5), (2, 500), (10, None)):
         (lab.root / "in" / f"{number}.json").write_text(json.dumps({"i": number, "amount": amount}))

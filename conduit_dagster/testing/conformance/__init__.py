@@ -1,9 +1,9 @@
 """What every plugin must keep to, as tests that its author runs: derive from one of the classes in a test module.
 
-    from conduit_dagster.testing.conformance import ProcessorConformance
+    from conduit_dagster.testing.conformance import ProcessorConformance, plugin_module
 
     class TestClean(ProcessorConformance):
-        processor = Clean
+        processor = plugin_module("clean", __file__).Clean  # of plugins/clean.py
         settings = {"field": ".Payload.After.name"}
 
 All built-in plugins pass them. They need pytest, and no Spark.
@@ -11,7 +11,8 @@ All built-in plugins pass them. They need pytest, and no Spark.
 
 from conduit_dagster.testing.conformance.destinations import DestinationConformance
 from conduit_dagster.testing.conformance.odd_records import odd_records
+from conduit_dagster.testing.conformance.of_project import plugin_module
 from conduit_dagster.testing.conformance.processors import ProcessorConformance
 from conduit_dagster.testing.conformance.sources import SourceConformance
 
-__all__ = ["DestinationConformance", "ProcessorConformance", "SourceConformance", "odd_records"]
+__all__ = ["DestinationConformance", "ProcessorConformance", "SourceConformance", "odd_records", "plugin_module"]
