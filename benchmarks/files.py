@@ -56,7 +56,7 @@ def _size(bench: Bench) -> tuple[int, int]:
 def _ours(bench: Bench, setup: Setup, name: str = "ours") -> Side:
     root = bench.work / "ours"
     prepare = partial(setup.write, root, generate(bench.work, bench.records))
-    count = partial(_counts, root, [one["id"] for one in setup.destinations])
+    count = partial(counts, root, [one["id"] for one in setup.destinations])
     return Side(name, prepare, lambda: engine.drain(root, bench.spark), count, sound(bench.records))
 
 
@@ -67,12 +67,13 @@ def _plain(bench: Bench, destinations: int) -> Side:
         "plain Spark",
         partial(plain.clear, root),
         lambda: plain.run(root, bench.spark, source, names),
-        partial(_counts, root, names),
+        partial(counts, root, names),
         bench.records,
     )
 
 
-def _counts(root: Path, names: Sequence[str]) -> list[int]:
+def counts(root: Path, names: Sequence[str]) -> list[int]:
+    """The lines of each output, a file or a folder of parts."""
     return [sum(map(_lines, _parts(root / name))) for name in names]
 
 

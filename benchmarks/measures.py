@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
+from benchmarks.builtin_cases import CASES
+from benchmarks.builtins import builtin
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
@@ -56,6 +58,12 @@ MEASURES: dict[str, Measure] = {
     "postgres": Measure("table, exactly once", tables, _compared(3, 6.5)),
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
+    **{
+        f"processor-{case.name.replace(' ', '-')}": Measure(
+            case.name, partial(builtin, case=case), _compared(2, 40 if case.plugin == "custom.javascript" else 3.0)
+        )
+        for case in CASES
+    },
     "steps": Measure("steps of one record", trickles, lambda bench: len(KINDS) * (bench.steps * 0.13 + 2 * 60 * 0.06)),
     "letters": Measure("a step of dead letters", letters, lambda bench: 30 + 90 * bench.records / 1e6),
     "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),

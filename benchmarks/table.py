@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+_PROCESSOR = "processor-"
 _SHOWN = (50, 150, 300)
 
 
 def markdown(measures: dict[str, Any]) -> str:
     """Tables: speed, the smallest step, memory, dead letters."""
-    tables = (_machine, _speed, _steps, _memory, _backlog, _letters)
+    tables = (_machine, _speed, _builtins, _steps, _memory, _backlog, _letters)
     parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
@@ -50,7 +51,8 @@ def _speed(measures: dict[str, Any]) -> str:
         "A/A ours, theirs",
         "CPU s ours, theirs",
     )
-    return _table(titles, (row for one in measures.values() if "sides" in one for row in _rows(one)))
+    found = [one for name, one in measures.items() if "sides" in one and not name.startswith(_PROCESSOR)]
+    return _table(titles, (row for one in found for row in _rows(one)))
 
 
 def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
@@ -67,6 +69,12 @@ def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
             f"{ours['control']:.2f}, {theirs['control']:.2f}",
             f"{ours['cpu_seconds']:.1f}, {theirs['cpu_seconds']:.1f}",
         )
+
+
+def _builtins(measures: dict[str, Any]) -> str:
+    titles = ("processor", "ours, records/s", "beside", "records/s", "ratio", "A/A ours, theirs", "CPU s ours, theirs")
+    found = [one for name, one in measures.items() if name.startswith(_PROCESSOR)]
+    return _table(titles, ([row[0], *row[2:]] for one in found for row in _rows(one)))
 
 
 def _steps(measures: dict[str, Any]) -> str:

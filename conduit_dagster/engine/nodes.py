@@ -59,13 +59,27 @@ class Node:
         if not self._selects:
             return self._process(records)
         results: list[Result] = list(records)
-        chosen = [i for i, record in enumerate(records) if self._is_selected(i, record, results)]
+        chosen, is_whole = self._chosen(records, results)
+        if not chosen:
+            return records if is_whole else results
         some = [records[i] for i in chosen]
-        processed = self._process(some) if some else some
-        if processed is not some:
-            for i, result in zip(chosen, processed, strict=True):
-                results[i] = result
+        processed = self._process(some)
+        if processed is some:
+            return records if is_whole else results
+        for i, result in zip(chosen, processed, strict=True):
+            results[i] = result
         return results
+
+    def _chosen(self, records: list[Record], results: list[Result]) -> tuple[list[int], bool]:
+        """Places of the records that are processed, and whether no condition failed; a failure is put into results."""
+        if len(self._selects) == 1:
+            select = self._selects[0]
+            try:
+                return [i for i, record in enumerate(records) if select(record)], True
+            except Exception:  # noqa: BLE001  # found again below, with the record that it fails on
+                pass
+        chosen = [i for i, record in enumerate(records) if self._is_selected(i, record, results)]
+        return chosen, not any(type(result) is Nack for result in results)
 
     def _is_selected(self, i: int, record: Record, results: list[Result]) -> bool:
         try:

@@ -38,6 +38,10 @@ def removing(names: Sequence[str]) -> Loop:
     return loop
 
 
+class LookAgain(Exception):  # noqa: N818  # no error: the record is special
+    """Raised by a loop for :meth:`InPlaceProcessor.change` to decide."""
+
+
 class InPlaceProcessor(Processor, ABC):
     """Changes each record in place, or raises to nack it.
 
@@ -96,6 +100,21 @@ class FieldProcessor(InPlaceProcessor):
     def __init__(self, settings: ProcessorSettings, context: ProcessorContext, field: str) -> None:
         super().__init__(settings, context)
         self.field = Reference.parse(field)
+        if self.field.root == "after" and len(self.field.path) == 1:
+            self.loop = self._loop(self.field.path[0])
+
+    def _loop(self, name: str) -> Loop:
+        changed = self.changed
+
+        def loop(rest: Iterator[Any]) -> None:
+            for record in rest:
+                document = record.after
+                value = document[name]
+                if value is None:
+                    raise LookAgain
+                document[name] = changed(value)
+
+        return loop
 
     @property
     @override

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from pydantic import ConfigDict
@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
 from conduit_dagster.processors.documents import document_of
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain, Loop
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.record import Document
 from conduit_dagster.recovery.errors import FatalError
@@ -31,7 +31,13 @@ _TYPES: Final[dict[str, tuple[type, ...]]] = {
 }
 _FIELD: Final = re.compile(r'(?P<name>"(?:[^"\\]|\\.)*"|[^":?]+?)\s*:\s*(?P<type>\w+)\s*(?P<optional>\??)')
 _ITEM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^,"]|"(?!.*"))+')
-_MISSING: Final = object()
+
+
+class _Missing:
+    """The type of what stands for a field that is not there."""
+
+
+_MISSING: Final = _Missing()
 
 
 class Column(NamedTuple):
@@ -40,6 +46,11 @@ class Column(NamedTuple):
     types: tuple[type, ...]
     kind: str
     optional: bool
+
+    @property
+    def exact(self) -> frozenset[type]:
+        """The types of most values that it may hold; what has another one is looked at by :meth:`takes`."""
+        return frozenset((*self.types, *((type(None), type(_MISSING)) if self.optional else ())))
 
     def takes(self, value: Any) -> bool:
         """Whether it may hold the value."""
@@ -144,6 +155,30 @@ class Schema(InPlaceProcessor):
         super().__init__(settings, context)
         self._contracts = settings.contracts
         self._default = self._contracts.get("")
+        self.loop = self._loop(self._default) if self._default and len(self._contracts) == 1 else None
+
+    def _loop(self, contract: Mapping[str, Column]) -> Loop | None:
+        """For documents that keep to the contract, but for fields that are removed."""
+        if any(column.kind == "any" for column in contract.values()):
+            return None
+        checks = [(name, column.exact) for name, column in contract.items()]
+        evolves, removes = self.settings.columns == "evolve", self.settings.columns == "discard_value"
+        names = frozenset(contract)
+
+        def loop(rest: Iterator[Any]) -> None:
+            for record in rest:
+                document = record.after
+                get = document.get
+                for name, types in checks:
+                    if type(get(name, _MISSING)) not in types:
+                        raise LookAgain
+                extra = () if evolves else [name for name in document if name not in names]
+                if extra and not removes:
+                    raise LookAgain
+                for name in extra:
+                    del document[name]
+
+        return loop
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:

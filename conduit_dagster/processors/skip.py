@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, Final, Self
+from typing import Any, ClassVar, Final, Self, cast
 
 import re2
 from pydantic import Field as Describe
@@ -21,6 +21,7 @@ from conduit_dagster.processors.base import (
     ProcessorContext,
     ProcessorSettings,
     Record,
+    Result,
 )
 from conduit_dagster.processors.documents import document_of
 from conduit_dagster.processors.settings import refused
@@ -102,6 +103,14 @@ class Skip(Processor):
     def __init__(self, settings: SkipSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._matches = _matcher(settings)
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        matches, field = self._matches, self.settings.field
+        try:
+            return [record if matches(record.after.get(field)) else DROP for record in cast("list[Any]", records)]
+        except Exception:  # noqa: BLE001  # one of them is no document, or can't be compared: each by itself
+            return super().process_block(records)
 
     @override
     def process(self, record: Record) -> Record | Drop:

@@ -16,6 +16,8 @@ from conduit_dagster.reference import Reference, kind_of
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")
+_APART: Final = frozenset({"after", "before", "op", "source"})
+_TEXT: Final = {str}
 _MILLISECOND: Final = 1_000_000
 
 
@@ -75,8 +77,8 @@ class UnwrapDebezium(InPlaceProcessor):
         operation = _OPERATIONS.get(change["op"]) if isinstance(change["op"], str) else None
         if operation is None:
             raise invalid(f"{change['op']!r} is no operation of Debezium: {', '.join(_OPERATIONS)}")
-        before, after, metadata = _data(change, "before"), _data(change, "after"), dict(_metadata(change))
-        record.metadata = {**record.metadata, **metadata}
+        before, after, metadata = _data(change, "before"), _data(change, "after"), _metadata(change, record.metadata)
+        record.metadata = metadata
         record.operation, record.before, record.after = operation, before, after
         record.key = unwrapped_key(record.key)
 
@@ -90,14 +92,20 @@ def _data(change: Document, name: str) -> Data:
     raise invalid(f"{name} is {kind_of(value)}, not a document or text")
 
 
-def _metadata(change: Document) -> Iterator[tuple[str, str]]:
+def _metadata(change: Document, known: dict[str, str]) -> dict[str, str]:
+    found = dict(known)
     for name, value in change.items():
         if name == "ts_ms":
-            yield READ_AT, _nanoseconds(value)
-        elif name not in ("after", "before", "op", "source"):
-            yield from _flat(f"debezium.{name}", value)
+            found[READ_AT] = _nanoseconds(value)
+        elif name not in _APART:
+            found.update(_flat(f"debezium.{name}", value))
     # last: it wins
-    yield from _flat("", change["source"])
+    source = change["source"]
+    if isinstance(source, dict) and set(map(type, source.values())) == _TEXT:
+        found.update(source)
+    else:
+        found.update(_flat("", source))
+    return found
 
 
 def _nanoseconds(value: Any) -> str:

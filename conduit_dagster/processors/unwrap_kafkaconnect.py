@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.reference import Reference
 
@@ -19,6 +20,16 @@ class UnwrapKafkaconnectSettings(ProcessorSettings):
     field: PayloadField = Describe(
         default=".Payload.After", description="The field that holds the Kafka Connect record, as a document or as JSON."
     )
+
+
+def _unwrapped(rest: Iterator[Any]) -> None:
+    """For payloads that are such documents already."""
+    for record in rest:
+        payload = record.after["payload"]
+        if type(payload) is not dict:
+            raise LookAgain
+        record.key = unwrapped_key(record.key)
+        record.operation, record.before, record.after = "create", None, payload
 
 
 class UnwrapKafkaconnect(InPlaceProcessor):
@@ -44,6 +55,8 @@ class UnwrapKafkaconnect(InPlaceProcessor):
     def __init__(self, settings: UnwrapKafkaconnectSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._field = Reference.parse(settings.field)
+        if self._field.root == "after" and not self._field.path:
+            self.loop = _unwrapped
 
     @override
     def change(self, record: Record) -> None:

@@ -48,6 +48,8 @@ def unwrapped_key(key: Data) -> Data:
     """What a key of Kafka Connect holds in its ``payload``; another key as it is."""
     document: Any = key
     if isinstance(key, bytes):
+        if key[:1] != b"{" and key.lstrip()[:1] != b"{":
+            return key  # most raw keys: to have them refused as JSON takes longer
         try:
             document = _document(key)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):

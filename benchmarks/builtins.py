@@ -1,0 +1,81 @@
+"""Built-in processors, each alone behind ``json.decode``, beside a hand-written loop in the same stage."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from benchmarks import engine
+from benchmarks.bench import Bench
+from benchmarks.builtin_cases import LOOP, MODULE, Case
+from benchmarks.compare import Side, compare
+from benchmarks.data import generate, sound
+from benchmarks.files import counts
+from benchmarks.setup import to_file
+
+
+def builtin(bench: Bench, case: Case) -> dict[str, Any]:
+    """Ours, and beside it the loop, or the pipeline without the processor where there is none."""
+    wanted = round(sound(bench.records) * case.per_record)
+    sides = [_side(bench, "ours", case, case.processors, wanted), _beside(bench, case, wanted)]
+    return compare(sides, bench.records, bench.rounds)
+
+
+def _beside(bench: Bench, case: Case, wanted: int) -> Side:
+    if case.loop:
+        return _side(bench, "hand-written loop", case, [{"id": "it", "plugin": "loop"}], wanted)
+    return _side(bench, "without it", case, case.processors[:1], sound(bench.records))
+
+
+def _side(bench: Bench, name: str, case: Case, processors: Sequence[Mapping[str, Any]], wanted: int) -> Side:
+    root = bench.work / "ours"
+    prepare = partial(_write, root, _source(bench, case), case, processors)
+    return Side(name, prepare, lambda: engine.drain(root, bench.spark), partial(counts, root, ["out"]), wanted)
+
+
+def _source(bench: Bench, case: Case) -> Path:
+    source = generate(bench.work, bench.records)
+    if not case.wrapper:
+        return source
+    path = bench.work / f"in-{bench.records}-{case.plugin}.jsonl"
+    if not path.exists():
+        with source.open() as lines, path.open("w") as file:
+            file.writelines(case.wrapper.replace("@", line.strip()) + "\n" for line in lines if line.startswith("{"))
+    return path
+
+
+def _write(root: Path, source: Path, case: Case, processors: Sequence[Mapping[str, Any]]) -> None:
+    shutil.rmtree(root, ignore_errors=True)
+    for folder in ("pipelines", "plugins"):
+        (root / folder).mkdir(parents=True)
+    (root / "transforms.py").write_text(MODULE)
+    (root / "plugins" / "loop.py").write_text(_loop(case))
+    pipeline = {
+        "id": "bench",
+        "trigger": "available-now",
+        "connectors": [
+            {"id": "in", "type": "source", "plugin": "builtin:file", "settings": {"path": str(source)}},
+            to_file("out", "folder"),
+        ],
+        "processors": [_with_condition(one) for one in processors],
+        "dead-letter-queue": {"plugin": "builtin:file", "settings": {"path": "./dead.jsonl"}, "window-size": 0},
+    }
+    with (root / "pipelines" / "bench.yaml").open("w") as file:
+        YAML().dump({"version": "2.2", "pipelines": [pipeline]}, file)
+
+
+def _loop(case: Case) -> str:
+    # a source leaves out keys that nothing looks at
+    text = LOOP if "record.key" in case.loop else LOOP.replace("shares_records =", "keyless = shares_records =")
+    return text.replace("@", indent(case.loop or "pass", " " * 12))
+
+
+def _with_condition(processor: Mapping[str, Any]) -> dict[str, Any]:
+    # a filter without a condition drops everything
+    return {**processor, "condition": "after.id < 0"} if processor["plugin"] == "filter" else dict(processor)
