@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+PROCESSOR = "processor-"
+"""Begins the names of these measures."""
 _AFTER = ".Payload.After"
 _DECODE: dict[str, Any] = {"id": "decode", "plugin": "json.decode", "settings": {"field": _AFTER}}
 MODULE = """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
-from benchmarks.builtin_cases import CASES
+from benchmarks.builtin_cases import CASES, PROCESSOR
 from benchmarks.builtins import builtin
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
@@ -59,7 +59,7 @@ MEASURES: dict[str, Measure] = {
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
     **{
-        f"processor-{case.name.replace(' ', '-')}": Measure(
+        f"{PROCESSOR}{case.name.replace(' ', '-')}": Measure(
             case.name, partial(builtin, case=case), _compared(2, 40 if case.plugin == "custom.javascript" else 3.0)
         )
         for case in CASES

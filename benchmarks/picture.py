@@ -5,13 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.builtin_cases import PROCESSOR
+
 _COLOURS = ("#3b6ea5", "#c9c9c9", "#8f8f8f")
 _HEIGHT = 0.28
 
 
 def draw(measures: dict[str, Any], path: Path) -> None:
     """Bars of records per second, ours above what it is compared with, the ratio behind; nothing without any."""
-    shown = [one for one in measures.values() if "sides" in one]
+    shown = [one for name, one in measures.items() if "sides" in one and not name.startswith(PROCESSOR)]
     if not shown:
         return
     import matplotlib as mpl

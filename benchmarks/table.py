@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.builtin_cases import PROCESSOR
+
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-_PROCESSOR = "processor-"
 _SHOWN = (50, 150, 300)
 
 
@@ -51,7 +52,7 @@ def _speed(measures: dict[str, Any]) -> str:
         "A/A ours, theirs",
         "CPU s ours, theirs",
     )
-    found = [one for name, one in measures.items() if "sides" in one and not name.startswith(_PROCESSOR)]
+    found = [one for name, one in measures.items() if "sides" in one and not name.startswith(PROCESSOR)]
     return _table(titles, (row for one in found for row in _rows(one)))
 
 
@@ -73,7 +74,7 @@ def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
 
 def _builtins(measures: dict[str, Any]) -> str:
     titles = ("processor", "ours, records/s", "beside", "records/s", "ratio", "A/A ours, theirs", "CPU s ours, theirs")
-    found = [one for name, one in measures.items() if name.startswith(_PROCESSOR)]
+    found = [one for name, one in measures.items() if name.startswith(PROCESSOR)]
     return _table(titles, ([row[0], *row[2:]] for one in found for row in _rows(one)))
 
 
