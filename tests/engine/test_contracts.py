@@ -29,7 +29,7 @@ def test_a_frozen_contract_stops_the_pipeline_until_it_is_changed(lab: Lab) -> N
     result = lab.run()
     assert result.error is not None and result.error.fatal and result.status == "degraded"
     assert (result.error.code, result.error.node) == ("schema.data_type", "p:contract")
-    assert "the field id is string, not integer" in result.error.message
+    assert "the field id is text, not integer" in result.error.message
     assert ids(lab) == [0, 1] and lab.letters() == []
     build(lab, "id:any", data_type="freeze")
     assert lab.run().error is None
