@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
 from conduit_dagster.connectors.base import Source
@@ -38,8 +40,11 @@ class BoundPipeline:
 
     @property
     def digest(self) -> str:
-        """Of what its file says: another one asks for a new run."""
-        return hashlib.sha256(self.config.model_dump_json(exclude={"tests"}).encode()).hexdigest()
+        """Of what its file says, with the scripts and plugins that it names: another one asks for a new run."""
+        said = self.config.model_dump_json(exclude={"tests"}).encode()
+        # where the project lies says nothing
+        read = msgspec.structs.replace(self.program, root="", replay=None).encode()
+        return hashlib.sha256(said + b"\0" + read).hexdigest()
 
     def refusal(self) -> FatalError | None:
         """Why a run of this pipeline is refused although its file is sound; None where it is not."""

@@ -144,6 +144,23 @@ def test_a_test_does_not_make_the_pipeline_another_one(lab: Lab) -> None:
     assert before.digest == after.digest
 
 
+def test_a_changed_script_or_plugin_makes_it_another_one(lab: Lab) -> None:
+    """As its file does: a degraded pipeline starts again with what was mended."""
+    (lab.root / "plugins").mkdir()
+
+    def digest(script: str, plugin: str) -> str:
+        lab.write("transforms.py", [script])
+        lab.write("plugins/mine.py", [plugin])
+        [bound] = lab.catalogue().bound
+        return bound.digest
+
+    plugin = "from conduit_dagster.processors.base import Processor\nclass M(Processor):\n    name = 'mine'\n"
+    script = "def same(record):\n    return record\n"
+    build(lab, processors=[processor("a", "mine"), processor("b", "python", function="transforms:same")])
+    found = [digest(script, plugin), digest(script + "#", plugin), digest(script, plugin + "#"), digest(script, plugin)]
+    assert len(set(found)) == 3 and found[0] == found[3]
+
+
 def test_a_dry_run_shows_each_record_before_and_after_each_node(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": i, "n": "1"} for i in range(9)])
     build(lab, redact=[".Payload.After.n"])
