@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, Processor, ProcessorSettings, Record
+from conduit_dagster.processors.base import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
 from conduit_dagster.record import copy
 
 INDEX = "clone.index"
@@ -41,10 +41,18 @@ class Clone(Processor):
         ),
     )
 
+    def __init__(self, settings: CloneSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        self._numbers = [str(number) for number in range(settings.count + 1)]
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        return [self.process(record) for record in records]  # none of them can fail
+
     @override
     def process(self, record: Record) -> list[Record]:
         metadata = record.metadata
-        clones = [copy(record) for _ in range(self.settings.count)]
-        for number, one in enumerate((record, *clones)):
-            one.metadata = {**metadata, INDEX: str(number)}
-        return [record, *clones]
+        made = [record, *(copy(record) for _ in self._numbers[1:])]
+        for one, number in zip(made, self._numbers, strict=True):
+            one.metadata = {**metadata, INDEX: number}
+        return made

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
+from conduit_dagster.processors.in_place import LookAgain
 from conduit_dagster.record import Document
 
 
@@ -35,7 +37,16 @@ class Pick(DocumentProcessor):
 
     def __init__(self, settings: PickSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._names = names_in(settings.fields)
+        self._names = names = names_in(settings.fields)
+
+        def loop(rest: Iterator[Any]) -> None:
+            for record in rest:
+                document = record.after
+                if type(document) is not dict:
+                    raise LookAgain
+                record.after = {name: document[name] for name in names if name in document}
+
+        self.loop = loop
 
     @override
     def changed(self, document: Document) -> Document:

@@ -97,6 +97,22 @@ def test_staging_that_is_lost_is_staged_the_same_again(lab: Lab) -> None:
     assert places(lab) == FIRST
 
 
+def test_a_step_that_is_cut_leaves_nothing_behind_the_cut(lab: Lab) -> None:
+    """The nack of a step's last record stops the run in front of it: its key is not known yet."""
+    build(
+        lab,
+        processor("refuse", "error", "after.i == 11", message="no"),
+        **{"dead-letter-queue": queue(1, 0)},
+        delivery={"batch-size": 15},
+    )
+    failed = lab.run().error
+    assert failed is not None and "no" in failed.message
+    assert places(lab) == [place for place in FIRST if place < 11]
+    build(lab)
+    assert lab.run().error is None
+    assert places(lab) == FIRST
+
+
 def test_a_window_of_records(lab: Lab) -> None:
     """After four records a key is forgotten."""
     build(lab, records=4)
