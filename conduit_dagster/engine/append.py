@@ -17,6 +17,7 @@ from conduit_dagster.engine.commit_log.written import Written
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
@@ -69,14 +70,19 @@ def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[A
 
 def append(program: bytes, job: AppendJob, number: int) -> Appended:
     """One task. Errors of any kind come back in the report; nothing of such a task counts."""
+    redaction = Redaction([])
     try:
         if job.once:
             _require_first_attempt()
         pipeline = compile_encoded(program)
+        redaction = pipeline.redaction
         pipeline.clock.now_ns = job.clock_ns
         return _Appending(pipeline, job, number).run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text
-        return Appended(number, error=task_error(error, "an append failed"))
+        told = task_error(error, "an append failed")
+        if redaction and told.is_unforeseen:
+            told = told.without_text(redaction.unnamed(error.__cause__ if error.__cause__ else error))
+        return Appended(number, error=told)
 
 
 def _require_first_attempt() -> None:

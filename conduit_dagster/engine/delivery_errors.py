@@ -31,7 +31,12 @@ def shown(error: Exception, redaction: Redaction) -> Exception | None:
     return error if not redaction or is_outage(error) else None
 
 
-def refused_letter(sent: Sent, node: str) -> ConduitError | None:
+def reason(nack: tuple[int, str, str], redaction: Redaction) -> str:
+    """Why a record was refused, where it is not looked up what it holds."""
+    return f"{nack[1]}; its text is left out, for it may hold what is redacted" if redaction else nack[2]
+
+
+def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError | None:
     """Why a dead-letter queue did not take a letter; None where it did."""
     if sent.error is None and not sent.nacks:
         return None
@@ -39,7 +44,7 @@ def refused_letter(sent: Sent, node: str) -> ConduitError | None:
         error: ConduitError = sent.error.as_error()
     else:
         # the other end may think better of it: a dead-letter write that failed, as any other (CASES B7)
-        message = f"the dead-letter queue did not take a record: {sent.nacks[0][2]}"
+        message = f"the dead-letter queue did not take a record: {reason(sent.nacks[0], redaction)}"
         error = TransientError(message, code="dead_letters.write_failed", fix="mend the queue; nothing was lost")
     error.node = error.node or node
     return error

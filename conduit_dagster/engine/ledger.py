@@ -41,10 +41,19 @@ class TaskError(msgspec.Struct):
     node: str | None = None
     trace: str = ""
 
+    @property
+    def is_unforeseen(self) -> bool:
+        """Whether its text is that of an exception that nobody classified, whatever that says."""
+        return self.code in ("connector.failed", "processor.failed", "task.failed")
+
     def masked(self, mask: Callable[[str], str]) -> TaskError:
         """The same with other texts."""
         fix = mask(self.fix) if self.fix else self.fix
         return msgspec.structs.replace(self, message=mask(self.message), fix=fix, trace=mask(self.trace))
+
+    def without_text(self, instead: str) -> TaskError:
+        """The same, saying this and no more."""
+        return msgspec.structs.replace(self, message=instead, fix=None, trace="")
 
     def as_error(self) -> ConduitError:
         """The error again, with its class."""

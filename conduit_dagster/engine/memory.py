@@ -140,10 +140,14 @@ class Memories:
         """Removes what a step that is done began with and nothing needs any more."""
         self._remove(_names([before]) - _names([after]))
 
-    def clean(self, kept: Iterable[Mapping[str, Memory]]) -> None:
-        """Removes what neither these name: it is left of executions that never counted."""
-        there = storage.files(self.folder)
-        self._remove(set(there) - _names(kept) if there else set())
+    def clean(self, kept: Iterable[Mapping[str, Memory]], decided: int) -> None:
+        """Removes what none of these names: it is left of executions that never counted.
+
+        Only of steps up to ``decided``, the newest one that is prepared or done: an old owner that was frozen here and
+        goes on knows of no later step, and takes nothing of a newer owner's.
+        """
+        left = set(storage.files(self.folder)) - _names(kept)
+        self._remove(name for name in left if name[:12].isdecimal() and int(name[:12]) <= decided)
 
     def _remove(self, names: Iterable[str]) -> None:
         for name in names:

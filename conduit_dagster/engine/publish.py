@@ -11,13 +11,14 @@ from conduit_dagster.connectors.base import Delivery, Destination, StagedDestina
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.delivery_errors import refused_letter, shown, told
+from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown, told
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
@@ -135,7 +136,8 @@ class Publisher:
         sent = self._direct.send(shipment.plan, shipment.staged, 0, total, {}, False, lambda acked: None)
         if sent.error is None and not sent.nacks:
             return None
-        refused = ConduitError(sent.nacks[0][2], code=sent.nacks[0][1]) if sent.nacks else None
+        redaction = self._pipeline.redaction
+        refused = ConduitError(reason(sent.nacks[0], redaction), code=sent.nacks[0][1]) if sent.nacks else None
         cause = sent.error.as_error() if sent.error else refused
         assert cause is not None
         return total - sent.acked.handled + len(sent.nacks), cause
@@ -169,9 +171,12 @@ class Publisher:
         except Exception as error:  # noqa: BLE001  # as above
             raise told(error, self._node(DEAD_LETTERS), redaction) from shown(error, redaction)
 
+    def _refused_letter(self, sent: Sent) -> ConduitError | None:
+        return refused_letter(sent, self._node(DEAD_LETTERS), self._pipeline.redaction)
+
     def _send_letter(self, staged: StagedDelivery, plan: Plan) -> None:
         sent = self._direct.send(plan, staged, 0, staged.records, {}, True, lambda acked: None)
-        if (refused := refused_letter(sent, self._node(DEAD_LETTERS))) is not None:
+        if (refused := self._refused_letter(sent)) is not None:
             raise refused
 
     def retargeted_letter(self, letter: Letter, plan: Plan) -> Letter:

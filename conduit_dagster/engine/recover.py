@@ -19,7 +19,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
-from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, Letter, Memory, Plan, Progress, StagedDelivery
 
 
 def recover(loop: StepLoop, plans: bool = True) -> None:
@@ -34,7 +34,8 @@ def recover(loop: StepLoop, plans: bool = True) -> None:
     reached("after-reack", loop.pipeline.program.pipeline)
     open_steps = loop.state.open_steps
     if loop.pipeline.remembering:
-        loop.stager.memories.clean([loop.state.memory, *(step.plan.memory for step in open_steps)])
+        memories = [loop.state.memory, *(step.plan.memory for step in open_steps)]
+        loop.stager.memories.clean(memories, loop.state.decided)
     loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
     for step in open_steps:
         if step.decision is not None:
@@ -67,6 +68,10 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
         if loop.pipeline.inlet(span.source).source.gives_up(span.start, span.end):
             return False
         if (state.generation, state.position) != (span.generation, span.start):
+            return False
+    for node in loop.pipeline.remembering:
+        # its processor has come into the file, or come back, since
+        if plan.memory.get(node, Memory()) != loop.state.memory.get(node, Memory()):
             return False
     return loop.can_stage(plan)
 

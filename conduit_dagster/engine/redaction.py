@@ -53,7 +53,7 @@ class Redaction:
             text = _masked(text, value)
         return text
 
-    def unnamed(self, error: Exception) -> str:
+    def unnamed(self, error: BaseException) -> str:
         """An error that names no record: whose values its text holds can't be known, so it is left out."""
         return f"{type(error).__name__}; its text is left out, for it may hold what is redacted"
 
@@ -90,7 +90,7 @@ def _opened(record: Record) -> Record:
         if isinstance(value, bytes):
             try:
                 found = msgspec.json.decode(value)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
             if isinstance(found, dict):
                 setattr(record, part, found)

@@ -15,6 +15,7 @@ from conduit_dagster.engine.moves import Offsets, before_next, offset_of
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.pieces import cause_of, parted, pieces, split_into
 from conduit_dagster.engine.refusals import Refusals
+from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.shipment import Records, Shipment, after, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -146,6 +147,9 @@ class Redelivery:
         shipment = self._shipment
         self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
 
+    def _refused_letter(self, sent: Sent) -> ConduitError | None:
+        return refused_letter(sent, self._node, self._pipeline.redaction)
+
     # -- errors -------------------------------------------------------------------------------------------------
 
     def _told(self, error: Exception) -> ConduitError:
@@ -153,6 +157,10 @@ class Redelivery:
 
     def _shown(self, error: Exception) -> Exception | None:
         return shown(error, self._pipeline.redaction)
+
+    def _shown_bulk(self, error: Exception) -> Exception | None:
+        """The same of one that a task has classified, whatever it was."""
+        return None if self._pipeline.redaction else error
 
     def _cause(self, error: Exception) -> str:
         """Why a delivery is split, for the history."""
@@ -165,6 +173,8 @@ class Redelivery:
     def _alone(self, error: Exception) -> ConduitError:
         """Of a delivery of one record, which nobody classified."""
         known = blame(error, self._node)
+        if not self._pipeline.redaction:
+            return known
         message = self._refusals.masked(self._shipment, self._record(0), known.message)
         return TransientError(message, code=known.code, node=known.node)
 
@@ -183,7 +193,7 @@ class Redelivery:
         sent = self._direct.send(
             shipment.plan, shipment.staged, child.skip, child.take, ahead, child.single, self._flushed
         )
-        if shipment.consumer == DEAD_LETTERS and (refused := refused_letter(sent, self._node)) is not None:
+        if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
             raise refused
         for place, code, message in sent.nacks:
@@ -203,11 +213,11 @@ class Redelivery:
             raise error
         rest = child.skip + child.take - shipment.progress.handled
         if child.single or rest <= 1:
-            raise self._lone(shipment.progress.handled, error.message) from error
+            raise self._lone(shipment.progress.handled, error.message) from self._shown_bulk(error)
         left, was_split = shipment.left[0], shipment.is_split
         self._split(left, pieces(left, self._bisect), error.message)
         if not was_split:
-            raise split_error(error.message, self._node) from error
+            raise split_error(error.message, self._node) from self._shown_bulk(error)
 
     def _flushed(self, acked: Acked) -> None:
         """While the job runs: the store hears of acks at the flush interval, and is told again at the end."""

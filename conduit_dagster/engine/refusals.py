@@ -221,7 +221,9 @@ class Refusals:
         refused = writer.write(rows)
         part = writer.finish()
         if refused:
-            raise queue_refuses(refused[0].nack, self._node(DEAD_LETTERS))
+            said = refused[0].nack
+            told = Nack(said.code, self.masked(shipment, record, said.message))
+            raise queue_refuses(told, self._node(DEAD_LETTERS))
         if part is not None:
             storage.sync(staging)
             storage.sync(staging.rsplit("/", 1)[0])

@@ -181,8 +181,14 @@ class _Sending:
     def _failed(self, error: Exception) -> None:
         known = isinstance(error, OSError) or classified(error) is not None
         if self._outcome[0] is None:
-            told = task_error(error, f"{self._job.consumer} failed")
-            self._outcome = (told.masked(lambda text: self._redaction.text(text, self._last)), not known)
+            self._outcome = (self._told(error, known), not known)
+
+    def _told(self, error: Exception, known: bool) -> TaskError:
+        told = task_error(error, f"{self._job.consumer} failed")
+        if self._redaction and not known and not self._job.single:
+            # which of the records that are outstanding it is of, and what they held before, can't be known here
+            return told.without_text(self._redaction.unnamed(error))
+        return told.masked(lambda text: self._redaction.text(text, self._last))
 
 
 def _range(job: SendJob) -> Delivery:

@@ -114,18 +114,26 @@ class _Task:
         for block in blocks:
             self._last = (split, block)
             run.block(block)
+            self._last = None
 
     def masked(self, error: TaskError) -> TaskError:
         """What ended it, without the redacted values of the block that it was at, as it was and as it was read."""
         redaction = self._pipeline.redaction
-        if not redaction or self._last is None:
+        if not redaction:
             return error
+        if self._last is None:
+            # between blocks, or at the end: which record it is of can't be known
+            unnamed = "a task failed; its text is left out, for it may hold what is redacted"
+            return error.without_text(unnamed) if error.is_unforeseen else error
         records = [*self._last[1].records, *self._read_again(*self._last)]
         return error.masked(lambda text: redaction.text(text, records))
 
     def _read_again(self, split: SplitOf, block: Block) -> Iterator[Record]:
         """The block's records as their source gave them, as far as it still can."""
         try:
+            if block.again is not None:
+                yield from block.again(range(len(block.records)))
+                return
             for again in self._read(self._pipeline.inlet(split.source), split.split, ReadOptions()):
                 if again.boundary(0) == block.boundary(0):
                     yield from again.records

@@ -34,7 +34,8 @@ class DeduplicateSettings(ProcessorSettings):
 
     key: Expression = Describe(
         description="What must not come twice: a Python expression over the record, such as `after.id`, or "
-        "`[after.id, operation]` for several values. Null is never a duplicate, nor is a missing field."
+        "`[after.id, operation]` for several values. A key that is null, or has a null in its list, is never a "
+        "duplicate; a missing field is null."
     )
     records: int | None = Describe(
         default=None, ge=1, alias="window.records", description="For how many records a key is remembered."
@@ -58,7 +59,9 @@ class Deduplicate(Remembering):
 
     The keys are kept with the steps, so that it holds over restarts and crashes: a record is a duplicate of one that
     went on from here, whatever became of that behind. A dead letter that is replayed, and the pieces of one record,
-    are no duplicates of themselves. A rewound source is looked at anew. A key that can't be computed is a nack.
+    are no duplicates of themselves. A rewound source is looked at anew, and with it those whose records shared its
+    steps. A key that can't be computed is a nack. Put it before what replaces the metadata (`unwrap.opencdc`): records
+    are told apart by their source, which is there, and their position.
 
     It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
     in order, with one step in flight. A remembered key takes some 40 bytes on disk and 250 in the task's memory.
@@ -115,7 +118,7 @@ class Deduplicate(Remembering):
     def _hashed(self, record: Record) -> bytes | None:
         try:
             value = self._key(record)
-            if value is None:
+            if value is None or (isinstance(value, list | tuple) and None in value):
                 return None
             return hashlib.blake2b(_encode(value), digest_size=16, key=self._salt).digest()
         except Exception as error:  # an expression may raise whatever Python raises for such operands

@@ -67,6 +67,8 @@ class PipelineState:
     """The newest step that is not void."""
     memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
     """What processors remember after the newest step that is prepared or done."""
+    decided: int = 0
+    """The number of that step, as the state was loaded."""
 
     def prepared(self, decision: Decision) -> None:
         """What the transaction of line 5 made of it."""
@@ -101,7 +103,7 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
             state.targets[consumer["consumer"]] = json.loads(consumer["target"])
     state.open_steps = _open_steps(connection, pipeline)
     state.last_plan = _last_plan(connection, pipeline)
-    state.memory = _memory(connection, pipeline)
+    state.decided, state.memory = _memory(connection, pipeline)
     return state
 
 
@@ -131,11 +133,11 @@ def _progress(row: Any) -> Progress:
     return _decode(row["pending"]) if row["pending"] else Progress(row["handled"])
 
 
-def _memory(connection: sa.Connection, pipeline: str) -> dict[str, Memory]:
+def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, Memory]]:
     mine = (steps.c.pipeline == pipeline, steps.c.state.in_(("prepared", "done")))
-    newest = sa.select(steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
-    text = connection.execute(newest).scalar_one_or_none()
-    return {} if text is None else msgspec.json.decode(text, type=Decision).memory
+    newest = sa.select(steps.c.step, steps.c.decision).where(*mine).order_by(steps.c.step.desc()).limit(1)
+    row = connection.execute(newest).first()
+    return (0, {}) if row is None else (int(row[0]), msgspec.json.decode(row[1], type=Decision).memory)
 
 
 def _last_plan(connection: sa.Connection, pipeline: str) -> Plan | None:

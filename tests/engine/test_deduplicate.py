@@ -166,6 +166,8 @@ def test_what_never_counted_is_removed(lab: Lab) -> None:
         lab.run()
     before = set(files(lab))
     assert lab.run().error is None
+    lab.write("in.jsonl", [{"i": 15, "k": 1}], mode="a")
+    assert lab.run().error is None
     with lab.store() as store, reading(store) as connection:
         kept = {part.name for one in load(connection, "p").memory.values() for part in one.parts}
     assert set(files(lab)) == kept and before - kept

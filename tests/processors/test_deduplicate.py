@@ -86,6 +86,13 @@ def test_a_key_that_fails_is_a_nack_between_its_neighbours() -> None:
     assert codes == [None, None, "expression.failed", None, None]
 
 
+def test_a_null_in_a_list_makes_it_no_key() -> None:
+    """Deletes have no ``after``: they are no duplicates of one another."""
+    one = make("deduplicate", {"key": "[after.id, operation]", "window.records": "10"})
+    given = [Record(i, {}, None, {"id": i}, None, "delete") for i in range(3)]
+    assert one.process_block(given) == given
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -56,6 +56,7 @@ def combinations(kinds: list[str]) -> list[Combination]:
 
 _WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
 """In the choice. The scenario ``two`` has nacks as well."""
+_FULL_ONLY = ("once",)
 _LEFT_OUT = {"file": (), "folder": (*_WITH_FILES_ONLY, "two")}
 """A folder is the file destination's other layout."""
 
@@ -65,7 +66,8 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
-    if kind not in scenario.kinds or (not _FULL and scenario.name in _LEFT_OUT.get(kind, _WITH_FILES_ONLY)):
+    left_out = (*_LEFT_OUT.get(kind, _WITH_FILES_ONLY), *_FULL_ONLY)
+    if kind not in scenario.kinds or (not _FULL and scenario.name in left_out):
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies

@@ -51,6 +51,8 @@ class Scenario:
     nacked: tuple[int, ...] = ()
     filtered: bool = False
     """Whether ``i % 10 == 5`` is filtered."""
+    once: bool = False
+    """Whether of each three numbers in a row only the first one goes on; some of these lie in two steps."""
     refused: str = ""
     """SQL of what refuses ``i % 10 == 7`` at the destination."""
     window: tuple[int, int] = (0, 0)
@@ -82,7 +84,10 @@ class Scenario:
     def delivered(self) -> list[int]:
         """Those that reach each destination."""
         lost = set(self.letters)
-        return [i for i in self.handled if i not in lost and not (self.filtered and i % 10 == 5)]
+        return [i for i in self.handled if i not in lost and not self._is_filtered(i)]
+
+    def _is_filtered(self, i: int) -> bool:
+        return (self.filtered and i % 10 == 5) or (self.once and i % 3 != 0)
 
     def _is_refused(self, i: int) -> bool:
         return bool(self.refused) and i % 10 == 7
@@ -125,7 +130,9 @@ class Scenario:
         skip = processor("skip", "filter", "after.i % 10 == 5")
         if self.fan_in == "join":
             return _JOIN
-        return [*([refuse] if self.nacked else []), *([skip] if self.filtered else [])]
+        once = processor("once", "deduplicate", **{"key": "after.i // 3", "window.records": "50"})
+        chosen = ((once, self.once), (refuse, self.nacked), (skip, self.filtered))
+        return [one for one, is_there in chosen if is_there]
 
     def _queue(self, name: str, place: Place) -> dict[str, Any]:
         size, threshold = self.window
@@ -157,6 +164,8 @@ _ALL = (
     Scenario("bulk", ("postgres",), ("exactly-once",), nacked=_BAD, refused=DEFERRED),
     Scenario("merge", sources=("in", "in2"), nacked=_BAD, filtered=True),
     Scenario("join", sources=("in", "in2"), fan_in="join", numbers=_joined),
+    # what is remembered of a step decides in the next one; 9 is nacked behind it
+    Scenario("once", ("file", "postgres"), ("exactly-once",), once=True, nacked=(9,)),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
