@@ -10,6 +10,7 @@ from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
 from benchmarks.builtin_cases import CASES, PROCESSOR
 from benchmarks.builtins import builtin
+from benchmarks.columnar import columnar
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
@@ -58,6 +59,10 @@ MEASURES: dict[str, Measure] = {
     "postgres": Measure("table, exactly once", tables, _compared(3, 6.5)),
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
+    "parquet": Measure(
+        "Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)
+    ),
+    "delta": Measure("Parquet to Delta, exactly once", partial(columnar, plugin="delta"), _compared(2, 1.5)),
     **{
         f"{PROCESSOR}{case.name.replace(' ', '-')}": Measure(
             case.name, partial(builtin, case=case), _compared(2, 40 if case.plugin == "custom.javascript" else 3.0)

@@ -12,6 +12,7 @@ _SOURCES = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosSource"),
     "file": ("conduit_dagster.connectors.file.source", "FileSource"),
     "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
+    "parquet": ("conduit_dagster.connectors.parquet.source", "ParquetSource"),
 }
 _DESTINATIONS = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosDestination"),
@@ -19,6 +20,7 @@ _DESTINATIONS = {
     "delta": ("conduit_dagster.connectors.delta.destination", "DeltaDestination"),
     "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
     "log": ("conduit_dagster.connectors.log", "LogDestination"),
+    "parquet": ("conduit_dagster.connectors.parquet.destination", "ParquetDestination"),
     "postgres": ("conduit_dagster.connectors.postgres.destination", "PostgresDestination"),
 }
 

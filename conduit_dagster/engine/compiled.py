@@ -88,6 +88,11 @@ class CompiledPipeline:
         """The inlet of a source; None where the file has it no more."""
         return next((inlet for inlet in self.inlets if inlet.id == source), None)
 
+    def takes_rows(self, inlet: Inlet) -> bool:
+        """Whether nothing asks for the documents of this source's records, so that columns may stay columns."""
+        ways = [inlet.nodes, self.nodes, *(outlet.nodes for outlet in self.outlets)]
+        return not any(ways) and all(outlet.destination.takes_rows for outlet in self.outlets)
+
     def consumers(self) -> dict[str, Destination]:
         """Every destination by its id, the dead-letter queue first (DELIVERY.md, Publish)."""
         return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}

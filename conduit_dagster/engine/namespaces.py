@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 
+from conduit_dagster.connectors.base import Rows
 from conduit_dagster.record import Record, mode_of
 from conduit_dagster.state.steps import Namespaces, Seen
 
@@ -21,6 +22,9 @@ class Tracker:
     def see(self, records: list[Record], ordinal: int, origins: Sequence[int]) -> None:
         """Takes a block in, as it left the source's processors; ``ordinal`` is the block's place in the range."""
         if not records:
+            return
+        if isinstance(records, Rows):
+            self._seen[records.like.collection] = Seen(ordinal + origins[-1], mode_of(records.like))
             return
         for place in _ends(list(map(_metadata_of, records))):
             record = records[place]

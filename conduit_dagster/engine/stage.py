@@ -146,7 +146,9 @@ class _Task:
         to = self._job.tees.get(inlet.id)
         if to is not None:
             return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
-        options = ReadOptions(Keys.ALL if self._job.as_records else self._pipeline.reads_keys)
+        if self._job.as_records:
+            return split.start, self._read(inlet, split, ReadOptions(Keys.ALL))
+        options = ReadOptions(self._pipeline.reads_keys, rows=self._pipeline.takes_rows(inlet))
         return split.start, self._read(inlet, split, options)
 
     def _read(self, inlet: Inlet, split: Split, options: ReadOptions) -> Iterator[Block]:

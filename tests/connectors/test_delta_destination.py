@@ -15,7 +15,7 @@ from kills import hooked
 from waiting import at_once
 
 from conduit_dagster.connectors.base import WriterTask
-from conduit_dagster.connectors.delta import parquet_part
+from conduit_dagster.connectors.columnar import parquet_part
 from conduit_dagster.connectors.delta.destination import DeltaDestination
 from conduit_dagster.connectors.registry import find_destination
 

@@ -11,6 +11,7 @@ from conduit_dagster.connectors.base.direct import DirectDestination
 from conduit_dagster.connectors.base.driver import DriverDestination
 from conduit_dagster.connectors.base.new_part import NewPart
 from conduit_dagster.connectors.base.ranges import Block, Keys, Limit, Plain, Position, ReadOptions, Replayed, Split
+from conduit_dagster.connectors.base.rows import Rows
 from conduit_dagster.connectors.base.sender import Receipt, Sender, SenderTask
 from conduit_dagster.connectors.base.source import Source
 from conduit_dagster.connectors.base.staged import StagedDestination
@@ -40,6 +41,7 @@ __all__ = [
     "Refusal",
     "Rejected",
     "Replayed",
+    "Rows",
     "Sender",
     "SenderTask",
     "Source",

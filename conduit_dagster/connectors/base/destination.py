@@ -31,6 +31,9 @@ class Destination(ABC):
     changes_records: ClassVar[bool] = True
     """Whether ``writer`` may change the records it is given, and so needs its own copies."""
 
+    takes_rows: ClassVar[bool] = False
+    """Whether its writer takes :class:`Rows` as they are: then a plan without processors stays columnar."""
+
     prints: ClassVar[bool] = False
     """Whether people see the records, as in a log: fields that the pipeline redacts are masked."""
 

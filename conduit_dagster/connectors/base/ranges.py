@@ -107,3 +107,5 @@ class ReadOptions(NamedTuple):
     """Other keys and positions may be left out, with ``Block.complete`` to fill them in; they need not be."""
     block_records: int = 3_000
     block_bytes: int = 65_536
+    rows: bool = False
+    """Nothing asks for a document: a block may be :class:`Rows`, of as many records as columns are fast with."""

@@ -14,7 +14,7 @@ from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from conduit_dagster.connectors.base import Delivery
-from conduit_dagster.connectors.delta.columns import Schema
+from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.delta.durable import LogSync
 from conduit_dagster.connectors.delta.place import names, place
 from conduit_dagster.connectors.delta.table import Table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from conduit_dagster.connectors.base import (
@@ -13,14 +14,14 @@ from conduit_dagster.connectors.base import (
     Writer,
     WriterTask,
 )
-from conduit_dagster.connectors.delta.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.fitting import storable
+from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
+from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.columnar.writer import ColumnsWriter
 from conduit_dagster.connectors.delta.commits import Commits
-from conduit_dagster.connectors.delta.infer import infer
-from conduit_dagster.connectors.delta.rows import RowReader
 from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings, as_delta
 from conduit_dagster.connectors.delta.table import Table
-from conduit_dagster.connectors.delta.writer import DeltaWriter
-from conduit_dagster.record import Document
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 
@@ -40,6 +41,7 @@ class DeltaDestination(StagedDestination):
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     reads_keys = Keys.NONE
     changes_records = False
+    takes_rows = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
@@ -85,24 +87,24 @@ class DeltaDestination(StagedDestination):
 
     def writer(self, task: WriterTask) -> Writer:
         """Stages Parquet; looks the table's columns up when it gets its first document."""
-        return DeltaWriter(task, self._reader)
+        return ColumnsWriter(ParquetPart(task), self.name, self._reader, storable)
 
-    def _reader(self, documents: list[Document]) -> RowReader | None:
-        """For the table's columns; None where there is no table, and none can be made from these documents.
+    def _reader(self, offered: Callable[[], Schema]) -> RowReader | None:
+        """For the table's columns; None where there is no table, and none can be made of what is offered.
 
         Tasks agree on a new table's columns by creating it, empty: the first creator's are the table's. Nothing is
         published by that, and a step is prepared only for columns that a table has.
         """
         table = self._table.open()
         if table is None:
-            schema = self._columns or infer(documents)
+            schema = self._columns or offered()
             if not len(schema):
                 return None
             table = self._table.create(schema)
         with self._table.mapped("can't read the columns of"):
             there = self._table.writable(table)
         self._require_columns(there)
-        return RowReader(there, self._settings.unknown_fields)
+        return RowReader(there, self._settings.unknown_fields, self.name)
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the table's log has committed this delivery, in whatever files its rows are by now."""

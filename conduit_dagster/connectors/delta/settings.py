@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.connectors.base import ConnectorSettings
-from conduit_dagster.connectors.delta.columns import parse_columns
+from conduit_dagster.connectors.columnar.columns import parse_columns
 
 
 class DeltaDestinationSettings(ConnectorSettings):

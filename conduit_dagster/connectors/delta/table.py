@@ -13,7 +13,8 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 
-from conduit_dagster.connectors.delta.columns import Schema, writable
+from conduit_dagster.connectors.columnar.columns import Schema
+from conduit_dagster.connectors.delta.columns import writable
 from conduit_dagster.connectors.entries import sync_entry
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import storage

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from conduit_dagster.connectors.delta.columns import DataType, Schema, is_name
+from conduit_dagster.connectors.columnar.columns import DataType, Schema, is_name
 from conduit_dagster.record import Document
 
 _DEEPEST = 32

@@ -10,13 +10,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.json as pj
 
-from conduit_dagster.connectors.delta.columns import DataType, Schema
-from conduit_dagster.connectors.delta.misfit import Misfit
+from conduit_dagster.connectors.columnar.columns import DataType, Schema
+from conduit_dagster.connectors.columnar.fitting import Table, documented
+from conduit_dagster.connectors.columnar.misfit import Misfit
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.record import Document, Nack
-
-Table = Any
-"""A ``pyarrow.Table``."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,12 +47,16 @@ class RowReader:
     what that holds; a time's offset is kept as the instant it means.
     """
 
-    def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"]) -> None:
+    def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"], plugin: str) -> None:
+        """``plugin``: what the codes of nacks begin with."""
         self.schema = schema
-        self._strict = unknown_fields == "refuse"
+        self.unfillable = documented(schema)
+        """Columns that documents can't fill."""
+        self._plugin = plugin
+        self.strict = unknown_fields == "refuse"
         self._options = pj.ParseOptions(
             explicit_schema=self._as_read(),
-            unexpected_field_behavior="error" if self._strict else "ignore",
+            unexpected_field_behavior="error" if self.strict else "ignore",
         )
 
     def _as_read(self) -> Schema:
@@ -85,13 +87,13 @@ class RowReader:
 
     def nack(self, document: Document, error: str) -> Nack:
         """Why this document was refused; ``error`` is what the reader said."""
-        found = Misfit(_fits, self._strict).find(document, self.schema)
-        return found or Nack("delta.does_not_fit", f"the document does not fit the table: {error}")
+        found = Misfit(_fits, self.strict, self._plugin).find(document, self.schema)
+        return found or Nack(f"{self._plugin}.does_not_fit", f"the document does not fit the table: {error}")
 
 
 @lru_cache(256)
 def _reader_of(kind: DataType) -> RowReader:
-    return RowReader(pa.schema([("value", kind)]), "refuse")
+    return RowReader(pa.schema([("value", kind)]), "refuse", "value")
 
 
 def _fits(value: Any, kind: DataType) -> bool:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.base import NewPart, Part, WriterTask
-from conduit_dagster.connectors.delta.rows import Table
+from conduit_dagster.connectors.columnar.fitting import Table
 from conduit_dagster.state.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
@@ -23,8 +23,9 @@ class ParquetPart:
     pyarrow may give other bytes.
     """
 
-    def __init__(self, task: WriterTask) -> None:
+    def __init__(self, task: WriterTask, compression: str = "zstd") -> None:
         self._part = NewPart(task, "parquet")
+        self._compression = compression
         self._file: Any = None
         self._waiting: list[Table] = []
         self._bytes = 0
@@ -47,13 +48,28 @@ class ParquetPart:
         if start < len(sizes):
             self._waiting.append(table.slice(start))
 
+    def add_rows(self, table: Table, row_bytes: int) -> None:
+        """Appends rows that weigh the same each; ``row_bytes`` must not depend on the blocks either."""
+        self._records += table.num_rows
+        weight, start = max(1, row_bytes), 0
+        while start < table.num_rows:
+            room = -(-(ROW_GROUP_BYTES - self._bytes) // weight)
+            piece = table.slice(start, room)
+            self._waiting.append(piece)
+            self._bytes += piece.num_rows * weight
+            start += piece.num_rows
+            if self._bytes >= ROW_GROUP_BYTES:
+                self._flush()
+
     def _flush(self) -> None:
         # one chunk per column: where pages end must not depend on the blocks
         rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting, self._bytes = [], 0
         if self._file is None:
             # not ARROW:schema: the file is to be read as the table's log says, by whatever reader
-            self._file = pq.ParquetWriter(Sink(self._part), rows.schema, compression="zstd", store_schema=False)
+            self._file = pq.ParquetWriter(
+                Sink(self._part), rows.schema, compression=self._compression, store_schema=False
+            )
         self._file.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self) -> Part | None:

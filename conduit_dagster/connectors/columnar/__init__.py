@@ -1,0 +1,1 @@
+"""Records as rows of columns: what Parquet files and Delta tables share."""

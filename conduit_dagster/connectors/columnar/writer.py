@@ -1,0 +1,112 @@
+"""A task's writer: documents, or columns as they are, become one Parquet file that no reader sees yet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from conduit_dagster.connectors.base import Part, Refusal, Rows, Writer
+from conduit_dagster.connectors.columnar.columns import Schema
+from conduit_dagster.connectors.columnar.fitting import fitted
+from conduit_dagster.connectors.columnar.infer import infer
+from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
+from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table
+from conduit_dagster.record import Document, Nack, Record
+
+_APPENDED = ("create", "snapshot")
+
+ReaderOf = Callable[[Callable[[], Schema]], RowReader | None]
+"""Gives the reader for the table's columns; asks for those of the first rows where there is no table yet. None where
+there are none to make one of."""
+Offered = Callable[[Schema], Schema | None]
+"""The columns of a new table for rows with these; None where documents are to say."""
+
+
+class ColumnsWriter(Writer):
+    """Stages what fits the columns; what does not is refused by name. Holds one row group in memory."""
+
+    def __init__(self, file: ParquetPart, plugin: str, reader_of: ReaderOf, offered: Offered) -> None:
+        """``plugin``: what the codes of nacks begin with."""
+        self._file = file
+        self._plugin = plugin
+        self._reader_of = reader_of
+        self._offered = offered
+        self._reader: RowReader | None = None
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Takes the documents of created and snapshot records, and rows as they are where they fit whole."""
+        if isinstance(records, Rows) and self._take_rows(records):
+            return ()
+        refused: dict[int, Nack] = {}
+        places: Sequence[int] = range(len(records))
+        documents: list[Any] = [r.after for r in records if r.operation in _APPENDED and type(r.after) is dict]
+        if len(documents) < len(records):
+            refused = {i: nack for i, record in enumerate(records) if (nack := self._refusal(record))}
+            places = [i for i in places if i not in refused]
+        if documents:
+            refused |= {places[i]: nack for i, nack in self._take(documents).items()}
+        return [Refusal(place, refused[place]) for place in sorted(refused)]
+
+    def _take_rows(self, rows: Rows) -> bool:
+        """False where a row might not fit: its document says why."""
+        if self._reader is None:
+            self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
+        table = None if self._reader is None else fitted(rows.batch, self._reader.schema, self._reader.strict)
+        if table is None:
+            return False
+        self._file.add_rows(table, rows.row_bytes)
+        return True
+
+    def _take(self, documents: list[Document]) -> dict[int, Nack]:
+        """Appends the documents that fit; gives the others' nacks."""
+        if self._reader is None:
+            self._reader = self._reader_of(lambda: infer(documents))
+        if self._reader is None:
+            nack = self._nack("no_columns", "the document has no field that could be a column of the new table")
+            return dict.fromkeys(range(len(documents)), nack)
+        if self._reader.unfillable:
+            columns = ", ".join(self._reader.unfillable)
+            nack = self._nack("unfillable", f"a document can't fill the columns {columns}; only rows with them can")
+            return dict.fromkeys(range(len(documents)), nack)
+        block = Lines(documents)
+        try:
+            table = self._reader.read(block.lines) if block.lines else None
+        except pa.ArrowException:
+            table = self._without_misfits(self._reader, block, documents)
+        if table is not None:
+            self._file.add(table, [len(line) for line in block.lines])
+        return block.refused
+
+    def _without_misfits(self, reader: RowReader, block: Lines, documents: list[Document]) -> Table | None:
+        bad = reader.misfits(block.lines)
+        for i, error in bad.items():
+            place = block.places[i]
+            block.refused[place] = reader.nack(documents[place], error)
+        block.lines = [line for i, line in enumerate(block.lines) if i not in bad]
+        return reader.read(block.lines) if block.lines else None
+
+    def finish(self) -> Part | None:
+        """Durable from here on, but for the folder's entry, which the driver syncs before it prepares."""
+        return self._file.finish()
+
+    def abort(self) -> None:
+        """Leaves a file that no ledger names; it goes with the staging folder."""
+        self._file.abort()
+
+    def _refusal(self, record: Record) -> Nack | None:
+        if record.operation not in _APPENDED:
+            why = f"the table is only appended to, and this record is a {record.operation}"
+            return self._nack("append_only", why)
+        if isinstance(record.after, dict):
+            return None
+        what = "no payload" if record.after is None else "a raw payload: decode it first, with json.decode for example"
+        return self._nack("no_document", f"the record has {what}")
+
+    def _nack(self, what: str, message: str) -> Nack:
+        return Nack(f"{self._plugin}.{what}", message)
+
+
+def _documents(rows: Rows) -> list[Document]:
+    return [record.after for record in rows if isinstance(record.after, dict)]

@@ -1,0 +1,1 @@
+"""Folders of Parquet files, as source and as destination."""
