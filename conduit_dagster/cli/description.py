@@ -151,7 +151,10 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
 def _source(parsed: ParsedPipeline, one: Connector, row: Facts | None, bound: BoundPipeline | None) -> Facts:
     counts = {name: 0 if row is None else row[name] for name in ("records", "acked", "filtered", "nacked")}
     position = None if row is None else row["position"]
-    return {**_connector(parsed, one), "position": position, **counts, **_lag(one.id, position, bound)}
+    inlet = None if bound is None else bound.compiled.known(one.id)
+    columnar = bound is not None and inlet is not None and bound.compiled.takes_rows(inlet)
+    own = {"columnar": columnar, "position": position, **counts, **_lag(one.id, position, bound)}
+    return {**_connector(parsed, one), **own}
 
 
 def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:

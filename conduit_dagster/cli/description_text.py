@@ -89,6 +89,8 @@ def _source_numbers(one: Facts) -> Iterable[str]:
         f"  {one['records']:,} read, {one['acked']:,} acked (of them {one['filtered']:,} filtered), "
         f"{one['nacked']:,} nacked"
     )
+    if one["columnar"]:
+        yield "  its rows stay columns: nothing asks for documents"
     if one["position"] is not None:
         yield f"  position {short(one['position'])}"
     if one["lag"] is not None:

@@ -89,9 +89,10 @@ class CompiledPipeline:
         return next((inlet for inlet in self.inlets if inlet.id == source), None)
 
     def takes_rows(self, inlet: Inlet) -> bool:
-        """Whether nothing asks for the documents of this source's records, so that columns may stay columns."""
+        """Whether this source gives columns, and nothing asks for documents: they stay columns then."""
         ways = [inlet.nodes, self.nodes, *(outlet.nodes for outlet in self.outlets)]
-        return not any(ways) and all(outlet.destination.takes_rows for outlet in self.outlets)
+        are_taken = all(outlet.destination.takes_rows for outlet in self.outlets)
+        return inlet.source.gives_rows and are_taken and not any(ways)
 
     def consumers(self) -> dict[str, Destination]:
         """Every destination by its id, the dead-letter queue first (DELIVERY.md, Publish)."""

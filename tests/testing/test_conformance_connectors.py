@@ -10,6 +10,7 @@ from typing import Any
 
 import delta_deliveries
 import file_deliveries
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
@@ -35,6 +36,9 @@ from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
 from conduit_dagster.connectors.log import LogDestination
+from conduit_dagster.connectors.parquet.destination import ParquetDestination
+from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings, ParquetSourceSettings
+from conduit_dagster.connectors.parquet.source import ParquetSource
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.testing.conformance import DestinationConformance, SourceConformance
@@ -72,6 +76,16 @@ class TestGenerator(SourceConformance):
             "recordCount": "50",
         }
         return lambda: GeneratorSource(GeneratorSettings.model_validate(settings), context(tmp_path))
+
+
+class TestParquet(SourceConformance):
+    @pytest.fixture(params=["one", "several"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        for number in range(1 if request.param == "one" else 3):
+            rows = pa.table({"i": list(range(30)), "text": ["é" * (i % 9) for i in range(30)]})
+            pq.write_table(rows, tmp_path / f"in{number}.parquet", row_group_size=7)
+        settings = {"path": "in0.parquet" if request.param == "one" else "in*.parquet", "key": "i"}
+        return lambda: ParquetSource(ParquetSourceSettings.model_validate(settings), context(tmp_path))
 
 
 class Numbers(Source):
@@ -204,6 +218,21 @@ class TestDelta(DestinationConformance):
                 return []
             files = sorted(DeltaTable(str(path)).file_uris(), key=lambda uri: uri.rpartition("/")[2])
             return [row["i"] for uri in files for row in pq.read_table(uri).to_pylist()]
+
+        return read
+
+
+class TestParquetFolder(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        settings = ParquetDestinationSettings.model_validate({"path": "out"})
+        return lambda: ParquetDestination(settings, context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        def read() -> list[int]:
+            files = sorted((tmp_path / "out").glob("step=*/*.parquet"))
+            return [row["i"] for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
         return read
 

@@ -23,6 +23,8 @@ class Source(ABC):
     replayable: ClassVar[bool] = True
     sets_metadata: ClassVar[bool] = False
     """True where ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; else the engine does."""
+    gives_rows: ClassVar[bool] = False
+    """True where ``read`` gives :class:`Rows` when it is asked for them."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -26,8 +27,8 @@ def documents(batch: Batch) -> list[Document]:
     """A document per row, its fields in the columns' order.
 
     Decimals are text, exact; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
-    are whole numbers in their own unit; a map is an object whose keys are text. NaN and infinity stay floats, which
-    JSON can't hold: a destination that writes JSON nacks such a record.
+    are whole numbers in their own unit; a map is an object whose keys are text. What JSON has no number for is text as
+    Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``.
     """
     names = batch.schema.names
     if not names:
@@ -40,6 +41,8 @@ def _values(column: Any) -> list[Any]:
     column = _textual(column)
     convert = _converter(column.type)
     values = column.to_pylist()
+    if _types.is_floating(column.type) and _compute.all(_compute.is_finite(column)).as_py() is not False:
+        return values
     return values if convert is None else [None if value is None else convert(value) for value in values]
 
 
@@ -71,6 +74,8 @@ def instants(column: Any) -> Any:
 
 def _converter(kind: DataType) -> Convert | None:
     """What a value needs after ``to_pylist``; None where that gives what JSON holds already."""
+    if _types.is_floating(kind):
+        return _number
     if any(test(kind) for test in _BYTES):
         return lambda value: base64.b64encode(value).decode()
     if _types.is_struct(kind):
@@ -81,6 +86,12 @@ def _converter(kind: DataType) -> Convert | None:
         inner = _leaf(kind.value_type)
         return None if inner is None else lambda values: [None if v is None else inner(v) for v in values]
     return None
+
+
+def _number(value: float) -> float | str:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _is_list(kind: DataType) -> bool:

@@ -16,7 +16,8 @@ _types: Any = pa.types
 _UNSIGNED: Final = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _WIDTHS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64, pa.float32(): 32, pa.float64(): 64}
 _NAMED: Final = {
-    **{kind: pa.string() for kind in (pa.large_string(), pa.string_view())},
+    # what is only null is text, as in Spark
+    **{kind: pa.string() for kind in (pa.large_string(), pa.string_view(), pa.null())},
     **{kind: pa.binary() for kind in (pa.large_binary(), pa.binary_view())},
 }
 
@@ -41,7 +42,8 @@ def fitted(rows: Table, schema: Schema, strict: bool) -> Any:
 
 def _column(rows: Table, field: Any) -> Any:
     place = rows.schema.get_field_index(field.name)
-    column = pa.nulls(rows.num_rows, field.type) if place < 0 else rows.column(place)
+    known = place >= 0 and not _types.is_null(rows.schema.field(place).type)
+    column = rows.column(place) if known else pa.nulls(rows.num_rows, field.type)
     if not field.nullable and column.null_count:
         return None
     if column.type == field.type:

@@ -41,7 +41,7 @@ class ParquetPosition(msgspec.Struct, frozen=True):
 
     def as_json(self) -> dict[str, Any]:
         """The JSON value that the engine stores."""
-        return msgspec.to_builtins(self)
+        return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
 
 
 def parse_position(value: Any) -> ParquetPosition:

@@ -31,6 +31,7 @@ class ParquetSource(Source):
     name = "parquet"
     Settings = ParquetSourceSettings
     sets_metadata = True
+    gives_rows = True
     lag_unit = "records"
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:

@@ -98,6 +98,22 @@ class DeltaPlace(Place):
         return [row for uri in files for row in pq.read_table(uri).to_pylist()]
 
 
+class ParquetPlace(Place):
+    """A folder of Parquet files."""
+
+    plugin = "builtin:parquet"
+
+    def settings(self, name: str, letters: bool) -> dict[str, str]:
+        """As the Delta table's."""
+        columns = {} if letters else {"columns": "i:long, m:string"}
+        return {"path": f"./{name}.parquet", **columns}
+
+    def rows(self, name: str) -> list[Row]:
+        """Step by step, part by part."""
+        files = sorted((self.root / f"{name}.parquet").glob("step=*/*.parquet"))
+        return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+
+
 class PostgresPlace(Place):
     """A table with a counter, so that rows can be read back in the order in which they went in."""
 
@@ -131,8 +147,9 @@ PLACES: dict[str, type[Place]] = {
     "file": OrderedFilePlace,
     "folder": FolderPlace,
     "delta": DeltaPlace,
+    "parquet": ParquetPlace,
     "postgres": PostgresPlace,
 }
 """Every destination that keeps exactly-once; a new one is added here."""
-SECOND = {"file": "postgres", "folder": "file", "delta": "folder", "postgres": "delta"}
+SECOND = {"file": "postgres", "folder": "file", "delta": "folder", "parquet": "file", "postgres": "delta"}
 """The kind of the second destination beside the first."""

@@ -1,0 +1,168 @@
+"""Rows as documents, and rows of one schema as rows of another: nothing changes on the way, or it is not taken."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import math
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conduit_dagster.connectors.columnar.documents import documents
+from conduit_dagster.connectors.columnar.fitting import fitted, kept, storable
+
+UTC = pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "shown"),
+    [
+        (pa.int64(), 2**63 - 1, 2**63 - 1),
+        (pa.uint64(), 2**64 - 1, 2**64 - 1),
+        (pa.string(), "é\0", "é\0"),
+        (pa.bool_(), False, False),
+        (pa.float32(), 0.5, 0.5),
+        (pa.float64(), math.inf, "Infinity"),
+        (pa.float64(), -math.inf, "-Infinity"),
+        (pa.list_(pa.float64()), [1.5, math.nan], [1.5, "NaN"]),
+        (pa.binary(), b"\xff", "/w=="),
+        (pa.binary_view(), b"\xff", "/w=="),
+        (pa.decimal128(38, 2), decimal.Decimal("12345678901234567890.10"), "12345678901234567890.10"),
+        (pa.date32(), dt.date(2024, 2, 29), "2024-02-29"),
+        (pa.time64("us"), dt.time(1, 2, 3, 4), "01:02:03.000004"),
+        (UTC, dt.datetime(2024, 5, 1, 12, tzinfo=dt.UTC), "2024-05-01T12:00:00Z"),
+        (pa.timestamp("ms", "Europe/Oslo"), dt.datetime(1969, 12, 31, tzinfo=dt.UTC), "1969-12-31T00:00:00Z"),
+        (pa.timestamp("us"), dt.datetime(2024, 5, 1, 12, 0, 0, 7), "2024-05-01T12:00:00.000007"),
+        (pa.duration("ms"), dt.timedelta(seconds=1), 1000),
+        (pa.dictionary(pa.int8(), pa.string()), "a", "a"),
+        (pa.map_(pa.string(), pa.date32()), [("k", dt.date(2024, 1, 1)), ("n", None)], {"k": "2024-01-01", "n": None}),
+        (pa.map_(pa.int64(), pa.int64()), [(1, 2)], {"1": 2}),
+        (pa.list_(UTC), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None], ["2024-05-01T00:00:00Z", None]),
+        (pa.large_list(pa.binary()), [b"a"], ["YQ=="]),
+        (
+            pa.struct([("a", pa.decimal128(5, 1)), ("b", pa.struct([("c", pa.binary())]))]),
+            {"a": decimal.Decimal("1.5"), "b": {"c": b"x"}},
+            {"a": "1.5", "b": {"c": "eA=="}},
+        ),
+    ],
+)
+def test_a_value_of_each_kind(kind: Any, value: Any, shown: Any) -> None:
+    batch = pa.record_batch([pa.array([value, None], kind)], ["x"])
+    assert documents(batch) == [{"x": shown}, {"x": None}]
+
+
+def test_no_columns_are_empty_documents() -> None:
+    batch = pa.table({"a": [1, 2]}).select([])
+    assert documents(batch) == [{}] * batch.num_rows
+
+
+_LEAVES = st.sampled_from(
+    (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint32(), pa.float32(), pa.float64()),
+        *(pa.string(), pa.large_string(), pa.binary(), pa.bool_(), pa.date32(), UTC, pa.timestamp("us")),
+        *(pa.timestamp("ns", "UTC"), pa.decimal128(9, 2), pa.decimal128(12, 3)),
+    )
+)
+_KINDS = st.recursive(
+    _LEAVES,
+    lambda inner: st.one_of(
+        inner.map(pa.list_),
+        st.lists(inner, min_size=1, max_size=2).map(lambda kinds: pa.struct(zip("ab", kinds, strict=False))),
+    ),
+    max_leaves=3,
+)
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Of that type, and null."""
+    times = st.datetimes(dt.datetime(1700, 1, 1), dt.datetime(2200, 1, 1))
+    if pa.types.is_integer(kind):
+        low = 0 if pa.types.is_unsigned_integer(kind) else -(2 ** (kind.bit_width - 1))
+        found: Any = st.integers(low, 2 ** (kind.bit_width - (1 if low else 0)) - 1)
+    elif pa.types.is_floating(kind):
+        found = st.floats(width=kind.bit_width, allow_nan=False, allow_infinity=False)
+    elif pa.types.is_decimal(kind):
+        most = decimal.Decimal(10) ** (kind.precision - kind.scale) - 1
+        found = st.decimals(-most, most, places=kind.scale)
+    elif pa.types.is_timestamp(kind):
+        found = times.map(lambda t: t.replace(tzinfo=dt.UTC)) if kind.tz else times
+    elif pa.types.is_struct(kind):
+        found = st.fixed_dictionaries({field.name: values(field.type) for field in kind})
+    elif pa.types.is_list(kind):
+        found = st.lists(values(kind.value_type), max_size=3)
+    else:
+        text = st.text(st.characters(exclude_categories=["Cs"]))
+        simple = {pa.bool_(): st.booleans(), pa.date32(): st.dates(), pa.binary(): st.binary()}
+        found = simple.get(kind, text)
+    return st.none() | found
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    kind = draw(_KINDS)
+    return pa.array(draw(st.lists(values(kind), max_size=4)), kind)
+
+
+@given(arrays(), _KINDS)
+def test_what_fits_is_the_same(array: Any, wider: Any) -> None:
+    """As the values themselves say; and a column for rows as they are takes all of them."""
+    batch = pa.record_batch([array], ["x"])
+    taken = fitted(batch, pa.schema([("x", wider)]), strict=True)
+    if taken is not None:
+        assert taken.column("x").to_pylist() == array.to_pylist()
+    own = kept(batch.schema)
+    assert fitted(batch, own, strict=True).column("x").to_pylist() == array.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "wider"),
+    [
+        (pa.int64(), 1, pa.int32()),
+        (pa.string(), "1", pa.int64()),
+        (pa.int64(), 1, pa.string()),
+        (pa.float64(), 1.0, pa.int64()),
+        (pa.int64(), 2**60 + 1, pa.float64()),
+        (UTC, dt.datetime(2024, 1, 1, tzinfo=dt.UTC), pa.timestamp("us")),
+        (pa.timestamp("ns", "UTC"), 1, UTC),
+        (pa.decimal128(5, 2), decimal.Decimal("1.25"), pa.decimal128(5, 1)),
+    ],
+)
+def test_what_might_change_is_not_taken(kind: Any, value: Any, wider: Any) -> None:
+    batch = pa.record_batch([pa.array([value], kind)], ["x"])
+    assert fitted(batch, pa.schema([("x", wider)]), strict=True) is None
+
+
+def test_missing_and_unknown_columns() -> None:
+    batch = pa.record_batch({"a": [1], "b": [2]})
+    wanted = pa.schema([("a", pa.int64()), ("c", pa.string())])
+    assert fitted(batch, wanted, strict=True) is None
+    assert fitted(batch, wanted, strict=False).to_pylist() == [{"a": 1, "c": None}]
+    nothing = pa.record_batch([pa.nulls(1)], ["a"])
+    assert fitted(nothing, pa.schema([("a", pa.int64())]), strict=True).to_pylist() == [{"a": None}]
+    required = pa.schema([("a", pa.int64()), pa.field("c", pa.string(), nullable=False)])
+    assert fitted(batch, required, strict=False) is None
+    twice = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"])
+    assert fitted(twice, pa.schema([("a", pa.int64())]), strict=True) is None
+
+
+def test_columns_of_a_new_delta_table() -> None:
+    """A table has no type for binary here, and does not tell upper and lower case apart."""
+    assert storable(pa.schema([("a", pa.uint8()), ("t", pa.timestamp("ns", "CET"))])) == pa.schema(
+        [("a", pa.int16()), ("t", UTC)]
+    )
+    for fields in (
+        [("a", pa.binary())],
+        [("a", pa.int8()), ("A", pa.int8())],
+        [("a b", pa.int8())],
+    ):
+        assert storable(pa.schema(fields)) is None
+
+
+def test_bytes_are_base64() -> None:
+    found = documents(pa.record_batch({"b": pa.array([bytes(range(256))])}))
+    assert base64.b64decode(found[0]["b"]) == bytes(range(256))

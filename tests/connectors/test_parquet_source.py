@@ -1,0 +1,182 @@
+"""The parquet source: which rows a range holds, and what becomes of files that come, change and go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conduit_dagster.connectors.base import ConnectorContext, Limit, Position, ReadOptions, Rows
+from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
+from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+ALL = Limit(10**9, 10**12)
+
+
+def make(root: Path, path: str = "in", **more: str) -> ParquetSource:
+    """One that reads ``ROOT/in``."""
+    context = ConnectorContext("p", "in", str(root), Clock(7), "exactly-once")
+    return ParquetSource(ParquetSourceSettings.model_validate({"path": path, **more}), context)
+
+
+def write(path: Path, numbers: range, groups: int = 1000) -> None:
+    """A file of documents ``{"i": n}``."""
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(pa.table({"i": list(numbers)}), path, row_group_size=groups)
+
+
+def read(source: ParquetSource, start: Position, end: Position, n: int = 1, rows: bool = False) -> list[Any]:
+    """The documents of a range."""
+    options = ReadOptions(rows=rows)
+    blocks = [block for split in source.split(start, end, n) for block in source.read(split, options)]
+    assert all(isinstance(block.records, Rows) is rows for block in blocks)
+    return [record.after for block in blocks for record in block.records]
+
+
+def numbers(documents: list[Any]) -> list[int]:
+    return [document["i"] for document in documents]
+
+
+def test_files_by_name_and_hidden_ones_not(tmp_path: Path) -> None:
+    for name, first in (("b", 10), ("a", 0), (".c", 20), ("_d", 30)):
+        write(tmp_path / "in" / f"{name}.parquet", range(first, first + 10))
+    (tmp_path / "in" / "_SUCCESS").touch()
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    assert numbers(read(source, source.initial(), end)) == list(range(20))
+    assert source.latest(end, ALL) == end
+    assert (source.lag(source.initial()), source.lag(end)) == (20, 0)
+
+
+def test_what_comes_later_follows(tmp_path: Path) -> None:
+    """Also under a name that sorts before those that were read; files that are gone are forgotten."""
+    write(tmp_path / "in" / "m.parquet", range(10))
+    source = make(tmp_path)
+    first = source.latest(source.initial(), ALL)
+    write(tmp_path / "in" / "a.parquet", range(10, 20))
+    second = make(tmp_path).latest(first, ALL)
+    assert numbers(read(source, first, second)) == list(range(10, 20))
+    (tmp_path / "in" / "m.parquet").unlink()
+    write(tmp_path / "in" / "b.parquet", range(20, 30))
+    third = make(tmp_path).latest(second, ALL)
+    assert [file["name"] for file in third["files"]] == ["a.parquet", "b.parquet"]
+    assert numbers(read(source, second, third)) == list(range(20, 30))
+
+
+def test_the_horizon_leaves_out_what_comes_later(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(10))
+    source = make(tmp_path)
+    horizon = source.horizon()
+    write(tmp_path / "in" / "b.parquet", range(10, 20))
+    end = source.latest(source.initial(), ALL, horizon)
+    assert numbers(read(source, source.initial(), end)) == list(range(10))
+    assert source.latest(end, ALL, horizon) == end
+    assert source.latest(end, ALL) != end
+
+
+def test_another_content_under_a_name_is_another_file(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(10))
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    write(tmp_path / "in" / "a.parquet", range(50, 60))
+    later = make(tmp_path).latest(end, ALL)
+    assert numbers(read(source, end, later)) == list(range(50, 60))
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_file_that_was_begun_and_is_gone_or_changed_is_named(tmp_path: Path, gone: bool) -> None:
+    path = tmp_path / "in" / "a.parquet"
+    write(path, range(10))
+    source = make(tmp_path)
+    half = source.latest(source.initial(), Limit(5, 10**9))
+    whole = source.latest(half, ALL)
+    source.verify(source.initial(), whole)
+    if gone:
+        path.unlink()
+    else:
+        write(path, range(99))
+    for look in (
+        lambda: make(tmp_path).latest(half, ALL),
+        lambda: make(tmp_path).split(source.initial(), whole, 2),
+        lambda: make(tmp_path).verify(source.initial(), whole),
+    ):
+        with pytest.raises(FatalError) as raised:
+            look()
+        assert raised.value.code == "parquet.range_gone"
+        assert "a.parquet" in raised.value.message
+
+
+def test_what_is_no_parquet_waits_and_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(10))
+    (tmp_path / "in" / "b.parquet").write_bytes(b"PAR1 and then nothing")
+    with pytest.raises(TransientError) as raised:
+        make(tmp_path).latest(make(tmp_path).initial(), ALL)
+    assert raised.value.code == "parquet.unreadable"
+    assert "b.parquet" in raised.value.message
+    with pytest.raises(TransientError) as raised:
+        make(tmp_path, "not-there.parquet").latest(make(tmp_path).initial(), ALL)
+    assert raised.value.code == "parquet.missing"
+
+
+def test_an_empty_file_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(0))
+    write(tmp_path / "in" / "b.parquet", range(3))
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    assert numbers(read(source, source.initial(), end, 2)) == [0, 1, 2]
+    assert source.latest(end, ALL) == end
+
+
+def test_keys_positions_and_metadata(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.parquet", range(2))
+    source = make(tmp_path, key="i, j")
+    (split,) = source.split(source.initial(), source.latest(source.initial(), ALL), 1)
+    (block,) = source.read(split, ReadOptions())
+    assert [record.key for record in block.records] == [{"i": 0, "j": None}, {"i": 1, "j": None}]
+    assert [record.position for record in block.records] == ["0:a.parquet:1", "0:a.parquet:2"]
+    assert block.records[0].metadata["file.path"] == "in/a.parquet"
+    assert block.again is not None
+    assert block.again([1]) == [block.records[1]]
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 25), min_size=1, max_size=4),
+    group=st.integers(1, 9),
+    most=st.integers(1, 20),
+    n=st.integers(1, 6),
+    rows=st.booleans(),
+)
+def test_every_row_once_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], group: int, most: int, n: int, rows: bool
+) -> None:
+    """Steps of at most so many rows, in so many splits; and from the boundary behind any record it goes on there."""
+    root, first = tmp_path_factory.mktemp("cut"), 0
+    for number, size in enumerate(sizes):
+        write(root / "in" / f"{number}.parquet", range(first, first + size), group)
+        first += size
+    source, found = make(root), list[int]()
+    start = source.initial()
+    while (end := source.latest(start, Limit(most, 10**9))) != start:
+        splits = source.split(start, end, n)
+        places = [split.ordinal for split in splits]
+        step: list[int] = []
+        for split in splits:
+            assert split.ordinal == len(step)
+            for block in source.read(split, ReadOptions(rows=rows, block_records=4)):
+                for i, record in enumerate(block.records):
+                    assert isinstance(record.after, dict)
+                    cut = source.within(start, end, block.boundary(i))
+                    assert numbers(read(source, start, cut))[-1] == record.after["i"]
+                    step.append(record.after["i"])
+        assert len(step) <= most and places == sorted(places)
+        found += step
+        start = end
+    assert found == list(range(first))
