@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 
 from conduit_dagster.connectors.base import Destination, Source
@@ -25,6 +26,12 @@ _DESTINATIONS = {
 }
 
 
+_SPARK = "spark:"
+"""Before the name of any data source of Spark."""
+_SPARK_SOURCE = ("conduit_dagster.connectors.spark.source", "SparkSource")
+_SPARK_DESTINATION = ("conduit_dagster.connectors.spark.destination", "SparkDestination")
+
+
 def plain_name(plugin: str) -> str:
     """``file`` for ``builtin:file@v1.2`` as for ``file``; a plugin of the project keeps its own name."""
     return plugin.removeprefix("builtin:").partition("@")[0]
@@ -32,12 +39,12 @@ def plain_name(plugin: str) -> str:
 
 def source_names() -> list[str]:
     """The built-in sources."""
-    return sorted(_SOURCES)
+    return sorted([*_SOURCES, f"{_SPARK}FORMAT"])
 
 
 def destination_names() -> list[str]:
     """The built-in destinations."""
-    return sorted(_DESTINATIONS)
+    return sorted([*_DESTINATIONS, f"{_SPARK}FORMAT"])
 
 
 def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] | None:
@@ -45,6 +52,8 @@ def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] 
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
+    if name.startswith(_SPARK):
+        return _of_spark(_SPARK_SOURCE, name)
     return _load(_SOURCES[name]) if name in _SOURCES else None
 
 
@@ -53,9 +62,18 @@ def find_destination(plugin: str, extra: Mapping[str, type[Destination]]) -> typ
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
+    if name.startswith(_SPARK):
+        return _of_spark(_SPARK_DESTINATION, name)
     return _load(_DESTINATIONS[name]) if name in _DESTINATIONS else None
 
 
 def _load(place: tuple[str, str]) -> type:
     module, name = place
     return getattr(import_module(module), name)
+
+
+@cache
+def _of_spark(place: tuple[str, str], name: str) -> type:
+    """The connector for one format; None would be no help: only Spark knows which formats there are."""
+    format_ = name.removeprefix(_SPARK)
+    return type(place[1], (_load(place),), {"name": name, "format": format_, "__doc__": _load(place).__doc__})

@@ -41,7 +41,7 @@ _FATAL: Final = {
     "run": "config",
     "schemas": "refused",
     "source": "count_wrong removed",
-    "spark": "session_taken tag_in_use",
+    "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
     "state": "foreign unusable url version",
 }
 _TRANSIENT: Final = {
@@ -60,7 +60,8 @@ _TRANSIENT: Final = {
     "postgres": "busy disk_full read_only server timeout unreachable",
     "run": "died",
     "schemas": "unreachable",
-    "spark": "job_cancelled job_failed ledger_lost server_busy server_differs server_failed session_lost unreachable",
+    "spark": "format_failed job_cancelled job_failed landed_twice ledger_lost server_busy server_differs server_failed "
+    "session_lost unreachable",
     "state": "unreachable",
     "task": "failed",
 }

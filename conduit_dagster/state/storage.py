@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,30 @@ def create(url: str) -> IO[bytes]:
         return path.open("xb", buffering=0)
     fs, name = _remote(url)
     return fs.open(name, "xb")
+
+
+def put_new(url: str, data: bytes) -> bool:
+    """Makes a file with these bytes, durably, all of it or nothing; False where there is one already."""
+    path = local_path(url)
+    if path is None:
+        try:
+            with create(url) as file:
+                file.write(data)
+        except FileExistsError:
+            return False
+        return True
+    ready = NewFile(join(url.rpartition("/")[0], f".{path.name}-{secrets.token_hex(8)}"))
+    ready.write(data)
+    ready.finish()
+    whole = Path(local_path(ready.url) or ready.url)
+    try:
+        path.hardlink_to(whole)
+    except FileExistsError:
+        return False
+    finally:
+        whole.unlink()
+        sync(str(path.parent))
+    return True
 
 
 def open_read(url: str) -> IO[bytes]:

@@ -41,8 +41,13 @@ class ConnectorContext:
 
     def resolve(self, path: str) -> str:
         """``path`` made absolute against the project root; a URL stays as it is."""
-        return path if "://" in path else str(Path(self.root, path))
+        return resolved(path, self.root)
 
     def folder_in(self, parent: str) -> str:
         """The URL of this connector's own folder below ``parent``, whatever the pipeline and it are called."""
         return storage.join(parent, storage.safe_name(self.pipeline), storage.safe_name(self.connector))
+
+
+def resolved(path: str, root: str) -> str:
+    """``path`` made absolute against a project's root; a URL stays as it is."""
+    return path if "://" in path else str(Path(root, path))

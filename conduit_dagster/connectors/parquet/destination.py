@@ -46,7 +46,7 @@ class ParquetDestination(LaidOut):
         self._columns().agreed()
 
     def _columns(self) -> FolderColumns:
-        return FolderColumns(self._path, parse_columns(self._settings.columns))
+        return FolderColumns(str(self._path), parse_columns(self._settings.columns))
 
     def writer(self, task: WriterTask) -> Writer:
         """Stages Parquet; agrees with the other tasks on the columns when it gets its first rows."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.columns import Schema
-from conduit_dagster.connectors.entries import sync_entry
 from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.state import storage
 
 FILE: Final = "_conduit_columns"
 """Readers of Parquet folders skip names that begin with ``_``."""
@@ -21,9 +18,10 @@ FILE: Final = "_conduit_columns"
 class FolderColumns:
     """An Arrow schema in a file of the folder. Whoever writes the first rows makes it; for the others it stands."""
 
-    def __init__(self, folder: Path, asked: Schema) -> None:
-        """``asked``: the columns of the setting; none where it is empty."""
+    def __init__(self, folder: str, asked: Schema) -> None:
+        """``folder``: its URL; ``asked``: the columns of the setting; none where it is empty."""
         self._folder, self._asked = folder, asked
+        self._file = storage.join(folder, FILE)
 
     def agreed(self, offered: Callable[[], Schema] | None = None) -> Schema | None:
         """The folder's columns; where it has none yet, those of the setting, else ``offered``, from now on.
@@ -45,32 +43,23 @@ class FolderColumns:
 
     def _read(self) -> Schema | None:
         try:
-            return pa.ipc.read_schema(pa.py_buffer((self._folder / FILE).read_bytes()))
+            with storage.open_read(self._file) as file:
+                return pa.ipc.read_schema(pa.py_buffer(file.read()))
         except FileNotFoundError:
             return None
         except pa.ArrowException as error:
             raise FatalError(
                 f"{FILE} is damaged: {error}",
                 code="parquet.columns_damaged",
-                place=str(self._folder / FILE),
+                place=self._file,
                 fix="remove that file: the next rows make it anew; files that are there keep their columns",
             ) from error
 
     def _create(self, schema: Schema) -> None:
-        """All of it or nothing, and by one writer only: tasks that come second take the first one's columns."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        ready = self._folder / f"{FILE}.{secrets.token_hex(8)}"
-        with ready.open("xb") as file:
-            file.write(schema.serialize().to_pybytes())
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            (self._folder / FILE).hardlink_to(ready)
-        except FileExistsError:
-            pass
-        finally:
-            ready.unlink()
-        sync_entry(self._folder / FILE)
+        """By one writer only: tasks that come second take the first one's columns."""
+        storage.make_folder(self._folder)
+        if storage.put_new(self._file, schema.serialize().to_pybytes()):
+            storage.sync(self._folder)
 
     def _require(self, there: Schema) -> None:
         kinds = {field.name: field.type for field in there}
@@ -79,6 +68,6 @@ class FolderColumns:
             raise FatalError(
                 f"the files in {self._folder} are without the columns {', '.join(wrong)}",
                 code="parquet.columns_differ",
-                place=str(self._folder),
+                place=self._folder,
                 fix="leave the setting columns out to take the folder's, or name another folder",
             )

@@ -3,148 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.connectors.parquet.footer import Footer
-from conduit_dagster.connectors.parquet.position import ParquetPosition, ReadFile, parse_file, parse_position
-from conduit_dagster.connectors.parquet.reader import Reader
+from conduit_dagster.connectors.base import ConnectorContext
+from conduit_dagster.connectors.parquet.listed import ListedFiles
+from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings, as_source
 from conduit_dagster.connectors.parquet.survey import Survey
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.state import storage
 
-_MOST_FILES = 1_000
-"""Files per step: a step is recorded whole."""
 
-
-class ParquetSource(Source):
+class ParquetSource(RowFiles):
     """A document per row, in the order of the files' names; files that appear later follow.
 
     Rows stay Arrow columns where no processor asks for documents and the destinations take them (``delta``,
-    ``parquet``). The position names every file that was read and is still there.
+    ``parquet``, ``spark:FORMAT``).
     """
 
     name = "parquet"
     Settings = ParquetSourceSettings
-    sets_metadata = True
-    gives_rows = True
-    lag_unit = "records"
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._settings = as_source(settings)
         self._path = context.resolve(self._settings.path)
-        self._survey = Survey(self._settings.path, self._path, context.root)
+        self._survey = Survey(ListedFiles(self._settings.path, self._path, context.root), self._path)
+
+    @property
+    def survey(self) -> Survey:
+        """The files of the path."""
+        return self._survey
+
+    @property
+    def _keys(self) -> Sequence[str]:
+        return self._settings.keys
 
     @property
     def unit(self) -> dict[str, Any]:
         """The absolute path: however it is spelt in the pipeline file, it is the same data."""
         return {"plugin": self.name, "path": self._path}
 
-    def initial(self) -> Position:
-        """Before the first file."""
-        return ParquetPosition().as_json()
-
-    def horizon(self) -> Any:
-        """The files there are."""
-        return {"files": [[found.name, footer.mark] for found, footer in self._survey.files()]}
-
-    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Goes through the files in order until the limit is reached."""
-        position, left = parse_position(start), limit
-        within = None if horizon is None else {(name, mark) for name, mark in horizon["files"]}
-        moved: dict[int, ReadFile] = {}
-        for file, _, footer in self._survey.unread(position):
-            if min(left) <= 0 or len(moved) >= _MOST_FILES:
-                break
-            if within is None or file.ident in within:
-                rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
-                moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
-                left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
-        if not moved:
-            return start
-        return self._survey.still(position).with_files(moved).as_json()
-
-    def verify(self, start: Position, end: Position) -> None:
-        """Every file of the range is there, with the footer that it had."""
-        there = {(found.name, footer.mark) for found, footer in self._survey.files()}
-        for _, last in _moved(parse_position(start), parse_position(end)):
-            if last.ident not in there:
-                raise self._survey.gone(last)
-
-    def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """The files before the boundary's are read whole, those after it not at all."""
-        cut, before = parse_file(boundary), parse_position(start)
-        moved: dict[int, ReadFile] = {}
-        for first, last in _moved(before, parse_position(end)):
-            if last.number == cut.number:
-                if cut.done > first.done:
-                    moved[cut.number] = cut
-                break
-            moved[last.number] = last
-        return before.with_files(moved).as_json() if moved else start
-
-    def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cuts between row groups, near equal weights."""
-        there = {(found.name, footer.mark): (found.url, footer) for found, footer in self._survey.files()}
-        ranges = list(_moved(parse_position(start), parse_position(end)))
-        for _, last in ranges:
-            if last.ident not in there:
-                raise self._survey.gone(last)
-        weights = [(last.done - first.done) * there[last.ident][1].row_bytes for first, last in ranges]
-        share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
-        for first, last in ranges:
-            url, footer = there[last.ident]
-            for low, high in _pieces(first.done, last.done, footer, share):
-                splits.append(_split(first, url, low, high, ordinal, footer.row_bytes))
-                ordinal += high - low
-        return splits
-
-    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """The rows of one file's range."""
-        detail = split.detail
-        metadata = {
-            SOURCE_CONNECTOR_ID: self.context.full_id,
-            "file.path": self._shown(detail["url"]),
-            READ_AT: str(self.context.clock.now_ns),
-        }
-        reader = Reader(parse_file(split.start), detail["url"], detail["to"], metadata, self._settings.keys)
-        yield from reader.blocks(options, detail["row_bytes"])
-
-    def _shown(self, url: str) -> str:
-        """Paths as written."""
+    def _describe(self, url: str) -> dict[str, str]:
+        """The path as written."""
         is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
-        return os.path.relpath(url, self.context.root) if is_relative else url
-
-    def lag(self, position: Position) -> int | None:
-        """Rows that are there and not read yet."""
-        return sum(seen.file.rows - seen.file.done for seen in self._survey.unread(parse_position(position)))
-
-
-def _moved(start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:
-    """Each file of which the range holds something, at its start and at its end, in reading order."""
-    before = {file.number: file for file in start.files}
-    for last in end.files:
-        first = before.get(last.number) or msgspec.structs.replace(last, done=0)
-        if last.done > first.done:
-            yield first, last
-
-
-def _pieces(low: int, high: int, footer: Footer, share: int) -> Iterator[tuple[int, int]]:
-    end = 0
-    for group in footer.groups:
-        end += group.rows
-        if low < end < high and (end - low) * footer.row_bytes >= share:
-            yield low, end
-            low = end
-    yield low, high
-
-
-def _split(file: ReadFile, url: str, low: int, high: int, ordinal: int, row_bytes: int) -> Split:
-    start = msgspec.to_builtins(msgspec.structs.replace(file, done=low))
-    detail = {"url": url, "to": high, "row_bytes": row_bytes}
-    return Split(start, ordinal, high - low, (high - low) * row_bytes, detail)
+        return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}

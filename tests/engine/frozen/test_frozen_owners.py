@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # the first of a kind
 
 FULL = os.environ.get("CONDUIT_MATRIX") == "full"
 ONCE = KINDS if FULL else ("file",)
-"""With which at-most-once is tried as well; with all of them where ``CONDUIT_MATRIX=full`` (``make matrix``)."""
-PAIRS = [*((kind, "exactly-once") for kind in KINDS), *((kind, "at-most-once") for kind in ONCE)]
+"""With which at-most-once is tried as well; all of them with both where ``CONDUIT_MATRIX=full`` (``make matrix``)."""
+EXACTLY = KINDS if FULL else ("file", "postgres")
+PAIRS = [*((kind, "exactly-once") for kind in EXACTLY), *((kind, "at-most-once") for kind in ONCE)]
 CASES = [case for pair in PAIRS for case in cases(*pair)]
 LOST = {"lease.lost", "file.changed", "file.missing", "delta.transaction_taken", "postgres.unreachable"}
 """What an old owner may say: it finds out at the store, or earlier: later bytes or commits are behind its own, its

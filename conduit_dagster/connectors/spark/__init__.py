@@ -1,0 +1,1 @@
+"""Any data source of Spark as a source or a destination: ``spark:FORMAT``."""

@@ -1,0 +1,86 @@
+"""The destination ``spark:FORMAT``: rows appended by a Spark data source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+import pyarrow as pa
+
+from conduit_dagster.connectors.base import (
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
+from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.fitting import kept
+from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
+from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.columnar.writer import ColumnsWriter
+from conduit_dagster.connectors.parquet.folder_columns import FolderColumns
+from conduit_dagster.connectors.spark.session import current_session, register, spoken
+from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
+from conduit_dagster.state import storage
+
+
+class SparkDestination(StagedDestination):
+    """Tasks stage Parquet, and the driver has Spark append each delivery with ``write.format(FORMAT)``.
+
+    At least once: a data source of Spark knows no delivery hash. ``hash-column`` lets a reader tell repeats. Whether an
+    append is all or nothing is the format's own affair.
+    """
+
+    Settings = SparkDestinationSettings
+    format: ClassVar[str] = "FORMAT"
+    strategies = frozenset({"at-least-once", "at-most-once"})
+    reads_keys = Keys.NONE
+    changes_records = False
+    takes_rows = True
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(SparkDestinationSettings, settings)
+
+    @property
+    def address(self) -> str | None:
+        """The path, where there is one."""
+        return self.context.resolve(self._settings.path) if self._settings.path else None
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages Parquet; looks the columns up when it gets its first rows."""
+
+        def reader(offered: Callable[[], Schema]) -> RowReader | None:
+            schema = parse_columns(self._settings.columns) or _agreed(task, offered)
+            return None if schema is None else RowReader(schema, self._settings.unknown_fields, "spark")
+
+        return ColumnsWriter(ParquetPart(task), "spark", reader, kept)
+
+    def publish(self, delivery: Delivery) -> Target:
+        """One append. Raises ``TransientError`` with what Spark said."""
+        if delivery.parts:
+            urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
+            with spoken(self.format, "be written to"):
+                spark = current_session()
+                register(spark, self.context.root, self._settings.register_)
+                self._save(spark.read.parquet(*urls), delivery)
+        return delivery.target
+
+    def _save(self, frame: Any, delivery: Delivery) -> None:
+        from pyspark.sql import functions as f
+
+        if self._settings.hash_column:
+            frame = frame.withColumn(self._settings.hash_column, f.lit(delivery.hash))
+        writer = frame.write.format(self.format).options(**self._settings.options).mode("append")
+        writer.save(self.address) if self.address else writer.save()
+
+
+def _agreed(task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
+    """What the first rows of all have made of it, kept beside the executions' folders: a part that is lost is staged
+    again with the same columns."""
+    execution, _, consumer = task.staging.rpartition("/")
+    folder = storage.join(execution.rpartition("/")[0], "~columns", consumer)
+    return FolderColumns(folder, pa.schema([])).agreed(offered)

@@ -1,0 +1,136 @@
+"""Landing what Spark gives: a snapshot, or the batches of a stream."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from conduit_dagster.connectors.base.context import resolved
+from conduit_dagster.connectors.spark.landing import Landing
+from conduit_dagster.connectors.spark.session import current_session, register, spoken
+from conduit_dagster.connectors.spark.settings import SparkSourceSettings
+from conduit_dagster.state import storage
+
+_PARQUET: Final = ".parquet"
+_STREAM: Final = "stream"
+
+
+class Lander(ABC):
+    """Brings rows of one source to its landing. On the driver."""
+
+    def __init__(self, format_: str, settings: SparkSourceSettings, root: str, landing: Landing) -> None:
+        """``root``: the project's, where relative paths start."""
+        self._format, self._settings, self._root, self._landing = format_, settings, root, landing
+
+    @abstractmethod
+    def is_due(self) -> bool:
+        """Whether it is time to ask Spark."""
+
+    @abstractmethod
+    def land(self) -> bool:
+        """Lands what there is; False where there was nothing new. Raises ``TransientError`` with what Spark said."""
+
+    def _loaded(self, reader: Any) -> Any:
+        """The frame behind ``spark.read`` or ``spark.readStream``."""
+        reader = reader.format(self._format).options(**self._settings.options)
+        if self._settings.columns:
+            reader = reader.schema(self._settings.columns)
+        path = self._settings.path
+        return reader.load(resolved(path, self._root)) if path else reader.load()
+
+    def _session(self) -> Any:
+        spark = current_session()
+        register(spark, self._root, self._settings.register_)
+        return spark
+
+
+class SnapshotLander(Lander):
+    """One snapshot, and with ``refresh`` another one when it is old."""
+
+    def is_due(self) -> bool:
+        """Whether there is none, or an old one that ``refresh`` lets follow."""
+        batches = self._landing.batches()
+        if not batches:
+            return True
+        refresh = self._settings.refresh
+        return refresh is not None and time.time() - batches[-1].at >= refresh
+
+    def land(self) -> bool:
+        """Takes one if it is due."""
+        if not self.is_due():
+            return False
+        number, folder = self._landing.next_number(), f"snapshot-{secrets.token_hex(8)}"
+        url = storage.join(self._landing.url, folder)
+        storage.make_folder(self._landing.url)
+        with spoken(self._format, "be read"):
+            self._loaded(self._session().read).write.parquet(url)
+        names = [f"{folder}/{name}" for name in storage.files(url) if name.endswith(_PARQUET) and name[0] not in "._"]
+        self._landing.land(number, names, folder)
+        return True
+
+
+class StreamLander(Lander):
+    """What is new, by a query that ends when it has caught up; its checkpoint knows how far it is."""
+
+    _asked = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it has been asked long enough ago."""
+        return time.monotonic() - self._asked >= self._settings.poll
+
+    def land(self) -> bool:
+        """Runs the query, and lists what its file sink has committed and no batch names yet."""
+        number, url = self._landing.next_number(), storage.join(self._landing.url, _STREAM)
+        storage.make_folder(self._landing.url)
+        with spoken(self._format, "be streamed"):
+            frame = self._loaded(self._session().readStream)
+            checkpoint = storage.join(self._landing.url, "checkpoint")
+            writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
+            query = writer.option("path", url).trigger(availableNow=True).start()
+            try:
+                query.awaitTermination()
+            finally:
+                query.stop()
+        self._asked = time.monotonic()
+        known = {file.name for batch in self._landing.batches() for file in batch.files}
+        fresh = [name for name in _committed(url) if name not in known and self._is_there(name)]
+        if fresh:
+            self._landing.land(number, fresh)
+        return bool(fresh)
+
+    def _is_there(self, name: str) -> bool:
+        # what was acked and removed stays in the sink's log
+        return storage.size(storage.join(self._landing.url, name)) is not None
+
+
+class _Entry(msgspec.Struct):
+    path: str
+    action: str = "add"
+
+
+def _committed(url: str) -> list[str]:
+    """The files that the sink's log names, in the order of its batches, below the landing."""
+    log = storage.join(url, "_spark_metadata")
+    names = {name for name in storage.files(log) if name[0].isdigit()}
+    compact = max((name for name in names if name.endswith(".compact")), key=_batch, default=None)
+    after = -1 if compact is None else _batch(compact)
+    logs = [name for name in sorted(names, key=_batch) if not name.endswith(".compact") and _batch(name) > after]
+    found = [entry for name in ([compact] if compact else []) + logs for entry in _entries(storage.join(log, name))]
+    removed = {entry.path for entry in found if entry.action != "add"}
+    return [f"{_STREAM}/{entry.path.rsplit('/', 1)[-1]}" for entry in found if entry.path not in removed]
+
+
+def _batch(name: str) -> int:
+    return int(name.removesuffix(".compact"))
+
+
+def _entries(url: str) -> Iterator[_Entry]:
+    with storage.open_read(url) as file:
+        lines = file.read().splitlines()
+    # the first line is the version
+    yield from (msgspec.json.decode(line, type=_Entry) for line in lines[1:] if line)

@@ -1,0 +1,109 @@
+"""Where rows of a Spark data source land, as Parquet files: what no other position tells apart has one there.
+
+A landing is a folder with a list of batches: ``00000001.json`` and so on, each created whole and never changed. Only
+files that a list names were ever landed; so a crash while rows land leaves nothing that counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.learn import learn
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state import storage
+
+_SUFFIX: Final = ".json"
+
+
+class Landed(msgspec.Struct, frozen=True):
+    """A file of a batch."""
+
+    name: str
+    """Below the landing."""
+    bytes: int
+
+
+class Batch(msgspec.Struct, frozen=True):
+    """Files that landed together, in reading order."""
+
+    number: int
+    at: float
+    """When, in seconds."""
+    files: tuple[Landed, ...]
+    folder: str = ""
+    """The folder that is this batch's alone."""
+
+
+def number_of(name: str) -> int:
+    """The batch of a file that :meth:`Landing.files` named; 0 for no name."""
+    return int(name.partition("-")[0] or 0)
+
+
+class Landing:
+    """The batches of one source."""
+
+    ordered = True
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._known: dict[str, Batch] = {}
+
+    def batches(self) -> list[Batch]:
+        """Those that are there, in order."""
+        names = sorted(name for name in storage.files(self.url) if name.endswith(_SUFFIX) and name[0].isdigit())
+        # a list never changes
+        self._known = {name: self._known.get(name) or self._read(name) for name in names}
+        return list(self._known.values())
+
+    def _read(self, name: str) -> Batch:
+        with storage.open_read(storage.join(self.url, name)) as file:
+            return msgspec.json.decode(file.read(), type=Batch)
+
+    def files(self) -> list[Found]:
+        """All files of all batches, in reading order; their names begin with their batch's number."""
+        return [
+            Found(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
+            for batch in self.batches()
+            for place, file in enumerate(batch.files)
+        ]
+
+    def next_number(self) -> int:
+        """Of the batch that comes next. To be asked before anything is done for it, see :meth:`land`."""
+        return max((batch.number for batch in self.batches()), default=0) + 1
+
+    def land(self, number: int, names: Sequence[str], folder: str = "") -> None:
+        """Makes these files, which lie below the landing, a batch. They are durable before it names them.
+
+        Raises ``TransientError`` where there is one of that number: of two owners that did the same work only one's
+        counts, whoever of them was frozen meanwhile.
+        """
+        files = tuple(Landed(name, self._synced(name)) for name in names)
+        data = msgspec.json.encode(Batch(number, time.time(), files, folder))
+        if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
+            raise TransientError(
+                f"batch {number} of {self.url} was landed by somebody else meanwhile",
+                code="spark.landed_twice",
+                fix="run again; what the other one landed is read",
+            )
+
+    def _synced(self, name: str) -> int:
+        url = storage.join(self.url, name)
+        storage.sync(url)
+        storage.sync(url.rpartition("/")[0])
+        return storage.size(url) or 0
+
+    def remove(self, batch: Batch) -> None:
+        """Forgets a batch, then removes its files."""
+        storage.remove(storage.join(self.url, f"{batch.number:08d}{_SUFFIX}"))
+        for file in batch.files:
+            storage.remove(storage.join(self.url, file.name))
+        if batch.folder:
+            storage.remove_folder(storage.join(self.url, batch.folder))
+
+
+learn(Batch, Landed)

@@ -1,0 +1,95 @@
+"""Settings of ``spark:FORMAT``: a few of ours, and the format's own options."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, field_validator
+
+from conduit_dagster.config.scalars import Duration
+from conduit_dagster.connectors.base import ConnectorSettings
+from conduit_dagster.connectors.columnar.columns import parse_columns
+
+_OPTION: Final = "option."
+_SECRET: Final = re.compile(r"pass|secret|token|credential|user|key", re.IGNORECASE)
+
+
+class SparkSettings(ConnectorSettings):
+    """What both directions share."""
+
+    open_keys: ClassVar[tuple[str, ...]] = ("*",)
+
+    path: str = ""
+    """The path that Spark loads or saves, for formats that have one; a relative one starts at the project root."""
+    register_: str = Field("", alias="register")
+    """``FILE.py:CLASS`` of a Python data source (``pyspark.sql.datasource.DataSource``) in the project, which is
+    registered with the session first. One that an installed package brings needs no setting."""
+
+    @field_validator("register_")
+    @classmethod
+    def _check_register(cls, text: str) -> str:
+        if text and not re.fullmatch(r"[^:]+\.py:[^\W\d]\w*", text):
+            raise ValueError("register must be FILE.py:CLASS")
+        return text
+
+    @property
+    def options(self) -> dict[str, str]:
+        """The format's options: every setting that is none of ours; ``option.NAME`` for one that is called as ours."""
+        given = {key: str(value) for key, value in (self.model_extra or {}).items() if not key.startswith("sdk.")}
+        return {key.removeprefix(_OPTION): value for key, value in given.items()}
+
+
+class SparkSourceSettings(SparkSettings):
+    """Reads what ``spark.read.format(FORMAT)`` gives, or follows what ``spark.readStream.format(FORMAT)`` brings.
+
+    All other settings are the format's options, as they are.
+    """
+
+    read: Literal["batch", "stream"] = "batch"
+    """``batch``: what is there, once; ``stream``: what is there and what comes, from formats that Spark can stream."""
+    columns: str = Field("", alias="schema")
+    """The schema as Spark's DDL, such as ``id BIGINT, name STRING``, for formats that need one or would guess it."""
+    key: str = ""
+    """Columns that make the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
+    refresh: Duration | None = None
+    """With ``batch``: how old a snapshot must be for the next one to be taken, as ``1h``; without it there is one."""
+    poll: Duration = 1.0
+    """With ``stream``: how long to wait before asking again after nothing was new."""
+    keep: Duration = 86_400.0
+    """How long landed rows stay after they were acked, for ``positions rewind``."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The key's columns."""
+        return [name for part in self.key.split(",") if (name := part.strip())]
+
+    def identity(self, plugin: str) -> str:
+        """Which data this is, as a digest. Credentials say nothing about that."""
+        options = {key: value for key, value in self.options.items() if not _SECRET.search(key)}
+        said = [plugin, self.path, self.read, self.columns, self.register_, options]
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class SparkDestinationSettings(SparkSettings):
+    """Appends with ``write.format(FORMAT)``, a column per field of created and snapshot records.
+
+    All other settings are the format's options, as they are.
+    """
+
+    columns: str = ""
+    """The columns, such as ``id:long, name:string, amount:decimal(10,2)``. Empty: those of the first rows; of
+    documents each field's first value decides the type, and a field that is only null is a string."""
+    unknown_fields: Literal["refuse", "ignore"] = Field("refuse", alias="unknown-fields")
+    """What to do with a record that has a field, even a null one, for which there is no column: ``refuse`` nacks it;
+    ``ignore`` leaves that field out."""
+    hash_column: str = Field("", alias="hash-column")
+    """A column to add, with the delivery hash: a repeat has the same one, so a reader can tell."""
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: str) -> str:
+        parse_columns(columns)
+        return columns

@@ -1,0 +1,104 @@
+"""The source ``spark:FORMAT``: what a Spark data source gives, landed as Parquet files and read from there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.base import ConnectorContext, Limit, Position
+from conduit_dagster.connectors.parquet.position import parse_position
+from conduit_dagster.connectors.parquet.row_files import RowFiles
+from conduit_dagster.connectors.parquet.survey import Survey
+from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
+from conduit_dagster.connectors.spark.landing import Landing, number_of
+from conduit_dagster.connectors.spark.settings import SparkSourceSettings
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+
+
+class SparkSource(RowFiles):
+    """A document per row. Spark's rows have no positions, so they land beside the commit log and are read from there.
+
+    With ``read: batch`` a snapshot lands once, with ``read: stream`` each micro-batch of a query whose checkpoint lies
+    there as well: what has landed is never asked for again. Nothing is lost or doubled between Spark and the landing
+    as far as the format itself keeps that: a stream that can't give a batch once more loses what was in the air.
+    """
+
+    Settings = SparkSourceSettings
+    format: ClassVar[str] = "FORMAT"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(SparkSourceSettings, settings)
+
+    @cached_property
+    def _landing(self) -> Landing:
+        base = storage.join(Project.find(Path(self.context.root)).log_url, storage.safe_name(self.context.pipeline))
+        own = storage.safe_name(self.context.connector)
+        return Landing(storage.join(base, "~landing", own, self._settings.identity(self.name)))
+
+    @cached_property
+    def _survey(self) -> Survey:
+        return Survey(self._landing, self._landing.url)
+
+    @property
+    def survey(self) -> Survey:
+        """The files that have landed."""
+        return self._survey
+
+    @cached_property
+    def _lander(self) -> Lander:
+        kind = SnapshotLander if self._settings.read == "batch" else StreamLander
+        return kind(self.format, self._settings, self.context.root, self._landing)
+
+    @property
+    def _keys(self) -> Sequence[str]:
+        return self._settings.keys
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """The format, and a digest of its options without credentials."""
+        return {"plugin": self.name, "data": self._settings.identity(self.name)}
+
+    def horizon(self) -> Any:
+        """What there is now, landed."""
+        self._lander.land()
+        return super().horizon()
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """Goes through what has landed; where all of it was read, asks Spark for more."""
+        self._require_rest(start)
+        end = super().latest(start, limit, horizon)
+        if end == start and horizon is None and self._lander.is_due() and self._lander.land():
+            return super().latest(start, limit)
+        return end
+
+    def _require_rest(self, start: Position) -> None:
+        """A position of long ago may be followed by batches that were removed."""
+        there, read = self._landing.batches(), _batch_of(start)
+        if there and there[0].number > read + 1:
+            raise FatalError(
+                f"batches {read + 1} to {there[0].number - 1} of what landed were removed, for they had been acked",
+                code="spark.landing_removed",
+                place=self._landing.url,
+                fix="rewind to a later place; the setting keep says how long what was acked stays",
+            )
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Removes what was acked ``keep`` ago, but for the newest batch."""
+        for batch in self._landing.batches()[:-1]:
+            if batch.number >= _batch_of(upto) or time.time() - batch.at <= self._settings.keep:
+                break
+            self._landing.remove(batch)
+
+    def _describe(self, url: str) -> dict[str, str]:
+        return {"spark.format": self.format}
+
+
+def _batch_of(position: Position) -> int:
+    files = parse_position(position).files
+    return number_of(files[-1].name) if files else 0

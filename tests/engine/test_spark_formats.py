@@ -1,0 +1,243 @@
+"""``spark:FORMAT``: formats of the JVM and Python data sources, as sources and as destinations."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kills import crashing, hooked
+from pyspark.sql import SparkSession
+from support import Lab, destination, processor, queue
+
+PYTHON = """
+from pathlib import Path
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter
+from pyspark.sql.datasource import InputPartition, SimpleDataSourceStreamReader, WriterCommitMessage
+
+
+class Counting(DataSource):
+    @classmethod
+    def name(cls):
+        return "counting"
+
+    def schema(self):
+        return "i BIGINT, s STRING"
+
+    def reader(self, schema):
+        return Reader(int(self.options["count"]))
+
+    def simpleStreamReader(self, schema):
+        return Stream(Path(self.options["upto"]))
+
+    def writer(self, schema, overwrite):
+        return Writer(self.options["path"])
+
+
+class Reader(DataSourceReader):
+    def __init__(self, count):
+        self.count = count
+
+    def partitions(self):
+        return [InputPartition(0), InputPartition(1)]
+
+    def read(self, partition):
+        half = self.count // 2
+        for i in range(half * partition.value, half * (partition.value + 1)):
+            yield (i, str(i))
+
+
+class Stream(SimpleDataSourceStreamReader):
+    def __init__(self, upto):
+        self.upto = upto
+
+    def initialOffset(self):
+        return {"at": 0}
+
+    def read(self, start):
+        end = int(self.upto.read_text())
+        return iter([(i, str(i)) for i in range(start["at"], end)]), {"at": end}
+
+    def readBetweenOffsets(self, start, end):
+        return iter([(i, str(i)) for i in range(start["at"], end["at"])])
+
+
+class Writer(DataSourceWriter):
+    def __init__(self, path):
+        self.path = path
+
+    def write(self, rows):
+        import uuid
+
+        lines = [f"{row.i},{row.s}" for row in rows]
+        if "13,13" in lines and Path(self.path, "refuse").exists():
+            raise ValueError("no thirteen")
+        Path(self.path, uuid.uuid4().hex).write_text("\\n".join(lines))
+        return WriterCommitMessage()
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    (tmp_path / "counting.py").write_text(PYTHON)
+    (tmp_path / "written").mkdir()
+    return lab
+
+
+def given(format_: str, **settings: str) -> dict[str, Any]:
+    return {"id": "in", "type": "source", "plugin": f"spark:{format_}", "settings": settings}
+
+
+def taken(format_: str, **settings: str) -> dict[str, Any]:
+    return {"id": "out", "type": "destination", "plugin": f"spark:{format_}", "settings": settings}
+
+
+def build(lab: Lab, source: Any, *outputs: Any, name: str = "p", **more: Any) -> None:
+    lab.pipeline(
+        id=name,
+        connectors=[source, *outputs],
+        delivery={"batch-size": 10, "strategy": "exactly-once", **more.pop("delivery", {})},
+        **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
+        **more,
+    )
+
+
+COUNTING = {"register": "counting.py:Counting"}
+ROWS = [{"i": i, "s": str(i)} for i in range(30)]
+
+
+def test_a_snapshot_of_a_jvm_format_once(lab: Lab) -> None:
+    """Options as Spark's own; the header is one of them. What comes later is another snapshot's."""
+    lab.write("in.csv", ["i,s", *(f"{i},{i}" for i in range(30))])
+    source = given("csv", path="in.csv", header="true", schema="i BIGINT, s STRING")
+    build(lab, source, destination())
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+    lab.write("in.csv", ["30,30"], mode="a")
+    assert lab.run().progress.read == 0
+    source["settings"]["refresh"] = "0s"
+    build(lab, source, destination())
+    assert lab.run().progress.read == 31
+    assert lab.documents("out.jsonl") == [*ROWS, *ROWS, {"i": 30, "s": "30"}]
+
+
+def test_a_python_data_source(lab: Lab) -> None:
+    build(lab, given("counting", count="30", **COUNTING), destination())
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_another_table_is_another_source(lab: Lab) -> None:
+    """Credentials say nothing of what is read."""
+    build(lab, given("counting", count="30", password="a", **COUNTING), destination())
+    assert lab.run().progress.read == 30
+    build(lab, given("counting", count="30", password="b", **COUNTING), destination())
+    assert lab.run().progress.read == 0
+    build(lab, given("counting", count="10", password="b", **COUNTING), destination())
+    assert lab.run().progress.read == 10
+
+
+def test_killed_at_each_line(lab: Lab) -> None:
+    passed = Counter[str]()
+
+    def make(name: str) -> None:
+        build(lab, given("counting", count="30", **COUNTING), destination(path=f"./{name}.jsonl"), name=name)
+
+    make("whole")
+    with hooked(lambda point, pipeline: passed.update([point])):
+        assert lab.run("whole").error is None
+    del passed["after-lease"]  # a crash in this process keeps the lease
+    for number, point in enumerate(passed):
+        make(f"p{number}")
+        with crashing(point, min(passed[point], 2)):
+            lab.run(f"p{number}")
+        assert lab.run(f"p{number}").error is None
+        assert lab.documents(f"p{number}.jsonl") == ROWS, point
+
+
+@pytest.mark.parametrize("kind", ["python", "json"])
+def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
+    """Three runs, each drains what is there; the query's checkpoint knows how far it was."""
+    if kind == "python":
+        source = given("counting", read="stream", upto=str(lab.root / "upto"), **COUNTING)
+    else:
+        source = given("json", read="stream", path="in", schema="i BIGINT, s STRING")
+    for upto in (10, 10, 25):
+        (lab.root / "upto").write_text(str(upto))
+        lab.write(f"in/{upto}.json", ROWS[10 if upto == 25 else 0 : upto])
+        build(lab, source, destination())
+        assert lab.run().error is None
+        assert lab.documents("out.jsonl") == ROWS[:upto]
+
+
+def test_what_was_acked_goes_after_a_while(lab: Lab) -> None:
+    """But for the newest batch; a rewind to what is gone says so."""
+    for upto in (5, 10, 15):
+        (lab.root / "upto").write_text(str(upto))
+        source = given("counting", read="stream", keep="0s", upto=str(lab.root / "upto"), **COUNTING)
+        build(lab, source, destination())
+        assert lab.run().error is None
+    (landing,) = (lab.root / ".conduit" / "log" / "p" / "~landing" / "in").iterdir()
+    assert [path.name for path in sorted(landing.glob("*.json"))] == ["00000003.json"]
+    assert len(list((landing / "stream").glob("*.parquet"))) <= 2
+    with lab.store():
+        build(lab, source, destination(path="./again.jsonl"), name="p")
+    assert lab.documents("out.jsonl") == ROWS[:15]
+
+
+@pytest.mark.parametrize("rows", [True, False])
+def test_appended_by_a_jvm_format(lab: Lab, spark: SparkSession, rows: bool) -> None:
+    """Rows that stay columns, and documents of a processor; a column more says which delivery it was."""
+    out = taken("orc", path="out.orc", **{"hash-column": "delivery"})
+    more = {} if rows else {"processors": [processor("same", "field.set", field=".Payload.After.s", value="x")]}
+    build(lab, given("counting", count="30", **COUNTING), out, delivery={"strategy": "at-least-once"}, **more)
+    assert lab.run().error is None
+    frame = spark.read.orc(str(lab.root / "out.orc"))
+    found = sorted((row.i, row.s) for row in frame.collect())
+    assert found == [(i, str(i) if rows else "x") for i in range(30)]
+    assert frame.select("delivery").distinct().count() == 3
+
+
+def test_appended_by_a_python_data_source(lab: Lab) -> None:
+    """What it raises is an outage: nothing is nacked, and the next run repeats the step."""
+    out = taken("counting", path="written", **COUNTING)
+    (lab.root / "written" / "refuse").touch()
+    build(lab, given("counting", count="30", **COUNTING), out, delivery={"strategy": "at-least-once"})
+    error = lab.run().error
+    assert error is not None and error.code == "spark.format_failed" and not error.fatal
+    assert "no thirteen" in error.message
+    (lab.root / "written" / "refuse").unlink()
+    assert lab.run().error is None
+    lines = [line for path in (lab.root / "written").iterdir() for line in path.read_text().splitlines()]
+    assert set(lines) == {f"{i},{i}" for i in range(30)}
+    assert lab.lines("p-dead.jsonl") == []
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "words"),
+    [
+        (given("nonsense"), "spark.format_failed", "nonsense"),
+        (given("csv", path="not-there"), "spark.format_failed", "not-there"),
+        (given("counting", register="counting.py:Other"), "spark.no_data_source", "Other"),
+        (given("counting", register="gone.py:Counting"), "spark.no_data_source", "gone.py"),
+        (given("csv", path="in.csv", read="stream"), "spark.format_failed", "chema"),
+    ],
+)
+def test_what_can_not_be_read_is_said_in_a_line(lab: Lab, source: Any, code: str, words: str) -> None:
+    lab.write("in.csv", ["1"])
+    build(lab, source, destination())
+    error = lab.run().error
+    assert error is not None and error.code == code
+    assert words in error.message
+    assert "\n" not in error.message and "Traceback" not in error.message
+
+
+def test_validation_knows_the_strategies(lab: Lab) -> None:
+    build(lab, given("csv", path="in.csv"), taken("csv", path="out"))
+    assert lab.catalogue().get("p") is None
+    assert any("exactly-once" in finding.message for finding in lab.catalogue().findings)
+    json.dumps([finding.message for finding in lab.catalogue().findings])
