@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,9 @@ from kills import crashing, hooked
 from pyspark.sql import SparkSession
 from support import Lab, destination, processor, queue
 
+from conduit_dagster.cli.main import main
+
+ONE_RUN = Path(__file__).parents[1] / "one_run.py"
 PYTHON = """
 from pathlib import Path
 
@@ -174,7 +177,7 @@ def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
         assert lab.documents("out.jsonl") == ROWS[:upto]
 
 
-def test_what_was_acked_goes_after_a_while(lab: Lab) -> None:
+def test_what_was_acked_goes_after_a_while(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the newest batch; a rewind to what is gone says so."""
     for upto in (5, 10, 15):
         (lab.root / "upto").write_text(str(upto))
@@ -184,9 +187,39 @@ def test_what_was_acked_goes_after_a_while(lab: Lab) -> None:
     (landing,) = (lab.root / ".conduit" / "log" / "p" / "~landing" / "in").iterdir()
     assert [path.name for path in sorted(landing.glob("*.json"))] == ["00000003.json"]
     assert len(list((landing / "stream").glob("*.parquet"))) <= 2
-    with lab.store():
-        build(lab, source, destination(path="./again.jsonl"), name="p")
     assert lab.documents("out.jsonl") == ROWS[:15]
+    monkeypatch.chdir(lab.root)
+    assert main(("positions", "rewind", "p", "--to-start")) == 0
+    error = lab.run().error
+    assert error is not None and error.fatal and error.code == "spark.landing_removed"
+
+
+def test_a_rewind_reads_what_has_landed(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    build(lab, given("counting", count="30", **COUNTING), destination())
+    assert lab.run().error is None
+    monkeypatch.chdir(lab.root)
+    assert main(("positions", "rewind", "p", "--to-start")) == 0
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == ROWS * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", ["batch", "stream"])
+def test_on_spark_connect(tmp_path: Path, connect_server: Any, read: str) -> None:
+    """A Python data source of the project, read and written by a client of a server."""
+    lab = Lab(tmp_path)
+    (tmp_path / "counting.py").write_text(PYTHON)
+    (tmp_path / "written").mkdir()
+    (tmp_path / "upto").write_text("30")
+    source = given("counting", read=read, count="30", upto=str(tmp_path / "upto"), **COUNTING)
+    outputs = [taken("counting", path="written", **COUNTING), destination("file", "./out.jsonl")]
+    build(lab, source, *outputs, delivery={"strategy": "at-least-once"})
+    with connect_server.start(ONE_RUN, tmp_path, connect_server.url, stdout=subprocess.PIPE) as process:
+        said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0 and b"'error': None" in said, said
+    assert lab.documents("out.jsonl") == ROWS
+    lines = [line for path in (tmp_path / "written").iterdir() for line in path.read_text().splitlines()]
+    assert sorted(lines) == sorted(f"{i},{i}" for i in range(30))
 
 
 @pytest.mark.parametrize("rows", [True, False])
@@ -237,7 +270,7 @@ def test_what_can_not_be_read_is_said_in_a_line(lab: Lab, source: Any, code: str
 
 
 def test_validation_knows_the_strategies(lab: Lab) -> None:
+    """A data source of Spark knows no delivery hash."""
     build(lab, given("csv", path="in.csv"), taken("csv", path="out"))
     assert lab.catalogue().get("p") is None
     assert any("exactly-once" in finding.message for finding in lab.catalogue().findings)
-    json.dumps([finding.message for finding in lab.catalogue().findings])

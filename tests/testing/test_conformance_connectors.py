@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 from parts_stream import read_folder
 from postgres_lab import PostgresLab
 from postgres_server import PostgresServer
+from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.base import (
@@ -39,6 +40,7 @@ from conduit_dagster.connectors.log import LogDestination
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
 from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings, ParquetSourceSettings
 from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.testing.conformance import DestinationConformance, SourceConformance
@@ -86,6 +88,16 @@ class TestParquet(SourceConformance):
             pq.write_table(rows, tmp_path / f"in{number}.parquet", row_group_size=7)
         settings = {"path": "in0.parquet" if request.param == "one" else "in*.parquet", "key": "i"}
         return lambda: ParquetSource(ParquetSourceSettings.model_validate(settings), context(tmp_path))
+
+
+class TestSpark(SourceConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path, spark: SparkSession) -> Make:
+        lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
+        (tmp_path / "in.jsonl").write_text("\n".join(lines))
+        kind: Any = find_source("spark:json", {})
+        settings = {"path": "in.jsonl", "key": "i"}
+        return lambda: kind(kind.Settings.model_validate(settings), context(tmp_path))
 
 
 class Numbers(Source):
@@ -235,6 +247,18 @@ class TestParquetFolder(DestinationConformance):
             return [row["i"] for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
         return read
+
+
+class TestSparkOrc(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path, spark: SparkSession) -> Make:
+        kind: Any = find_destination("spark:orc", {})
+        return lambda: kind(kind.Settings.model_validate({"path": "out"}), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path, spark: SparkSession) -> Callable[[], list[int]]:
+        path = tmp_path / "out"
+        return lambda: [row.i for row in spark.read.orc(str(path)).sort("i").collect()] if path.exists() else []
 
 
 class TestPostgres(DestinationConformance):
