@@ -59,9 +59,7 @@ MEASURES: dict[str, Measure] = {
     "postgres": Measure("table, exactly once", tables, _compared(3, 6.5)),
     "postgres-two": Measure("two tables, exactly once", partial(tables, destinations=2), _compared(3, 11.0)),
     "postgres-in-flight": Measure("table, exactly once, two steps in flight", tables_in_flight, _compared(3, 7.5)),
-    "parquet": Measure(
-        "Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)
-    ),
+    "parquet": Measure("Parquet to Parquet, exactly once", partial(columnar, plugin="parquet"), _compared(2, 1.5)),
     "delta": Measure("Parquet to Delta, exactly once", partial(columnar, plugin="delta"), _compared(2, 1.5)),
     **{
         f"{PROCESSOR}{case.name.replace(' ', '-')}": Measure(
