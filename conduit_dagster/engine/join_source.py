@@ -6,8 +6,9 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from conduit_dagster.commit_log.splits import log_split, read_log
 from conduit_dagster.connectors.base import Block, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.engine.log_source import LogSource, log_split, read_log
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.record import Nack, Record
 
 _BLOCK = 3_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -11,7 +12,6 @@ from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached

@@ -11,8 +11,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.entries import Entry
 from conduit_dagster.connectors.staged import staged_records
-from conduit_dagster.engine.commit_log.entries import Entry
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step

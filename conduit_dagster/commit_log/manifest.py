@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.transactions import Transactions
 
@@ -37,7 +37,7 @@ class LogManifest:
 
     def nacked(self, start: int, stop: int) -> list[int]:
         """The offsets of entries that were nacked before they were logged. Reads only where there are any."""
-        from conduit_dagster.engine.commit_log.reader import read_current
+        from conduit_dagster.commit_log.reader import read_current
 
         found: list[int] = []
         parts = [part for part in self.parts(start, stop) if part.nacked]

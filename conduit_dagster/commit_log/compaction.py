@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol, TypeVar
 import pyarrow as pa
 import sqlalchemy as sa
 
-from conduit_dagster.engine.commit_log.layout import LogFolder, shown
-from conduit_dagster.engine.commit_log.part_file import PartFile
-from conduit_dagster.engine.commit_log.reader import read, verify
-from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
-from conduit_dagster.engine.commit_log.written import Written
+from conduit_dagster.commit_log.layout import LogFolder, shown
+from conduit_dagster.commit_log.part_file import PartFile
+from conduit_dagster.commit_log.reader import read, verify
+from conduit_dagster.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.commit_log.written import Written
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogStore
