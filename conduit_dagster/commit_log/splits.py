@@ -8,8 +8,39 @@ from functools import partial
 import msgspec
 
 from conduit_dagster.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.connectors.base import Block, Split
 from conduit_dagster.state.log_store import LogPart
+
+_GRAIN = 20_000
+"""Entries that are not worth a split of their own."""
+
+
+def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
+    """How far a step goes on from ``start``, at most to ``stop``: whole files of at most ``most`` bytes together."""
+    size = 0
+    for part in manifest.parts(start, stop):
+        size += part.bytes
+        if size > most and part.first > start:
+            return part.first
+    return stop
+
+
+def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
+    """Ranges of offsets, each with the files that hold it."""
+    parts = list(manifest.parts(start, end))
+    # a step that covers what the manifest does not name would lose it
+    assert start >= end or parts[-1].next >= end, "beyond the log"
+    grain = max(_GRAIN, -(-(end - start) // n))
+    return [
+        log_split(manifest.folder, parts, low, min(low + grain, end), low - start) for low in range(start, end, grain)
+    ]
+
+
+def relocated(manifest: LogManifest, split: Split) -> Split:
+    """The split with the files that hold it now: compaction may have put others in their place."""
+    stop = split.detail["to"]
+    return log_split(manifest.folder, manifest.parts(split.start, stop), split.start, stop, split.ordinal)
 
 
 def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int, ordinal: int) -> Split:

@@ -12,6 +12,7 @@ _SOURCES = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosSource"),
     "file": ("conduit_dagster.connectors.file.source", "FileSource"),
     "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
+    "pipeline": ("conduit_dagster.connectors.pipeline.source", "PipelineSource"),
 }
 _DESTINATIONS = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosDestination"),

@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import log_split, read_log
+from conduit_dagster.commit_log.splits import cut, reach, read_log, relocated
 from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.record import Record
-
-_GRAIN = 20_000
-"""Entries that are not worth a split of their own."""
 
 
 class LogSource(Source):
@@ -42,23 +39,11 @@ class LogSource(Source):
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """The end of the log, within the limit."""
         stop = min(self.manifest.state().next_offset, start + limit.records)
-        size = 0
-        for part in self.manifest.parts(start, stop):
-            size += part.bytes
-            if size > limit.bytes and part.first > start:
-                return part.first
-        return stop
+        return reach(self.manifest, start, stop, limit.bytes)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Ranges of offsets, each with the files that hold it."""
-        parts = list(self.manifest.parts(start, end))
-        # a step that covers what the manifest does not name would lose it
-        assert start >= end or parts[-1].next >= end, "beyond the log"
-        grain = max(_GRAIN, -(-(end - start) // n))
-        return [
-            log_split(self.manifest.folder, parts, low, min(low + grain, end), low - start)
-            for low in range(start, end, grain)
-        ]
+        return cut(self.manifest, start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """The entries as they were logged; those that a node nacked before come as nacked."""
@@ -66,8 +51,7 @@ class LogSource(Source):
 
     def relocate(self, split: Split) -> Split:
         """The split with the files that hold it now: compaction may have put others in their place."""
-        stop = split.detail["to"]
-        return log_split(self.manifest.folder, self.manifest.parts(split.start, stop), split.start, stop, split.ordinal)
+        return relocated(self.manifest, split)
 
     def horizon(self) -> Any:
         """The real source's."""

@@ -1,0 +1,38 @@
+"""What can be wrong between a source and the pipeline that it reads, once both are running."""
+
+from __future__ import annotations
+
+from conduit_dagster.recovery.errors import FatalError
+
+
+def which_connector(pipeline: str) -> FatalError:
+    """The file names none, and nobody has looked which one is meant."""
+    return FatalError(
+        f"which connector of pipeline {pipeline} is to be read is not known",
+        code="chain.which_connector",
+        fix="name it: settings.connector",
+    )
+
+
+def log_gone(log: str, position: int, end: int) -> FatalError:
+    """The log ends before the place where its reader stands."""
+    message = f"the log of {log} ends before offset {end}, and this source has read it up to {position}"
+    return FatalError(
+        f"{message}: the log is gone, or was begun anew"
+        if end
+        else f"{log} keeps no log of records any more: {message}",
+        code="chain.log_gone",
+        place=log,
+        fix="set delivery.log: records there and run it; or begin anew: conduit-dagster positions rewind … --to-start",
+    )
+
+
+def log_gap(log: str, first: int, stop: int, further: int) -> FatalError:
+    """Entries that this source has not read are not in the log, and never will be."""
+    return FatalError(
+        f"of the log of {log} the entries {first} to {stop - 1} are gone: compacted while nobody waited for this reader"
+        " (it was dropped, or rewound), or never logged",
+        code="chain.log_gap",
+        place=log,
+        fix=f"to go on without them: conduit-dagster positions rewind … --to {further} --force",
+    )
