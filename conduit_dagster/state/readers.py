@@ -80,8 +80,9 @@ def held_from(connection: sa.Connection, pipeline: str, source: str) -> int | No
 def drop(connection: sa.Connection, reader: Reader, by: str) -> None:
     """The log waits for it no more. It keeps its place: one that comes back goes on there, or says what is gone."""
     _mark(connection, reader, True)
-    detail = {"source": reader.connector, "log": ":".join(reader.of), "offset": reader.offset, "by": by}
-    record_event(connection, reader.pipeline, "reader_dropped", **detail)
+    detail = {"reader": reader.name, "log": ":".join(reader.of), "offset": reader.offset, "by": by}
+    for pipeline in (reader.pipeline, reader.of[0]):
+        record_event(connection, pipeline, "reader_dropped", **detail)
 
 
 def _mark(connection: sa.Connection, reader: Reader, dropped: bool) -> None:
@@ -107,7 +108,7 @@ class ReaderRegistry:
         for reader in self._own():
             if reader.connector == source and reader.dropped:
                 _mark(self._connection, reader, False)
-                record_event(self._connection, self._id, "reader_back", source=source, offset=reader.offset)
+                record_event(self._connection, self._id, "reader_back", reader=reader.name, offset=reader.offset)
         log = _log_of(unit)
         if log is None:
             return initial
