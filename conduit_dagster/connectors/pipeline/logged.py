@@ -25,8 +25,6 @@ class LogWay(Way):
     Entries that were nacked before they were logged are passed over: they are dead letters over there.
     """
 
-    lag_unit = "records"
-
     def __init__(self, pipeline: str, source: str, project: ProjectView) -> None:
         self._log, self._project = (pipeline, source), project
 

@@ -36,3 +36,23 @@ def log_gap(log: str, first: int, stop: int, further: int) -> FatalError:
         place=log,
         fix=f"to go on without them: conduit-dagster positions rewind … --to {further} --force",
     )
+
+
+def output_gone(output: str, place: str, what: str) -> FatalError:
+    """What was read before, or was to be read, is not there."""
+    return FatalError(
+        f"the output of {output} is not what it was when this source read it: {what}",
+        code="chain.output_gone",
+        place=place,
+        fix="put it back; or begin anew with what is there: conduit-dagster positions rewind … --to-start",
+    )
+
+
+def no_record(place: str, why: str) -> FatalError:
+    """A line that the other pipeline can't have written as it writes now."""
+    return FatalError(
+        f"a line is no record as opencdc/json has it: {why}",
+        code="chain.no_record",
+        place=place,
+        fix="the file had other lines before that pipeline wrote to it, or another format: give it a path of its own",
+    )

@@ -11,6 +11,7 @@ from typing_extensions import override
 from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.logged import LogWay
+from conduit_dagster.connectors.pipeline.output import OutputWay
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.refusals import which_connector
 from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings, as_own
@@ -35,6 +36,8 @@ class PipelineSource(Source):
         super().__init__(settings, context)
         self._settings = as_own(settings)
         self._project = ProjectView(context.root)
+        if (upstream := upstream_of(self._settings.model_extra)) is not None and upstream.output is not None:
+            self.lag_unit = "bytes"  # pyright: ignore[reportAttributeAccessIssue]  # records of a file are not counted
 
     @cached_property
     def _upstream(self) -> Upstream:
@@ -45,7 +48,10 @@ class PipelineSource(Source):
 
     @cached_property
     def _way(self) -> Way:
-        return LogWay(self._settings.pipeline, self._upstream.connector, self._project)
+        pipeline, upstream = self._settings.pipeline, self._upstream
+        if upstream.output is not None:
+            return OutputWay(pipeline, upstream.connector, upstream.output, self.context, self._project)
+        return LogWay(pipeline, upstream.connector, self._project)
 
     @property
     def reads(self) -> tuple[str, str]:
@@ -85,6 +91,10 @@ class PipelineSource(Source):
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """As the log or the output has it."""
         return self._way.within(start, end, boundary)
+
+    def place(self, position: Position) -> Any:
+        """An offset, or a place in a file."""
+        return self._way.place(position)
 
     def relocate(self, split: Split) -> Split:
         """The files that hold it now."""

@@ -13,8 +13,6 @@ from conduit_dagster.connectors.pipeline.labels import Labels
 class Way(ABC):
     """Its methods are those of :class:`Source`. All but ``read`` are the driver's."""
 
-    lag_unit: str
-
     @property
     @abstractmethod
     def unit(self) -> dict[str, Any]:
@@ -51,6 +49,10 @@ class Way(ABC):
     @abstractmethod
     def lag(self, position: Position) -> int:
         """How far it is behind."""
+
+    def place(self, position: Position) -> Any:
+        """What of a position says where it is."""
+        return position
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """The position at a boundary that ``read`` gave."""
