@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import partial
 
@@ -24,6 +25,20 @@ def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
         if size > most and part.first > start:
             return part.first
     return stop
+
+
+def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
+    """The offset behind ``count`` good entries and the nacked ones that follow them directly, at most ``stop``.
+
+    ``nacked``: the offsets of nacked ones from ``start`` to ``stop``.
+    """
+    end = start + count
+    while (more := start + count + bisect_left(nacked, end)) != end:
+        end = more
+    taken = set(nacked)
+    while end in taken:
+        end += 1
+    return min(end, stop)
 
 
 def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import cut, reach, read_log, relocated
+from conduit_dagster.commit_log.splits import behind, cut, reach, read_log, relocated
 from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
@@ -55,9 +55,11 @@ class LogWay(Way):
         """Up to the end of the log. Raises ``FatalError`` (``chain.*``) where an entry on the way is gone."""
         end = self._end(start)
         first = self._first(start)
-        stop = min(end if horizon is None else min(end, horizon), first + limit.records)
+        stop = min(end if horizon is None else min(end, horizon), first + 2 * limit.records)
         if first >= stop:
             return start
+        # a step is not to be of nacked entries alone
+        stop = behind(first, stop, self._manifest.nacked(first, stop), limit.records)
         stop = reach(self._manifest, first, stop, limit.bytes)
         self._require_whole(first, stop)
         return stop
