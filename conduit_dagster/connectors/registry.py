@@ -29,6 +29,11 @@ def plain_name(plugin: str) -> str:
     return plugin.removeprefix("builtin:").partition("@")[0]
 
 
+def is_builtin(plugin: str, name: str, extra: Mapping[str, object]) -> bool:
+    """Whether a plugin name means the built-in ``name``; ``extra`` are the project's own. Imports neither."""
+    return plain_name(plugin) == name and (plugin.startswith("builtin:") or name not in extra)
+
+
 def source_names() -> list[str]:
     """The built-in sources."""
     return sorted(_SOURCES)

@@ -9,10 +9,8 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, Pipeline
-from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.pipeline.source import PipelineSource
-from conduit_dagster.connectors.pipeline.upstream import Upstream
-from conduit_dagster.connectors.registry import find_destination, find_source
+from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
+from conduit_dagster.connectors.registry import find_source, is_builtin
 from conduit_dagster.engine.planner import Upstreams, choose_log
 from conduit_dagster.engine.plugins import Plugins
 
@@ -53,7 +51,7 @@ class _Chains:
 
     def _chained(self, config: Pipeline) -> Iterator[Connector]:
         for connector in config.sources:
-            if find_source(connector.plugin, self._plugins.sources) is PipelineSource:
+            if is_builtin(connector.plugin, PLUGIN, self._plugins.sources):
                 yield connector
 
     def _add(self, one: ParsedPipeline, connector: Connector, flaw: _Flaw) -> None:
@@ -141,7 +139,7 @@ class _Reading:
         return f"name one in settings.connector: {' or '.join(named) or 'it has none that can be read'}"
 
     def _is_file(self, destination: Connector) -> bool:
-        return find_destination(destination.plugin, self._plugins.destinations) is FileDestination
+        return is_builtin(destination.plugin, "file", self._plugins.destinations)
 
     def _no_log(self) -> _Flaw:
         line, _ = self._parsed.locate("")

@@ -14,7 +14,12 @@ from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, source
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.desk import owned
 from conduit_dagster.engine.operate.readers import drop_reader
+from conduit_dagster.engine.operate.rewind import Wish, rewind
+from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.trial.dry_run import dry_run
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogStore
 
@@ -209,6 +214,11 @@ def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab:
     assert [row["offset"] for row in events(lab, "a", "reader_dropped")] == [40]
     assert [row["offset"] for row in events(lab, "p", "reader_dropped", "reader_back")] == [40, 40]
     assert lab.documents("out.jsonl") == ROWS[:40]
+    # as the error says
+    assert "conduit-dagster positions rewind p in --to 90 --force" in (result.error.fix or "")
+    assert rewound(lab, "p", "in", Wish("position", 90), force=True)["skipped"] == 50
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS[:40], *ROWS[90:]]
 
 
 def test_one_that_is_dropped_and_comes_back_in_time_goes_on_where_it_stood(lab: Lab, crashes: Crashes) -> None:
@@ -242,8 +252,6 @@ def test_a_source_that_leaves_its_file_is_no_reader_any_more(lab: Lab) -> None:
 
 def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> None:
     """Its own consumers get the records again; the log has them once, and so has its reader."""
-    from conduit_dagster.engine.operate.rewind import Wish
-
     upstream(lab)
     downstream(lab)
     runs(lab, "a", "p")
@@ -254,10 +262,6 @@ def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> 
 
 
 def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) -> dict[str, Any]:
-    from conduit_dagster.engine.operate.desk import owned
-    from conduit_dagster.engine.operate.rewind import rewind
-    from conduit_dagster.engine.supervisor import RunOptions
-
     catalogue = lab.catalogue()
     bound, project = catalogue.get(pipeline), catalogue.project
     assert bound is not None
@@ -267,8 +271,6 @@ def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) 
 
 
 def test_a_reader_is_rewound(lab: Lab) -> None:
-    from conduit_dagster.engine.operate.rewind import Wish
-
     upstream(lab)
     downstream(lab)
     runs(lab, "a", "p")
@@ -282,9 +284,6 @@ def test_a_reader_is_rewound(lab: Lab) -> None:
 
 
 def test_a_rewind_behind_what_is_gone_is_refused(lab: Lab) -> None:
-    from conduit_dagster.engine.operate.rewind import Wish
-    from conduit_dagster.recovery.errors import FatalError
-
     upstream(lab, delivery=SMALL)
     downstream(lab)
     runs(lab, "p", "a", "p", "a")
@@ -362,3 +361,19 @@ def test_a_file_of_the_log_that_is_lost_is_no_gap_that_is_passed_over(lab: Lab) 
     assert result.error is not None and result.error.fatal
     assert result.error.code == "log.missing"
     assert lab.documents("out.jsonl") == []
+
+
+def test_a_dry_run_reads_the_log_and_makes_no_reader_and_no_store(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+
+    def tried() -> list[Any]:
+        bound = lab.catalogue().get("p")
+        assert bound is not None
+        return [one.arrived["out"][0]["payload"]["after"] for one in dry_run(bound, 3)]
+
+    assert tried() == []
+    assert not (lab.root / ".conduit").exists()
+    runs(lab, "a")
+    assert tried() == ROWS[:3]
+    assert readers(lab) == {}

@@ -16,6 +16,7 @@ from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.refusals import log_gap, log_gone
 from conduit_dagster.connectors.pipeline.way import Way
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.readers import log_unit, oldest
 
 
@@ -25,8 +26,8 @@ class LogWay(Way):
     Entries that were nacked before they were logged are passed over: they are dead letters over there.
     """
 
-    def __init__(self, pipeline: str, source: str, project: ProjectView) -> None:
-        self._log, self._project = (pipeline, source), project
+    def __init__(self, pipeline: str, source: str, reader: str, project: ProjectView) -> None:
+        self._log, self._reader, self._project = (pipeline, source), reader, project
 
     @property
     def unit(self) -> dict[str, Any]:
@@ -36,6 +37,9 @@ class LogWay(Way):
     @property
     def _name(self) -> str:
         return ":".join(self._log)
+
+    def _gap(self, first: int, stop: int, further: int) -> FatalError:
+        return log_gap(self._name, self._reader, first, stop, further)
 
     @property
     def _manifest(self) -> LogManifest:
@@ -67,7 +71,7 @@ class LogWay(Way):
     def _end(self, position: int) -> int:
         end = self._manifest.state().next_offset
         if position > end:
-            raise log_gone(self._name, position, end)
+            raise log_gone(self._name, self._reader, position, end)
         return end
 
     def _first(self, start: int) -> int:
@@ -91,13 +95,13 @@ class LogWay(Way):
         expected = start
         for part in self._manifest.parts(start, stop) if start < stop else ():
             if part.first > expected:
-                raise log_gap(self._name, expected, part.first, part.first)
+                raise self._gap(expected, part.first, self.initial())
             first, last = max(part.first, start), min(part.next, stop)
             if part.entries != part.next - part.first and self._manifest.count(first, last) != last - first:
-                raise log_gap(self._name, first, last, part.next)
+                raise self._gap(first, last, self.initial())
             expected = part.next
         if expected < stop:
-            raise log_gap(self._name, expected, stop, stop)
+            raise self._gap(expected, stop, self.initial())
 
     def split(self, start: int, end: int, n: int) -> list[Split]:
         """Ranges of offsets, each with the files that hold it."""
@@ -118,11 +122,11 @@ class LogWay(Way):
             count = len(block.records)
             # as the driver has verified; a log that changed under its reader must not lose anything either
             if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
-                raise log_gap(self._name, expected, block.boundary(count - 1), block.boundary(count - 1))
+                raise self._gap(expected, block.boundary(count - 1), block.boundary(count - 1))
             expected += count
             yield _given_on(block, labels)
         if expected != split.detail["to"]:
-            raise log_gap(self._name, expected, split.detail["to"], split.detail["to"])
+            raise self._gap(expected, split.detail["to"], split.detail["to"])
 
 
 def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:

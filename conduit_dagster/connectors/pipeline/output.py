@@ -19,6 +19,7 @@ from conduit_dagster.connectors.pipeline.published import Piece, Published
 from conduit_dagster.connectors.pipeline.refusals import no_record, output_gone
 from conduit_dagster.connectors.pipeline.way import Way
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 from conduit_dagster.state.readers import PLUGIN
 
@@ -65,7 +66,7 @@ class OutputWay(Way):
         written = FileDestinationSettings.model_validate(dict(settings))
         path = context.resolve(written.path)
         self._path = Path(storage.local_path(path) or path)
-        self._log = (pipeline, destination)
+        self._log, self._reader = (pipeline, destination), context.full_id
         self._published = Published(pipeline, destination, self._path, project)
         self._parse = parser(written.format)
         self._counts_lines = written.format != "opencdc/json"
@@ -116,7 +117,7 @@ class OutputWay(Way):
     def _known(self, at: _Place) -> list[Piece]:
         pieces, read = self._published.pieces(at.file), at != _Place()
         if pieces is None and read:
-            raise output_gone(":".join(self._log), str(self._path), "that pipeline has no such destination any more")
+            raise self._gone(str(self._path), "that pipeline has no such destination any more")
         for piece in pieces or ():
             if piece.name == at.file and read:
                 self._require(piece, at)
@@ -131,7 +132,10 @@ class OutputWay(Way):
         elif found is not None and min(found.st_size, piece.length) < upto.byte:
             what = f"it ends before byte {upto.byte}"
         if what:
-            raise output_gone(":".join(self._log), piece.path, what)
+            raise self._gone(piece.path, what)
+
+    def _gone(self, place: str, what: str) -> FatalError:
+        return output_gone(":".join(self._log), self._reader, place, what)
 
     def lag(self, position: Any) -> int:
         """Bytes that are published behind it."""
@@ -147,7 +151,7 @@ class OutputWay(Way):
             return
         found = {piece.name: piece for piece in self._published.pieces(_place(start).file) or ()}
         if last.file not in found:
-            raise output_gone(":".join(self._log), str(self._path), f"{last.file or 'the file'} is not there")
+            raise self._gone(str(self._path), f"{last.file or 'the file'} is not there")
         self._require(found[last.file], last)
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:

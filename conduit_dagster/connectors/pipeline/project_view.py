@@ -11,11 +11,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.database import reading
+from conduit_dagster.state.database import open_database, reading
 from conduit_dagster.state.outage import is_outage, unreachable
 from conduit_dagster.state.project_store import project_store
 
 T = TypeVar("T")
+_SQLITE = "sqlite:///"
 
 
 class ProjectView:
@@ -30,15 +31,23 @@ class ProjectView:
         return Project.find(self._root)
 
     @cached_property
-    def _database(self) -> sa.Engine:
+    def _store(self) -> sa.Engine:
         return project_store(self.project)
+
+    @property
+    def _database(self) -> sa.Engine:
+        path = self.project.state_url.removeprefix(_SQLITE)
+        if path != self.project.state_url and not Path(path).is_file():
+            return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and looking must not make a store
+        return self._store
 
     def read(self, work: Callable[[sa.Connection], T], /) -> T:
         """What ``work`` reads, all of it at one moment. Raises ``TransientError`` (``state.unreachable``)."""
+        database = self._database
         try:
-            with reading(self._database) as connection:
+            with reading(database) as connection:
                 return work(connection)
         except DBAPIError as error:
             if not is_outage(error):
                 raise
-            raise unreachable(self._database, error, "the state store does not answer") from error
+            raise unreachable(database, error, "the state store does not answer") from error

@@ -14,37 +14,41 @@ def which_connector(pipeline: str) -> FatalError:
     )
 
 
-def log_gone(log: str, position: int, end: int) -> FatalError:
+def log_gone(log: str, reader: str, position: int, end: int) -> FatalError:
     """The log ends before the place where its reader stands."""
-    message = f"the log of {log} ends before offset {end}, and this source has read it up to {position}"
+    message = f"the log of {log} ends before offset {end}, and {reader} has read it up to {position}"
     return FatalError(
-        f"{message}: the log is gone, or was begun anew"
-        if end
-        else f"{log} keeps no log of records any more: {message}",
+        f"{message}: it was begun anew" if end else f"{log} keeps no log of records any more, and {reader} reads it",
         code="chain.log_gone",
         place=log,
-        fix="set delivery.log: records there and run it; or begin anew: conduit-dagster positions rewind … --to-start",
+        fix=f"set delivery.log: records there and run it; or begin anew: {_rewind(reader)} --to-start",
     )
 
 
-def log_gap(log: str, first: int, stop: int, further: int) -> FatalError:
-    """Entries that this source has not read are not in the log, and never will be."""
+def log_gap(log: str, reader: str, first: int, stop: int, further: int) -> FatalError:
+    """Entries that the reader has not read are not in the log, and never will be."""
     return FatalError(
-        f"of the log of {log} the entries {first} to {stop - 1} are gone: compacted while nobody waited for this reader"
-        " (it was dropped, or rewound), or never logged",
+        f"of the log of {log} the entries {first} to {stop - 1}, which {reader} has not read, are gone: compacted while"
+        " the log did not wait for it (it was dropped, or rewound), or never logged",
         code="chain.log_gap",
         place=log,
-        fix=f"to go on without them: conduit-dagster positions rewind … --to {further} --force",
+        fix=f"to go on without them: {_rewind(reader)} --to {further} --force;"
+        " where it logs its records itself, give the connector another id: it begins with what is whole",
     )
 
 
-def output_gone(output: str, place: str, what: str) -> FatalError:
+def _rewind(reader: str) -> str:
+    pipeline, _, connector = reader.rpartition(":")
+    return f"conduit-dagster positions rewind {pipeline} {connector}"
+
+
+def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
     """What was read before, or was to be read, is not there."""
     return FatalError(
-        f"the output of {output} is not what it was when this source read it: {what}",
+        f"the output of {output} is not what it was when {reader} read it: {what}",
         code="chain.output_gone",
         place=place,
-        fix="put it back; or begin anew with what is there: conduit-dagster positions rewind … --to-start",
+        fix=f"put it back; or begin anew with what is there: {_rewind(reader)} --to-start",
     )
 
 

@@ -51,7 +51,7 @@ class PipelineSource(Source):
         pipeline, upstream = self._settings.pipeline, self._upstream
         if upstream.output is not None:
             return OutputWay(pipeline, upstream.connector, upstream.output, self.context, self._project)
-        return LogWay(pipeline, upstream.connector, self._project)
+        return LogWay(pipeline, upstream.connector, self.context.full_id, self._project)
 
     @property
     def reads(self) -> tuple[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+PLUGIN = "pipeline"
 KEY = "~upstream"
 """The setting that the planner adds; no file can write it, for a file's settings are checked by name."""
 
