@@ -180,3 +180,15 @@ def test_validating_a_chain_opens_no_store_and_imports_no_pyarrow(lab: Lab) -> N
     done = subprocess.run([sys.executable, "-c", code], cwd=lab.root, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
     assert not (lab.root / ".conduit").exists()
+
+
+def test_a_plugin_of_the_project_that_is_called_so_is_no_chain(lab: Lab) -> None:
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "own.py").write_text(
+        "from conduit_dagster.testing.chaos import ChaosSource\n\nclass Own(ChaosSource):\n    name = 'pipeline'\n"
+    )
+    own = {"id": "in", "type": "source", "plugin": "pipeline", "settings": {"pipeline": "nobody"}}
+    pipeline(lab, "p", own, destination("out"))
+    assert [finding.code for finding in found(lab) if finding.is_error] == []
+    pipeline(lab, "p", {**own, "plugin": "builtin:pipeline"}, destination("out"))
+    assert [finding.code for finding in found(lab) if finding.is_error] == ["chain.unknown_pipeline"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -377,3 +378,43 @@ def test_a_dry_run_reads_the_log_and_makes_no_reader_and_no_store(lab: Lab) -> N
     runs(lab, "a")
     assert tried() == ROWS[:3]
     assert readers(lab) == {}
+
+
+def test_two_logs_of_other_pipelines_are_joined(lab: Lab) -> None:
+    lab.write("two.jsonl", [{"i": i} for i in range(1000, 1050)])
+    upstream(lab)
+    lab.pipeline(id="b", connectors=[source("./two.jsonl"), destination("second")], delivery={"log": "records"})
+    total = processor("sum", "field.set", field=".Payload.After.sum", expression="after.one.i + after.two.i")
+    both = [chained(name="one", processors=[DECODE]), chained("b", name="two", processors=[DECODE])]
+    downstream(lab, *both, destination("out"), processors=[total], **{"fan-in": "join"})
+    runs(lab, "a", "b", "p")
+    assert [row["sum"] for row in lab.documents("out.jsonl")] == [1000 + 2 * i for i in range(50)]
+    assert (readers(lab), readers(lab, "b")) == ({"p:one": 100}, {"p:two": 50})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delivery", [{}, {"max-in-flight": 2}, {"log": "records"}])
+def test_both_at_once_while_the_log_rolls_and_is_compacted(lab: Lab, delivery: Any) -> None:
+    """The reader follows while every few entries close a segment."""
+    lab.write("in.jsonl", [])
+    upstream(lab, delivery={**SMALL, "batch-size": 25})
+    downstream(lab, delivery={"batch-size": 40, **delivery})
+    runs(lab, "p")
+    over = threading.Event()
+
+    def write() -> None:
+        try:
+            for round_ in range(15):
+                lab.write("in.jsonl", [{"i": 50 * round_ + i} for i in range(50)], mode="a")
+                runs(lab, "a")
+        finally:
+            over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not over.is_set():
+        runs(lab, "p")
+    writer.join()
+    runs(lab, "p", "a")
+    assert lab.documents("out.jsonl") == [{"i": i} for i in range(750)]
+    assert sum(entries(lab)[:-1]) == len(entries(lab)) - 1

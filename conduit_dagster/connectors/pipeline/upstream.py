@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 PLUGIN = "pipeline"
+"""As ``state.readers`` has it, which needs SQLAlchemy: validating files that chain nothing must not wait for that."""
 KEY = "~upstream"
 """The setting that the planner adds; no file can write it, for a file's settings are checked by name."""
 
