@@ -59,8 +59,9 @@ def _every(connection: sa.Connection) -> Iterator[Reader]:
     for row in connection.execute(query.order_by(sources.c.pipeline, sources.c.source)).mappings():
         unit = json.loads(row["unit"])
         if (log := _log_of(unit)) is not None:
-            position = row["read"] if unit.get("log") and row["read"] is not None else row["position"]
-            yield Reader(row["pipeline"], row["source"], log, json.loads(position), DROPPED in unit)
+            position = json.loads(row["read"] if unit.get("log") and row["read"] is not None else row["position"])
+            if isinstance(position, int):
+                yield Reader(row["pipeline"], row["source"], log, position, DROPPED in unit)
 
 
 def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[Reader]:
