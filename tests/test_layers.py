@@ -15,6 +15,9 @@ LAYERS = [
     {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
+    {"conduit_dagster.commit_log"},
+    {"conduit_dagster.connectors.base", "conduit_dagster.connectors.formats"},
+    {"conduit_dagster.connectors.debezium_format"},
     {"conduit_dagster.schemas"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
     {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
@@ -27,10 +30,14 @@ LAYERS = [
 
 
 def level(module: str) -> int | None:
-    for number, names in enumerate(LAYERS):
-        if any(module == name or module.startswith(name + ".") for name in names):
-            return number
-    return None
+    """The longest name that it is within decides."""
+    within = [
+        (len(name), number)
+        for number, names in enumerate(LAYERS)
+        for name in names
+        if module == name or module.startswith(name + ".")
+    ]
+    return max(within)[1] if within else None
 
 
 def modules() -> Iterator[tuple[str, Path]]:

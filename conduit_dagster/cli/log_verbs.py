@@ -151,11 +151,12 @@ def _print_ends(console: Console, rows: list[dict[str, Any]]) -> None:
             f"{row['entries']:,}",
             row["segments"],
             amount(row["bytes"], "bytes"),
+            ", ".join(f"{reader['id']} {reader['offset']}" for reader in row["readers"]),
         )
         for row in rows
         for entry in [row["entry"]]
     ]
-    columns = ("source", "offset", "time", "namespace", "segment", "entries", "segments", "size")
+    columns = ("source", "offset", "time", "namespace", "segment", "entries", "segments", "size", "read by")
     print_table(console, columns, cells)
 
 

@@ -1,4 +1,4 @@
-"""``offsets list``, ``show``, ``mark``, ``step``: how far consumers are, and past a record that won't go through."""
+"""``offsets list``, ``show``, ``mark``, ``step``, ``drop``: how far consumers and readers are; past what is stuck."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject
+from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject, who
 from conduit_dagster.cli.outcome import Outcome
 from conduit_dagster.cli.verb import AsJson, perform
 
@@ -21,6 +21,7 @@ Only = Annotated[
     str | None, typer.Argument(metavar="[CONSUMER]", help="The destination; needed where there are several.")
 ]
 Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Up to this record, included.")]
+Reader = Annotated[str, typer.Argument(metavar="READER", help="PIPELINE:CONNECTOR, as offsets list shows it.")]
 Force = Annotated[bool, typer.Option("--force", help="Also backwards: what lies between is sent again.")]
 
 
@@ -57,6 +58,14 @@ def step(
 ) -> None:
     """Send exactly one record, the next one of the open step, and move the offset past it."""
     perform("offsets step", as_json, lambda: _step(pipeline, consumer, dry_run, files))
+
+
+@app.command("drop")
+def drop(
+    pipeline: Pipeline, reader: Reader, dry_run: DryRun = False, files: Files = None, as_json: AsJson = False
+) -> None:
+    """Let the log wait no more for READER, another pipeline that reads it. What it has not read may be compacted."""
+    perform("offsets drop", as_json, lambda: _drop(pipeline, reader, dry_run, files))
 
 
 def _list(pipeline: str, files: list[str] | None) -> Outcome:
@@ -98,12 +107,15 @@ def _open(delivery: dict[str, Any] | None) -> str:
 
 
 def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.readers import readers
     from conduit_dagster.engine.operate.refused import chosen
     from conduit_dagster.engine.operate.standing import namespace_facts
     from conduit_dagster.state.overview import consumer_rows
 
     store = subject(pipeline, files).known()
-    name = chosen("consumer", consumer, [row["id"] for row in consumer_rows(store, pipeline)], pipeline)
+    names = [row["id"] for row in consumer_rows(store, pipeline)]
+    known = [*names, *(one.name for one in readers(store, pipeline))]
+    name = chosen("consumer", consumer, names if consumer is None else known, pipeline)
     rows = namespace_facts(store, pipeline, name)
     result = {"pipeline": pipeline, "consumer": name, "offsets": rows}
     return Outcome("" if rows else f"{name} has handled nothing yet", result, show=lambda to: _print_show(to, rows))
@@ -171,3 +183,22 @@ def _stepped(facts: Facts) -> str:
     done = f"; {facts['handled']:,} of {facts['records']:,} are handled"
     end = f"; step {facts['step']} is done" if facts["step_done"] else ""
     return f"{who} {said} {record}{letter}{done}{end}"
+
+
+def _drop(pipeline: str, reader: str, dry_run: bool, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.readers import drop_reader
+
+    one = subject(pipeline, files)
+    facts = drop_reader(one.known(), pipeline, reader, who(), one.options.lease_seconds, dry_run)
+    return Outcome(_dropped(facts, dry_run), {**facts, "dry_run": dry_run})
+
+
+def _dropped(facts: Facts, dry_run: bool) -> str:
+    from conduit_dagster.cli.terminal import count
+
+    log, unread = f"the log of {facts['pipeline']}:{facts['source']}", count(facts["unread"], "record")
+    waits = "would wait" if dry_run else "waits"
+    return (
+        f"{log} {waits} for {facts['reader']} no more: {unread} that it has not read may be compacted;"
+        " its place is kept for when it runs again"
+    )

@@ -14,6 +14,7 @@ _SOURCES = {
     "file": ("conduit_dagster.connectors.file.source", "FileSource"),
     "generator": ("conduit_dagster.connectors.generator", "GeneratorSource"),
     "parquet": ("conduit_dagster.connectors.parquet.source", "ParquetSource"),
+    "pipeline": ("conduit_dagster.connectors.pipeline.source", "PipelineSource"),
 }
 _DESTINATIONS = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosDestination"),
@@ -35,6 +36,11 @@ _SPARK_DESTINATION = ("conduit_dagster.connectors.spark.destination", "SparkDest
 def plain_name(plugin: str) -> str:
     """``file`` for ``builtin:file@v1.2`` as for ``file``; a plugin of the project keeps its own name."""
     return plugin.removeprefix("builtin:").partition("@")[0]
+
+
+def is_builtin(plugin: str, name: str, extra: Mapping[str, object]) -> bool:
+    """Whether a plugin name means the built-in ``name``; ``extra`` are the project's own. Imports neither."""
+    return plain_name(plugin) == name and (plugin.startswith("builtin:") or name not in extra)
 
 
 def source_names() -> list[str]:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.compaction import Compactor
+from conduit_dagster.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.written import Written
 from conduit_dagster.connectors.base import Limit, Position, Split
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.commit_log.compaction import Compactor
-from conduit_dagster.engine.commit_log.layout import LogFolder
-from conduit_dagster.engine.commit_log.written import Written
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.jobs import Jobs

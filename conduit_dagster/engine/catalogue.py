@@ -8,7 +8,9 @@ from pathlib import Path
 
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.folder import Loaded, load
+from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.chains import link
 from conduit_dagster.engine.planner import BoundPipeline, bind_all
 from conduit_dagster.engine.plugins import Plugins, load_plugins, read_plugins
 
@@ -37,8 +39,15 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
     chosen = list(paths) or [project.pipelines_path]
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
     plugins = load_plugins(read_plugins(project.root))
-    bound = bind_all(loaded.pipelines, project.root, plugins, strict)
+    upstreams = link(loaded.pipelines, lambda: _of_folder(project), plugins)
+    bound = bind_all(loaded.pipelines, project.root, plugins, strict, upstreams)
     return Catalogue(project, loaded, plugins, bound)
+
+
+def _of_folder(project: Project) -> list[ParsedPipeline]:
+    """The project's own pipelines, where only some files are looked at."""
+    folder = project.pipelines_path
+    return load([folder], recovery=project.settings.recovery).pipelines if folder.exists() else []
 
 
 def _plugin_finding(error: Exception) -> Finding:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from conduit_dagster.commit_log.splits import behind, log_split, read_log
 from conduit_dagster.connectors.base import Block, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.engine.log_source import LogSource, log_split, read_log
+from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.record import Nack, Record
 
 _BLOCK = 3_000
@@ -93,13 +93,7 @@ class _Queue:
 
     def after(self, count: int) -> int:
         """The offset behind ``count`` good entries and the nacked ones that follow them directly."""
-        end = self._start + count
-        while (more := self._start + count + bisect_left(self._nacked, end)) != end:
-            end = more
-        taken = set(self._nacked)
-        while end in taken and end < self._stop:
-            end += 1
-        return end
+        return behind(self._start, self._stop, self._nacked, count)
 
 
 class _Entries:

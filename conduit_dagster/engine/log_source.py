@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
+from conduit_dagster.commit_log.manifest import LogManifest
+from conduit_dagster.commit_log.splits import cut, reach, read_log, relocated
 from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.engine.commit_log.layout import LogFolder
-from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.record import Record
-from conduit_dagster.state.log_store import LogPart
-
-_GRAIN = 20_000
-"""Entries that are not worth a split of their own."""
 
 
 class LogSource(Source):
@@ -46,23 +39,11 @@ class LogSource(Source):
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """The end of the log, within the limit."""
         stop = min(self.manifest.state().next_offset, start + limit.records)
-        size = 0
-        for part in self.manifest.parts(start, stop):
-            size += part.bytes
-            if size > limit.bytes and part.first > start:
-                return part.first
-        return stop
+        return reach(self.manifest, start, stop, limit.bytes)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Ranges of offsets, each with the files that hold it."""
-        parts = list(self.manifest.parts(start, end))
-        # a step that covers what the manifest does not name would lose it
-        assert start >= end or parts[-1].next >= end, "beyond the log"
-        grain = max(_GRAIN, -(-(end - start) // n))
-        return [
-            log_split(self.manifest.folder, parts, low, min(low + grain, end), low - start)
-            for low in range(start, end, grain)
-        ]
+        return cut(self.manifest, start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """The entries as they were logged; those that a node nacked before come as nacked."""
@@ -70,8 +51,7 @@ class LogSource(Source):
 
     def relocate(self, split: Split) -> Split:
         """The split with the files that hold it now: compaction may have put others in their place."""
-        stop = split.detail["to"]
-        return log_split(self.manifest.folder, self.manifest.parts(split.start, stop), split.start, stop, split.ordinal)
+        return relocated(self.manifest, split)
 
     def horizon(self) -> Any:
         """The real source's."""
@@ -92,34 +72,3 @@ class LogSource(Source):
     def unit(self) -> dict[str, Any]:
         """The real source's data, read through the log."""
         return {**self.real.unit, "log": "records"}
-
-
-def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int, ordinal: int) -> Split:
-    """The entries ``start`` to ``stop`` as a split that any worker can read."""
-    mine = [part for part in parts if part.next > start and part.first < stop]
-    entries = max(1, sum(part.entries for part in mine))
-    weight = sum(part.bytes for part in mine) * (stop - start) // entries
-    detail = {
-        "to": stop,
-        "base": folder.base,
-        "pipeline": folder.pipeline,
-        "source": folder.source,
-        "parts": [msgspec.to_builtins(part) for part in mine],
-    }
-    return Split(start, ordinal, stop - start, weight, detail)
-
-
-def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
-    """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
-    # here, because validating a pipeline must not import pyarrow
-    from conduit_dagster.engine.commit_log.entries import DECODED, decode_batch, decode_rows
-    from conduit_dagster.engine.commit_log.reader import read
-
-    detail = split.detail
-    folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
-    parts = msgspec.convert(detail["parts"], list[LogPart])
-    for batch in read(folder, parts, split.start, detail["to"], DECODED):
-        decoded = decode_batch(batch, keys)
-        offsets, complete = decoded.offsets, None if keys else decoded.complete
-        again = partial(decode_rows, batch, 0)
-        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks, again=again)

@@ -13,6 +13,7 @@ import msgspec
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
 from conduit_dagster.connectors.base import Source
+from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_program
@@ -63,13 +64,19 @@ class BoundPipeline:
         return choose_log(self.config, [inlet.source for inlet in self.compiled.sources])
 
 
-def bind(parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False) -> BoundPipeline | None:
+Upstreams = dict[tuple[str, str], Upstream]
+"""What each source reads that reads another pipeline, by its own pipeline and id."""
+
+
+def bind(
+    parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False, upstreams: Upstreams | None = None
+) -> BoundPipeline | None:
     """The pipeline bound to its plugins; None where something is wrong. Findings are added to ``parsed``."""
     Binder(parsed, plugins, strict).check()
     if not parsed.runnable:
         return None
     try:
-        program = make_program(parsed.config, root, plugins)
+        program = make_program(parsed.config, root, plugins, upstreams)
         compiled = compile_program(program, plugins)
     except ConduitError as error:
         parsed.findings.append(parsed.finding("", error.code, error.message, fix=error.fix))
@@ -78,17 +85,21 @@ def bind(parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = Fa
 
 
 def bind_all(
-    parsed: Iterable[ParsedPipeline], root: Path, plugins: Plugins, strict: bool = False
+    parsed: Iterable[ParsedPipeline],
+    root: Path,
+    plugins: Plugins,
+    strict: bool = False,
+    upstreams: Upstreams | None = None,
 ) -> list[BoundPipeline]:
     """All that can run; destinations that would write to one thing are found among them."""
-    pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict)) is not None]
+    pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict, upstreams)) is not None]
     _check_owners(pairs)
     return [bound for one, bound in pairs if one.runnable]
 
 
-def make_program(config: Pipeline, root: Path, plugins: Plugins) -> Program:
+def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upstreams | None = None) -> Program:
     """The pipeline as data. Raises ``FatalError`` where a file that a processor names can't be read."""
-    queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins)
+    queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins, upstreams or {})
     own = list(_used(config, plugins))
     return Program(
         config.id,
@@ -149,14 +160,17 @@ class _Specs:
     pipeline: str
     root: str
     plugins: Plugins
+    upstreams: Upstreams
 
     def connector(self, connector: Connector) -> ConnectorSpec:
         parent = f"{self.pipeline}:{connector.id}"
+        upstream = self.upstreams.get((self.pipeline, connector.id))
+        chained = {} if upstream is None else {KEY: upstream.encode()}
         specs = [self.processor(parent, processor) for processor in connector.processors]
         return ConnectorSpec(
             connector.id,
             connector.plugin,
-            dict(connector.settings),
+            {**connector.settings, **chained},
             connector.namespace or "",
             specs,
             connector.condition or "",

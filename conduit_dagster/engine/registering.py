@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -11,7 +12,6 @@ from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.log_manifest import LogManifest
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -99,8 +99,10 @@ def _register_sources(
     pipeline: CompiledPipeline, initials: Mapping[str, Position], registry: Registry, logs: LogRegistry
 ) -> None:
     logs.leave({inlet.id for inlet in pipeline.inlets})
+    registry.readers.retire({inlet.id for inlet in pipeline.sources})
     for inlet in pipeline.sources:
-        unit, initial = inlet.source.unit, initials[inlet.id]
+        unit = inlet.source.unit
+        initial = registry.readers.admit(inlet.id, unit, initials[inlet.id])
         if pipeline.program.log == "records":
             logs.register(inlet.id, unit, initial)
         else:
@@ -164,7 +166,7 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
             source.attach(store.replays, folder, late, every)
     for inlet in pipeline.inlets:
         for name, source in _logged(inlet).items():
-            source.attach(LogManifest(store.transactions, pipeline.program.pipeline, name, base))
+            source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base))
 
 
 def _logged(inlet: Inlet) -> Mapping[str, LogSource]:

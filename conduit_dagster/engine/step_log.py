@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from conduit_dagster.commit_log.splits import log_split
 from conduit_dagster.connectors.base import Split
 from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.ledger import Ledger
-from conduit_dagster.engine.log_source import log_split
 from conduit_dagster.engine.stage_job import SplitOf
 from conduit_dagster.engine.staging import Staged, Stager, Tasks, group
 from conduit_dagster.engine.teed import TeeTo

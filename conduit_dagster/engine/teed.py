@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.commit_log.written import Written
+from conduit_dagster.commit_log.written import Written
 
 
 class TeeTo(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 # all codes of a bad configuration
 _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
 _FATAL: Final = {
+    "chain": "log_gap log_gone no_record output_gone which_connector",
     "dagster": "load_failed reload_refused",
     "dead_letters": "damaged refused unknown",
     "memory": "damaged",

@@ -16,6 +16,8 @@ from conduit_dagster.state.steps import Decision, Letter, Memory, Plan, Progress
 OPEN = ("planned", "prepared")
 REPLAY = "replay"
 """What the unit of a source names as its plugin that stands for the letters of a replay."""
+DROPPED = "dropped"
+"""What the unit of a source says whose place in another pipeline's log is not kept any more (``readers.py``)."""
 _decode = msgspec.json.Decoder(Progress).decode
 
 
@@ -96,7 +98,7 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
     state = PipelineState(row["next_step"], row["window"])
     for source in connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings():
         state.sources[source["source"]] = SourceState(
-            source["generation"], json.loads(source["unit"]), json.loads(source["position"]), source["records"]
+            source["generation"], _unit(source["unit"]), json.loads(source["position"]), source["records"]
         )
     for consumer in connection.execute(sa.select(consumers).where(consumers.c.pipeline == pipeline)).mappings():
         if consumer["target"]:
@@ -105,6 +107,13 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
     state.last_plan = _last_plan(connection, pipeline)
     state.decided, state.memory = _memory(connection, pipeline)
     return state
+
+
+def _unit(text: str) -> dict[str, Any]:
+    """Which data it is; whether somebody waits for its reader says nothing of that."""
+    unit = json.loads(text)
+    unit.pop(DROPPED, None)
+    return unit
 
 
 def _open_steps(connection: sa.Connection, pipeline: str) -> list[OpenStep]:

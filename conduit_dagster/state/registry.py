@@ -13,6 +13,7 @@ from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
+from conduit_dagster.state.readers import ReaderRegistry
 from conduit_dagster.state.schema import consumers, deliveries, history, offsets, owners, pipelines, sources, steps
 
 _REMEMBERED = 100
@@ -34,6 +35,7 @@ class Registry:
     def __init__(self, connection: sa.Connection, pipeline: str) -> None:
         self._connection = connection
         self._id = pipeline
+        self.readers = ReaderRegistry(connection, pipeline)
 
     def register_source(self, source: str, unit: Mapping[str, Any], initial: Any) -> None:
         """Makes a source known. Where it now means other data, it starts anew under a new generation."""

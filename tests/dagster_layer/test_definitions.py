@@ -124,6 +124,39 @@ def test_pipelines_in_a_circle_still_load(folder: Folder) -> None:
     assert len(linked) == 1
 
 
+CHAINED = """
+version: "2.2"
+pipelines:
+  - id: {id}
+    delivery: {{log: {log}}}
+    connectors:
+      - {{id: in, type: source, plugin: {plugin}, settings: {settings}}}
+      - {{id: out, type: destination, plugin: file, settings: {{path: ./{id}.jsonl}}}}
+"""
+
+
+def test_chained_pipelines_are_linked_by_what_they_read(folder: Folder) -> None:
+    """The log of a source by its asset, an output by the destination's."""
+
+    def write(name: str, log: str, plugin: str, settings: str) -> None:
+        folder.write(f"{name}.yaml", CHAINED.format(id=name, log=log, plugin=plugin, settings=settings))
+
+    write("a", "records", "file", "{path: ./in}")
+    write("b", "auto", "pipeline", "{pipeline: a}")
+    write("c", "auto", "pipeline", "{pipeline: b, connector: out}")
+    assert _parents(folder, "b", "in") == {"a/in"}
+    assert _parents(folder, "c", "in") == {"b/out"}
+    dg.Definitions.validate_loadable(folder.definitions)
+
+
+def test_a_link_to_a_pipeline_that_is_broken_is_left_out(folder: Folder) -> None:
+    broken = CHAINED.format(id="a", log="records", plugin="file", settings="{path: ./in, on-gone: maybe}")
+    folder.write("a.yaml", broken)
+    folder.write("b.yaml", CHAINED.format(id="b", log="auto", plugin="pipeline", settings="{pipeline: a}"))
+    assert _parents(folder, "b", "in") == set()
+    assert "a/broken" in _keys(folder)
+
+
 @pytest.mark.parametrize("name", ["orders.eu:1", "x" * 128, "config", "import", "42", "-", "a-b"])
 def test_any_id_of_conduit_has_a_job_and_assets(folder: Folder, name: str) -> None:
     folder.write("one.yaml", NUMBERS.format(id=f'"{name}"', trigger="available-now", queue=TAKES_ALL))

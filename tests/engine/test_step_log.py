@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
+from conduit_dagster.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions
-from conduit_dagster.engine.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.state.schema import logs, steps
 from conduit_dagster.state.steps import Plan

@@ -13,6 +13,8 @@ import file_deliveries
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import sqlalchemy as sa
+from commit_log_lab import LogLab
 from deltalake import DeltaTable
 from parts_stream import read_folder
 from postgres_lab import PostgresLab
@@ -20,6 +22,7 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
+from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.base import (
     ConnectorContext,
     ConnectorSettings,
@@ -40,9 +43,14 @@ from conduit_dagster.connectors.log import LogDestination
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
 from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings, ParquetSourceSettings
 from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings
+from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
+from conduit_dagster.state import schema
+from conduit_dagster.state.project_store import project_store
 from conduit_dagster.testing.conformance import DestinationConformance, SourceConformance
 from conduit_dagster.testing.conformance.destinations import Steps
 
@@ -98,6 +106,43 @@ class TestSpark(SourceConformance):
         kind: Any = find_source("spark:json", {})
         settings = {"path": "in.jsonl", "key": "i"}
         return lambda: kind(kind.Settings.model_validate(settings), context(tmp_path))
+
+
+class TestPipeline(SourceConformance):
+    """The log of another pipeline, in files of seven entries, some of them nacked; and its output."""
+
+    @pytest.fixture(params=["log", "ordered file", "folder"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        project = Project.find(tmp_path, {})
+        database = project_store(project)
+        settings = {"pipeline": "p", "connector": "in"}
+        if request.param == "log":
+            lab = LogLab(project.log_url, database, "in")
+            for first in range(0, 49, 7):
+                lab.append(["a", "b", "a", "", "b", "a", "b"], files=2, nacked=[first, first + 3])
+        else:
+            settings = {"pipeline": "p", KEY: written(tmp_path, database, request.param == "folder")}
+        database.dispose()
+        return lambda: PipelineSource(PipelineSourceSettings.model_validate(settings), context(tmp_path))
+
+
+def written(root: Path, database: sa.Engine, is_folder: bool) -> str:
+    """What a file destination has published, as the state store knows it; and more behind that."""
+    path = root / "out"
+    lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) + "\n" for i in range(30)]
+    if is_folder:
+        for step in range(1, 5):
+            part = path / f"step={step:012d}-{0:016d}-abc" / "part-00000.jsonl"
+            part.parent.mkdir(parents=True)
+            part.write_text("".join(lines[10 * step - 10 : 10 * step] if step < 4 else ["not yet\n"]))
+        target: dict[str, Any] = {"path": str(path), "naming": 2}
+    else:
+        path.write_text("".join(lines) + "not yet\n")
+        target = {"path": str(path), "inode": path.stat().st_ino, "length": len("".join(lines).encode())}
+    row = {"pipeline": "p", "consumer": "out", "kind": "data", "delivered": 30, "step": 3, "target": json.dumps(target)}
+    with database.begin() as connection:
+        connection.execute(schema.consumers.insert().values(**row))
+    return Upstream("out", {"path": "./out", "sdk.record.format": "payload/json"}).encode()
 
 
 class Numbers(Source):

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.commit_log.compaction import Compacted, Compactor
-from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.commit_log.compaction import Compacted, Compactor
+from conduit_dagster.commit_log.retention import Retention, anything_handled, highest_handled
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -15,6 +15,7 @@ from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.offsets import ByConsumer, offsets_of
+from conduit_dagster.state.readers import held_from
 
 
 def compact(desk: Desk, database: sa.Engine, source: str | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
@@ -48,8 +49,9 @@ def _counted(desk: Desk, view: LogView, consumers: list[str]) -> Compacted:
     if not anything_handled(consumers, offsets):
         return Compacted()
     highest, done = highest_handled(consumers, offsets), Compacted()
+    held = desk.store.transactions.read(lambda connection: held_from(connection, desk.id, view.source))
     for parts in _closed(view):
-        if parts[0].first <= highest:
+        if parts[0].first <= highest and (held is None or parts[-1].next <= held):
             gone = _would_go(view, parts, consumers, offsets)
             done = done.plus(Compacted(1 if gone else 0, gone))
     return done

@@ -11,12 +11,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.entries import Entry
 from conduit_dagster.connectors.staged import staged_records
-from conduit_dagster.engine.commit_log.entries import Entry
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.positions import joined_of, stored
+from conduit_dagster.engine.operate.readers import readers
 from conduit_dagster.engine.operate.refused import chosen, never_ran, refused
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import as_delivery
@@ -29,8 +30,15 @@ Facts = dict[str, Any]
 
 
 def log_facts(database: sa.Engine, pipeline: str, base: str, newest: bool) -> list[Facts]:
-    """A row per log with its newest or its oldest entry; None for the entry of an empty one."""
-    return [_log_facts(view, newest) for view in logs_of(database, pipeline, base)]
+    """A row per log with its newest or its oldest entry (None: it is empty), and who reads it of other pipelines."""
+    known = readers(database, pipeline)
+    return [
+        {
+            **_log_facts(view, newest),
+            "readers": [{"id": one.name, "offset": one.offset - 1} for one in known if one.of[1] == view.source],
+        }
+        for view in logs_of(database, pipeline, base)
+    ]
 
 
 def _log_facts(view: LogView, newest: bool) -> Facts:

@@ -11,6 +11,7 @@ from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.positions import joined_of, stored
+from conduit_dagster.engine.operate.readers import reader_facts, reader_offsets
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.state.offsets import EVERYTHING
@@ -22,7 +23,7 @@ Facts = dict[str, Any]
 
 
 def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | None, base: str) -> list[Facts]:
-    """A row per consumer: its offset in each source, how far that is behind, and its open delivery."""
+    """A row per consumer: its offset in each source, how far that is behind, and its open delivery. Then readers."""
     state = stored(database, pipeline)
     if state is None:
         return []
@@ -37,7 +38,7 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
         for late in (one for one in state.sources.values() if one.late == name):
             _missing(sources, late)
         facts.append({**row, "sources": sources, "open": _open(state, name, bound), "error": stands})
-    return facts
+    return [*facts, *reader_facts(database, pipeline, ends)]
 
 
 def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
@@ -115,4 +116,5 @@ def _next(
 def namespace_facts(database: sa.Engine, pipeline: str, consumer: str) -> list[Facts]:
     """A consumer's offsets by source and namespace; ``*`` is all of the source."""
     rows = [row for row in offset_rows(database, pipeline) if row["consumer"] == consumer]
-    return [{key: row[key] for key in ("source", "namespace", "offset", "at_ns")} for row in rows]
+    own = [{key: row[key] for key in ("source", "namespace", "offset", "at_ns")} for row in rows]
+    return own or reader_offsets(database, pipeline, consumer)

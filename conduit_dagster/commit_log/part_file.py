@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conduit_dagster.engine.commit_log.entries import SCHEMA, Batch
-from conduit_dagster.engine.commit_log.layout import hidden, part_name, remove
-from conduit_dagster.engine.commit_log.written import Last, Written
+from conduit_dagster.commit_log.entries import SCHEMA, Batch
+from conduit_dagster.commit_log.layout import hidden, part_name, remove
+from conduit_dagster.commit_log.written import Last, Written
 from conduit_dagster.state import storage
 from conduit_dagster.state.sink import Sink
 

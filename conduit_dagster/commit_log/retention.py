@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conduit_dagster.engine.commit_log.entries import Batch
+from conduit_dagster.commit_log.entries import Batch
 from conduit_dagster.state.offsets import EVERYTHING
 from conduit_dagster.state.schema import LONGEST
 

@@ -1,5 +1,7 @@
 """Compaction of closed segments: what no consumer needs goes, but for each namespace's last entry.
 
+A segment in which a reader of another pipeline still needs an entry stays as it is.
+
 It may be killed at any moment: a segment's new file is written under a hidden name and synced, one transaction puts it
 into the manifest in the place of the old ones, and only then these are removed. What is left of a compaction that was
 killed the next one removes. The active segment is never touched.
@@ -9,22 +11,25 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import sqlalchemy as sa
 
-from conduit_dagster.engine.commit_log.layout import LogFolder, shown
-from conduit_dagster.engine.commit_log.part_file import PartFile
-from conduit_dagster.engine.commit_log.reader import read, verify
-from conduit_dagster.engine.commit_log.retention import Retention, anything_handled, highest_handled
-from conduit_dagster.engine.commit_log.written import Written
+from conduit_dagster.commit_log.layout import LogFolder, shown
+from conduit_dagster.commit_log.part_file import PartFile
+from conduit_dagster.commit_log.reader import read, verify
+from conduit_dagster.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.commit_log.written import Written
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.offsets import ByConsumer, offsets_of
+from conduit_dagster.state.readers import held_from
 
 T = TypeVar("T")
+Segments = list[list[LogPart]]
 
 
 class Run(Protocol):
@@ -70,7 +75,7 @@ class Compactor:
         done = Compacted()
         if anything_handled(consumers, offsets):
             highest = highest_handled(consumers, offsets)
-            for parts in segments:
+            for parts in self._run(partial(self._free, segments)):
                 if parts[0].first <= highest:
                     done = done.plus(self._compact(parts, consumers, offsets))
         reached("after-compact", self._folder.pipeline)
@@ -98,6 +103,18 @@ class Compactor:
         offsets = offsets_of(connection, self._folder.pipeline, self._source)
         return list(segments.values())[:-1], offsets  # the last one is active
 
+    def _free(self, segments: Segments, connection: sa.Connection) -> Segments:
+        """Those that no other pipeline's reader needs any more: the files that its tasks read never go from under them.
+
+        Its offset is durable before it counts here, so a segment that lies behind it is never read again.
+        """
+        held = held_from(connection, self._folder.pipeline, self._source)
+        return [parts for parts in segments if held is None or parts[-1].next <= held]
+
+    def _swap(self, old: list[LogPart], new: LogPart, connection: sa.Connection) -> bool:
+        # asked once more in the transaction that decides: a reader may have come, or have been rewound, meanwhile
+        return bool(self._free([old], connection)) and self._store.swap(connection, self._source, old, new)
+
     def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: ByConsumer) -> Compacted:
         before = sum(part.entries for part in old)
         retention = Retention(consumers, offsets)
@@ -108,7 +125,7 @@ class Compactor:
         verify(self._folder, old)  # damage must not be made permanent
         new = self._rewritten(old, retention)
         reached("after-compact-write", self._folder.pipeline)
-        if not self._run(lambda connection: self._store.swap(connection, self._source, old, new)):
+        if not self._run(partial(self._swap, old, new)):
             return Compacted()
         # from here the manifest names the new file: the old ones may go, now or by the next compaction
         reached("after-compact-swap", self._folder.pipeline)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from conduit_dagster.engine.commit_log.repeated_column import REPEATED, Column, codes_of, encode_constant
+from conduit_dagster.commit_log.repeated_column import REPEATED, Column, codes_of, encode_constant
 
 Metadata = dict[str, str]
 _TILED: Final = 1 << 12

@@ -12,11 +12,11 @@ import pytest
 from commit_log_lab import SOURCE, LogLab
 from small_disk import no_file_beyond
 
-from conduit_dagster.engine.commit_log.entries import decode_batch, encode_block
-from conduit_dagster.engine.commit_log.layout import hidden
-from conduit_dagster.engine.commit_log.part_file import PartFile
-from conduit_dagster.engine.commit_log.reader import read
-from conduit_dagster.engine.commit_log.written import Last
+from conduit_dagster.commit_log.entries import decode_batch, encode_block
+from conduit_dagster.commit_log.layout import hidden
+from conduit_dagster.commit_log.part_file import PartFile
+from conduit_dagster.commit_log.reader import read
+from conduit_dagster.commit_log.written import Last
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state import storage
 

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.engine.commit_log.repeated_column import Column, decode_repeated, encode_constant, encode_repeated
+from conduit_dagster.commit_log.repeated_column import Column, decode_repeated, encode_constant, encode_repeated
 from conduit_dagster.record import Data
 
 Kind = Literal["null", "raw", "document"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.commit_log.entries import (
+from conduit_dagster.commit_log.entries import (
     SCHEMA,
     decode_batch,
     decode_entries,

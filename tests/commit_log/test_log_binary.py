@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.commit_log.binary import (
+from conduit_dagster.commit_log.binary import (
     LogRecord,
     decode_log,
     encode_log_record,

@@ -7,13 +7,13 @@ from typing import IO, Final
 
 import msgspec
 
-from conduit_dagster.engine.commit_log.binary import (
+from conduit_dagster.commit_log.binary import (
     LogRecord,
     damaged,
     decode_log,
     encode_log_record,
 )
-from conduit_dagster.engine.commit_log.entries import Batch, Entry, decode_entries
+from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
 from conduit_dagster.record import MODES, Nack, decode, encode
 
 _SECOND: Final = 1_000_000

@@ -1,0 +1,89 @@
+"""Ranges of the log as splits: named with their files on the driver, read by tasks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import msgspec
+
+from conduit_dagster.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.manifest import LogManifest
+from conduit_dagster.connectors.base import Block, Split
+from conduit_dagster.state.log_store import LogPart
+
+_GRAIN = 20_000
+"""Entries that are not worth a split of their own."""
+
+
+def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
+    """How far a step goes on from ``start``, at most to ``stop``: whole files of at most ``most`` bytes together."""
+    size = 0
+    for part in manifest.parts(start, stop):
+        size += part.bytes
+        if size > most and part.first > start:
+            return part.first
+    return stop
+
+
+def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
+    """The offset behind ``count`` good entries and the nacked ones that follow them directly, at most ``stop``.
+
+    ``nacked``: the offsets of nacked ones from ``start`` to ``stop``.
+    """
+    end = start + count
+    while (more := start + count + bisect_left(nacked, end)) != end:
+        end = more
+    taken = set(nacked)
+    while end in taken:
+        end += 1
+    return min(end, stop)
+
+
+def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
+    """Ranges of offsets, each with the files that hold it."""
+    parts = list(manifest.parts(start, end))
+    # a step that covers what the manifest does not name would lose it
+    assert start >= end or parts[-1].next >= end, "beyond the log"
+    grain = max(_GRAIN, -(-(end - start) // n))
+    return [
+        log_split(manifest.folder, parts, low, min(low + grain, end), low - start) for low in range(start, end, grain)
+    ]
+
+
+def relocated(manifest: LogManifest, split: Split) -> Split:
+    """The split with the files that hold it now: compaction may have put others in their place."""
+    stop = split.detail["to"]
+    return log_split(manifest.folder, manifest.parts(split.start, stop), split.start, stop, split.ordinal)
+
+
+def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int, ordinal: int) -> Split:
+    """The entries ``start`` to ``stop`` as a split that any worker can read."""
+    mine = [part for part in parts if part.next > start and part.first < stop]
+    entries = max(1, sum(part.entries for part in mine))
+    weight = sum(part.bytes for part in mine) * (stop - start) // entries
+    detail = {
+        "to": stop,
+        "base": folder.base,
+        "pipeline": folder.pipeline,
+        "source": folder.source,
+        "parts": [msgspec.to_builtins(part) for part in mine],
+    }
+    return Split(start, ordinal, stop - start, weight, detail)
+
+
+def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
+    """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
+    # here, because validating a pipeline must not import pyarrow
+    from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
+    from conduit_dagster.commit_log.reader import read
+
+    detail = split.detail
+    folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])
+    parts = msgspec.convert(detail["parts"], list[LogPart])
+    for batch in read(folder, parts, split.start, detail["to"], DECODED):
+        decoded = decode_batch(batch, keys)
+        offsets, complete = decoded.offsets, None if keys else decoded.complete
+        again = partial(decode_rows, batch, 0)
+        yield Block(decoded.records, lambda i, offsets=offsets: offsets[i] + 1, complete, decoded.nacks, again=again)

@@ -1,0 +1,1 @@
+"""The ``pipeline`` source: what another pipeline of the project logged, or wrote."""

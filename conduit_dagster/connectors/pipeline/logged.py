@@ -1,0 +1,173 @@
+"""The log of another pipeline's source."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.commit_log.manifest import LogManifest
+from conduit_dagster.commit_log.splits import behind, cut, reach, read_log, relocated
+from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions, Split
+from conduit_dagster.connectors.pipeline.labels import Labels
+from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.connectors.pipeline.refusals import log_gap, log_gone
+from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.readers import log_unit, oldest
+
+
+class LogWay(Way):
+    """Its entries by offset; a position is the offset behind a record, as is the record's own.
+
+    Entries that were nacked before they were logged are passed over: they are dead letters over there.
+    """
+
+    def __init__(self, pipeline: str, source: str, reader: str, project: ProjectView) -> None:
+        self._log, self._reader, self._project = (pipeline, source), reader, project
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """It is this unit that makes it a reader whom the log waits for."""
+        return log_unit(*self._log)
+
+    @property
+    def _name(self) -> str:
+        return ":".join(self._log)
+
+    def _gap(self, first: int, stop: int, further: int) -> FatalError:
+        return log_gap(self._name, self._reader, first, stop, further)
+
+    @property
+    def _manifest(self) -> LogManifest:
+        return LogManifest(self._project.read, *self._log, self._project.project.log_url)
+
+    # -- how far ------------------------------------------------------------------------------------------------
+
+    def initial(self) -> int:
+        """The oldest offset from which on none is missing."""
+        return self._project.read(lambda connection: oldest(connection, *self._log))
+
+    def horizon(self) -> int:
+        """The log's end."""
+        return self._manifest.state().next_offset
+
+    def latest(self, start: int, limit: Limit, horizon: int | None) -> int:
+        """Up to the end of the log. Raises ``FatalError`` (``chain.*``) where an entry on the way is gone."""
+        end = self._end(start)
+        first = self._first(start)
+        stop = min(end if horizon is None else min(end, horizon), first + 2 * limit.records)
+        if first >= stop:
+            return start
+        # a step is not to be of nacked entries alone
+        stop = behind(first, stop, self._manifest.nacked(first, stop), limit.records)
+        stop = reach(self._manifest, first, stop, limit.bytes)
+        self._require_whole(first, stop)
+        return stop
+
+    def _end(self, position: int) -> int:
+        end = self._manifest.state().next_offset
+        if position > end:
+            raise log_gone(self._name, self._reader, position, end)
+        return end
+
+    def _first(self, start: int) -> int:
+        """Of a source that stands at the very beginning the log may begin further on: what was before is not in it."""
+        parts = self._manifest.parts(0) if start == 0 else ()
+        return max(start, parts[0].first) if parts else start
+
+    def lag(self, position: int) -> int:
+        """Entries behind it."""
+        return max(0, self._manifest.state().next_offset - position)
+
+    # -- ranges that were given -----------------------------------------------------------------------------------
+
+    def verify(self, start: int, end: int) -> None:
+        """No entry of the range is gone."""
+        self._end(max(start, end))
+        self._require_whole(self._first(start), end)
+
+    def _require_whole(self, start: int, stop: int) -> None:
+        """No entry is missing in between: what the manifest does not name, or compaction took, is never passed over."""
+        expected = start
+        for part in self._manifest.parts(start, stop) if start < stop else ():
+            if part.first > expected:
+                raise self._gap(expected, part.first, self.initial())
+            first, last = max(part.first, start), min(part.next, stop)
+            if part.entries != part.next - part.first and self._manifest.count(first, last) != last - first:
+                raise self._gap(first, last, self.initial())
+            expected = part.next
+        if expected < stop:
+            raise self._gap(expected, stop, self.initial())
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        """Ranges of offsets, each with the files that hold it."""
+        first = self._first(start)
+        nacked = self._manifest.nacked(first, end)
+        return [_without(split, first, nacked) for split in cut(self._manifest, first, end, n)]
+
+    def relocate(self, split: Split) -> Split:
+        """The files that hold it now."""
+        return msgspec.structs.replace(relocated(self._manifest, split), records=split.records)
+
+    # -- reading, in tasks ----------------------------------------------------------------------------------------
+
+    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
+        """The good entries; raises ``FatalError`` (``chain.log_gap``) where one is missing."""
+        expected = split.start
+        for block in read_log(split, options.keys > Keys.NONE):
+            count = len(block.records)
+            # as the driver has verified; a log that changed under its reader must not lose anything either
+            if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
+                raise self._gap(expected, block.boundary(count - 1), block.boundary(count - 1))
+            expected += count
+            yield _given_on(block, labels)
+        if expected != split.detail["to"]:
+            raise self._gap(expected, split.detail["to"], split.detail["to"])
+
+
+def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
+    """Counted without the entries that are not given on."""
+    low, high = bisect_left(nacked, split.start), bisect_left(nacked, split.detail["to"])
+    return msgspec.structs.replace(
+        split, ordinal=split.start - start - low, records=split.detail["to"] - split.start - (high - low)
+    )
+
+
+def _given_on(block: Block, labels: Labels) -> Block:
+    """The block's good records under this source's name."""
+    rows = [row for row in range(len(block.records)) if row not in block.nacks]
+    records, boundary = [block.records[row] for row in rows], block.boundary
+    for row, record in zip(rows, records, strict=True):
+        record.position = boundary(row)
+    labels.label(records)
+    return Block(records, lambda i: boundary(rows[i]), _complete(block, rows), again=_again(block, rows, labels))
+
+
+def _complete(block: Block, rows: Sequence[int]) -> Callable[[int, Record], None] | None:
+    complete, boundary = block.complete, block.boundary
+    if complete is None:
+        return None
+
+    def whole(i: int, record: Record) -> None:
+        complete(rows[i], record)
+        record.position = boundary(rows[i])
+
+    return whole
+
+
+def _again(block: Block, rows: Sequence[int], labels: Labels) -> Callable[[Sequence[int]], list[Record]]:
+    again, boundary = block.again, block.boundary
+    assert again is not None
+
+    def read(places: Sequence[int]) -> list[Record]:
+        records = again([rows[place] for place in places])
+        for place, record in zip(places, records, strict=True):
+            record.position = boundary(rows[place])
+        labels.label(records)
+        return records
+
+    return read

@@ -1,0 +1,214 @@
+"""The output of another pipeline's ``file`` destination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions, Split
+from conduit_dagster.connectors.file.lines import Mark, read_lines, scan
+from conduit_dagster.connectors.file.reach import reach
+from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.connectors.pipeline.labels import Labels
+from conduit_dagster.connectors.pipeline.line_formats import parser
+from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.connectors.pipeline.published import Piece, Published
+from conduit_dagster.connectors.pipeline.refusals import no_record, output_gone
+from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+from conduit_dagster.state.readers import PLUGIN
+
+_MOST_FILES = 1_000
+"""Files per step: each is a split, and a step is recorded whole."""
+_LONGEST_LINE = 1 << 40
+"""The other pipeline wrote it: there is no guessing whether it is a file of lines."""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """A position: behind a line of one file."""
+
+    file: str = ""
+    byte: int = 0
+    line: int = 0
+    inode: int = 0
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.byte, self.line)
+
+    def moved(self, mark: Mark) -> _Place:
+        return msgspec.structs.replace(self, byte=mark.offset, line=mark.line)
+
+    def as_json(self) -> dict[str, Any]:
+        return msgspec.structs.asdict(self)
+
+
+def _place(position: Any) -> _Place:
+    return msgspec.convert(position, _Place)
+
+
+class OutputWay(Way):
+    """What is published of it, line by line, in the order in which it was."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        destination: str,
+        settings: Mapping[str, str],
+        context: ConnectorContext,
+        project: ProjectView,
+    ) -> None:
+        written = FileDestinationSettings.model_validate(dict(settings))
+        path = context.resolve(written.path)
+        self._path = Path(storage.local_path(path) or path)
+        self._log, self._reader = (pipeline, destination), context.full_id
+        self._published = Published(pipeline, destination, self._path, project)
+        self._parse = parser(written.format)
+        self._counts_lines = written.format != "opencdc/json"
+
+    @property
+    def unit(self) -> dict[str, Any]:
+        """Where the other pipeline writes to another path it is other data."""
+        pipeline, destination = self._log
+        return {"plugin": PLUGIN, "pipeline": pipeline, "destination": destination, "output": str(self._path)}
+
+    def place(self, position: Any) -> Any:
+        """Without the inode, which is what we happened to see."""
+        at = _place(position)
+        return [at.file, at.byte, at.line]
+
+    # -- how far ------------------------------------------------------------------------------------------------
+
+    def initial(self) -> dict[str, Any]:
+        """Before the first line."""
+        return _Place().as_json()
+
+    def horizon(self) -> dict[str, Any]:
+        """The end of what is published now."""
+        pieces = self._published.pieces()
+        return {"file": pieces[-1].name, "byte": pieces[-1].length} if pieces else {"file": "", "byte": 0}
+
+    def latest(self, start: dict[str, Any], limit: Limit, horizon: Any) -> dict[str, Any]:
+        """Whole lines within the limit. Raises ``FatalError`` (``chain.output_gone``) where the file is another one."""
+        at, left = _place(start), limit
+        for piece in self._behind(at, horizon)[:_MOST_FILES]:
+            mark = at.mark if piece.name == at.file else Mark(0, 0)
+            step = reach(piece.path, mark, piece.length, left, True, _LONGEST_LINE)
+            at = _Place(piece.name, step.end.offset, step.end.line, piece.inode)
+            left = Limit(left.records - (step.end.line - mark.line), left.bytes - (step.end.offset - mark.offset))
+            if step.limited or min(left) <= 0:
+                break
+        return at.as_json()
+
+    def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
+        """What is published and lies behind a place, up to the horizon."""
+        pieces = self._known(at)
+        if horizon is not None:
+            end = horizon["file"], horizon["byte"]
+            upto = [p._replace(length=min(p.length, end[1]) if p.name == end[0] else p.length) for p in pieces]
+            pieces = [piece for piece in upto if piece.name <= end[0]]
+        return [p for p in pieces if p.length and (p.name > at.file or (p.name == at.file and p.length > at.byte))]
+
+    def _known(self, at: _Place) -> list[Piece]:
+        pieces, read = self._published.pieces(at.file), at != _Place()
+        if pieces is None and read:
+            raise self._gone(str(self._path), "that pipeline has no such destination any more")
+        for piece in pieces or ():
+            if piece.name == at.file and read:
+                self._require(piece, at)
+        return pieces or []
+
+    def _require(self, piece: Piece, upto: _Place) -> None:
+        """The file is the one that was read, and what is to be read of it is there."""
+        found = Path(piece.path).stat() if Path(piece.path).is_file() else None
+        what = "it was removed" if found is None else ""
+        if found is not None and {found.st_ino, piece.inode} != {upto.inode}:
+            what = "it is another file"
+        elif found is not None and min(found.st_size, piece.length) < upto.byte:
+            what = f"it ends before byte {upto.byte}"
+        if what:
+            raise self._gone(piece.path, what)
+
+    def _gone(self, place: str, what: str) -> FatalError:
+        return output_gone(":".join(self._log), self._reader, place, what)
+
+    def lag(self, position: Any) -> int:
+        """Bytes that are published behind it."""
+        at = _place(position)
+        return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in self._behind(at))
+
+    # -- ranges that were given -----------------------------------------------------------------------------------
+
+    def verify(self, start: Any, end: Any) -> None:
+        """Every file of the range is there, and the last one is that of the position."""
+        last = _place(end)
+        if _place(start) == last or last == _Place():
+            return
+        found = {piece.name: piece for piece in self._published.pieces(_place(start).file) or ()}
+        if last.file not in found:
+            raise self._gone(str(self._path), f"{last.file or 'the file'} is not there")
+        self._require(found[last.file], last)
+
+    def split(self, start: Any, end: Any, n: int) -> list[Split]:
+        """Cuts between lines, near equal numbers of bytes."""
+        self.verify(start, end)
+        at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
+        pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
+        share = max(1, sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces) // n)
+        for piece in pieces:
+            low = at.mark if piece.name == at.file else Mark(0, 0)
+            for high in _cuts(piece, low, share):
+                detail = {"path": piece.path, "to": high.offset}
+                begin = _Place(piece.name, low.offset, low.line, piece.inode).as_json()
+                count = high.line - low.line
+                splits.append(Split(begin, ordinal, count, high.offset - low.offset, detail))
+                low, ordinal = high, ordinal + count
+        return splits
+
+    def relocate(self, split: Split) -> Split:
+        """Files are not moved."""
+        return split
+
+    # -- reading, in tasks ----------------------------------------------------------------------------------------
+
+    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
+        """The lines as records. Raises ``FatalError`` (``chain.no_record``) for one that is none."""
+        at, path = _place(split.start), split.detail["path"]
+        byte, line = at.byte, at.line
+        for lines in read_lines(path, byte, split.detail["to"], options.block_bytes):
+            for first in range(0, len(lines), options.block_records):
+                some = lines[first : first + options.block_records]
+                marks: list[Mark] = []
+                for text in some:
+                    byte, line = byte + len(text) + 1, line + 1
+                    marks.append(Mark(byte, line))
+                records = [self._record(text, mark, at, path) for text, mark in zip(some, marks, strict=True)]
+                labels.label(records)
+                yield Block(records, lambda i, marks=marks: at.moved(marks[i]).as_json())
+
+    def _record(self, text: bytes, mark: Mark, at: _Place, path: str) -> Record:
+        try:
+            record = self._parse(text)
+        except ValueError as error:
+            raise no_record(f"{path}, line {mark.line}", str(error)) from error
+        record.position = f"{at.file}:{mark.offset}" if at.file else mark.offset
+        if self._counts_lines:
+            record.key = b"%d" % mark.line
+        return record
+
+
+def _cuts(piece: Piece, low: Mark, share: int) -> Iterator[Mark]:
+    """Where the parts of a file end, the last one at its end."""
+    begin = low.offset
+    for mark in scan(piece.path, low, piece.length, _LONGEST_LINE):
+        if mark.offset == piece.length:
+            yield mark
+            return
+        if mark.offset - begin >= share:
+            begin = mark.offset
+            yield mark

@@ -1,0 +1,53 @@
+"""The project's state store and logs, as a source looks at them on the driver. Tasks never do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.state.database import open_database, reading
+from conduit_dagster.state.outage import is_outage, unreachable
+from conduit_dagster.state.project_store import project_store
+
+T = TypeVar("T")
+_SQLITE = "sqlite:///"
+
+
+class ProjectView:
+    """Opened when it is looked at first."""
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root)
+
+    @cached_property
+    def project(self) -> Project:
+        """The project whose root this is."""
+        return Project.find(self._root)
+
+    @cached_property
+    def _store(self) -> sa.Engine:
+        return project_store(self.project)
+
+    @property
+    def _database(self) -> sa.Engine:
+        path = self.project.state_url.removeprefix(_SQLITE)
+        if path != self.project.state_url and not Path(path).is_file():
+            return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and looking must not make a store
+        return self._store
+
+    def read(self, work: Callable[[sa.Connection], T], /) -> T:
+        """What ``work`` reads, all of it at one moment. Raises ``TransientError`` (``state.unreachable``)."""
+        database = self._database
+        try:
+            with reading(database) as connection:
+                return work(connection)
+        except DBAPIError as error:
+            if not is_outage(error):
+                raise
+            raise unreachable(database, error, "the state store does not answer") from error

@@ -1,0 +1,63 @@
+"""What a ``file`` destination of another pipeline has published: its files in order, and how far each may be read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.state.schema import consumers
+
+
+class Piece(NamedTuple):
+    """A file, and its bytes that are published."""
+
+    name: str
+    """In the folder of parts; empty for one ordered file."""
+    path: str
+    length: int
+    inode: int
+
+
+class Published:
+    """Asked on the driver: the state store says how far deliveries are committed, never the length of a file.
+
+    What lies behind that is a delivery on its way, or a torn one that recovery writes again.
+    """
+
+    def __init__(self, pipeline: str, destination: str, path: Path, project: ProjectView) -> None:
+        self._mine = (consumers.c.pipeline == pipeline, consumers.c.consumer == destination)
+        self._path, self._project = path, project
+
+    def pieces(self, after: str = "") -> list[Piece] | None:
+        """In order, from the file ``after`` on; none where nothing is published there yet.
+
+        None: that pipeline has no such destination any more.
+        """
+        row = self._project.read(self._row)
+        if row is None:
+            return None
+        target: dict[str, Any] = json.loads(row[0]) if row[0] else {}
+        if target.get("path") != str(self._path):
+            return []
+        return list(self._ordered(target) if "length" in target else self._parts(int(row[1]), after.partition("/")[0]))
+
+    def _row(self, connection: sa.Connection) -> Any:
+        return connection.execute(sa.select(consumers.c.target, consumers.c.step).where(*self._mine)).first()
+
+    def _ordered(self, target: dict[str, Any]) -> Iterator[Piece]:
+        # with at-most-once what lies behind the base may be missing until the next delivery has mended it
+        yield Piece("", str(self._path), target.get("base", target["length"]), target["inode"])
+
+    def _parts(self, step: int, after: str) -> Iterator[Piece]:
+        """Made visible whole by one rename, in the order of their names; those of a step that is not done wait."""
+        for folder in sorted(one for one in self._path.glob("step=*") if one.name >= after):
+            if int(folder.name.removeprefix("step=").partition("-")[0]) > step:
+                return
+            for part in sorted(folder.glob("part-*")):
+                found = part.stat()
+                yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino)

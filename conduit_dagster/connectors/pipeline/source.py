@@ -1,0 +1,105 @@
+"""The ``pipeline`` source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from typing_extensions import override
+
+from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.connectors.pipeline.labels import Labels
+from conduit_dagster.connectors.pipeline.logged import LogWay
+from conduit_dagster.connectors.pipeline.output import OutputWay
+from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.connectors.pipeline.refusals import which_connector
+from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings, as_own
+from conduit_dagster.connectors.pipeline.upstream import Upstream, upstream_of
+from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.state.readers import PLUGIN
+
+
+class PipelineSource(Source):
+    """Reads what another pipeline of the project logged, or what was published of its output.
+
+    Records keep their metadata; where they come from and when they were read is this source's. Every ack is an ack over
+    there: its log keeps what this source has not handled end to end, and what is not published is not read.
+    """
+
+    name = PLUGIN
+    Settings = PipelineSourceSettings
+    sets_metadata = True
+    lag_unit = "records"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = as_own(settings)
+        self._project = ProjectView(context.root)
+        if (upstream := upstream_of(self._settings.model_extra)) is not None and upstream.output is not None:
+            self.lag_unit = "bytes"  # pyright: ignore[reportAttributeAccessIssue]  # records of a file are not counted
+
+    @cached_property
+    def _upstream(self) -> Upstream:
+        found = upstream_of(self._settings.model_extra)
+        if found is None and not self._settings.connector:
+            raise which_connector(self._settings.pipeline)
+        return found or Upstream(self._settings.connector)
+
+    @cached_property
+    def _way(self) -> Way:
+        pipeline, upstream = self._settings.pipeline, self._upstream
+        if upstream.output is not None:
+            return OutputWay(pipeline, upstream.connector, upstream.output, self.context, self._project)
+        return LogWay(pipeline, upstream.connector, self.context.full_id, self._project)
+
+    @property
+    def reads(self) -> tuple[str, str]:
+        """The other pipeline's id, and its connector."""
+        return self._settings.pipeline, self._upstream.connector
+
+    @property
+    @override
+    def unit(self) -> dict[str, Any]:
+        """A log is known by its pipeline and source, an output by its file as well."""
+        return self._way.unit
+
+    def initial(self) -> Position:
+        """The oldest record that is there."""
+        return self._way.initial()
+
+    def horizon(self) -> Any:
+        """Where the other pipeline's log, or what is published of its output, ends now."""
+        return self._way.horizon()
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """As far as there is something. Raises ``FatalError`` (``chain.*``) where what comes next is gone."""
+        return self._way.latest(start, limit, horizon)
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Parts that name their files: tasks never ask the state store."""
+        return self._way.split(start, end, n)
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """The records, labelled anew."""
+        yield from self._way.read(split, options, Labels(self.context))
+
+    def verify(self, start: Position, end: Position) -> None:
+        """Raises ``FatalError`` (``chain.*``) where a range is not whole any more."""
+        self._way.verify(start, end)
+
+    def within(self, start: Position, end: Position, boundary: Any) -> Position:
+        """As the log or the output has it."""
+        return self._way.within(start, end, boundary)
+
+    def place(self, position: Position) -> Any:
+        """An offset, or a place in a file."""
+        return self._way.place(position)
+
+    def relocate(self, split: Split) -> Split:
+        """The files that hold it now."""
+        return self._way.relocate(split)
+
+    def lag(self, position: Position) -> int | None:
+        """Records that are logged, or bytes that are published, and not read yet."""
+        return self._way.lag(position)

@@ -1,0 +1,171 @@
+"""Pipelines that read other pipelines: which connector each of them means, and what is wrong between their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.findings import did_you_mean
+from conduit_dagster.config.parse import ParsedPipeline
+from conduit_dagster.config.pipeline import Connector, Pipeline
+from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
+from conduit_dagster.connectors.registry import find_source, is_builtin
+from conduit_dagster.engine.planner import Upstreams, choose_log
+from conduit_dagster.engine.plugins import Plugins
+
+_READABLE = ("opencdc/json", "payload/json", "template")
+Elsewhere = Callable[[], Iterable[ParsedPipeline]]
+"""The pipelines of the project's own folder; asked only where one is named that is not among those at hand."""
+
+
+class _Flaw(NamedTuple):
+    setting: str
+    code: str
+    message: str
+    fix: str
+    expected: str | None = None
+
+
+def link(parsed: Iterable[ParsedPipeline], elsewhere: Elsewhere, plugins: Plugins) -> Upstreams:
+    """What each chained source reads. What is wrong becomes findings of the pipelines that read."""
+    return _Chains(list(parsed), elsewhere, plugins).link()
+
+
+class _Chains:
+    def __init__(self, parsed: list[ParsedPipeline], elsewhere: Elsewhere, plugins: Plugins) -> None:
+        self._parsed, self._elsewhere, self._plugins = parsed, elsewhere, plugins
+        self._known = {one.config.id: one for one in reversed(parsed)}
+        self._looked = False
+
+    def link(self) -> Upstreams:
+        found: Upstreams = {}
+        for one in self._parsed:
+            for connector in self._chained(one.config):
+                read = self._read(one.config, connector)
+                if isinstance(read, _Flaw):
+                    self._add(one, connector, read)
+                elif read is not None:
+                    found[one.config.id, connector.id] = read
+        return found
+
+    def _chained(self, config: Pipeline) -> Iterator[Connector]:
+        for connector in config.sources:
+            if is_builtin(connector.plugin, PLUGIN, self._plugins.sources):
+                yield connector
+
+    def _add(self, one: ParsedPipeline, connector: Connector, flaw: _Flaw) -> None:
+        base = f"{connector.where}/settings"
+        pointer = pointers.child(base, flaw.setting) if flaw.setting in connector.settings else base
+        got = connector.settings.get(flaw.setting)
+        finding = one.finding(pointer, flaw.code, flaw.message, got=got, expected=flaw.expected, fix=flaw.fix)
+        one.findings.append(finding)
+
+    def _get(self, name: str) -> ParsedPipeline | None:
+        if name not in self._known and not self._looked:
+            self._looked = True
+            self._known = {**{one.config.id: one for one in self._elsewhere()}, **self._known}
+        return self._known.get(name)
+
+    def _read(self, reader: Pipeline, connector: Connector) -> Upstream | _Flaw | None:
+        """None where the settings lack what is required, which is found elsewhere."""
+        name = connector.settings.get("pipeline", "")
+        if not name:
+            return None
+        other = self._get(name)
+        if other is None:
+            known = sorted(self._known.keys() - {reader.id})
+            fix = (
+                did_you_mean(name, known) or "name a pipeline of the project; conduit-dagster pipelines list shows them"
+            )
+            return _Flaw("pipeline", "chain.unknown_pipeline", f"there is no pipeline {name} in this project", fix)
+        if (circle := self._circle(reader.id, name)) is not None:
+            message = f"a chain that closes on itself never ends: {' reads '.join(circle)}"
+            return _Flaw("pipeline", "chain.circle", message, "let one of them read another source")
+        return _Reading(other, self._plugins).of(connector.settings.get("connector", ""))
+
+    def _circle(self, reader: str, name: str) -> list[str] | None:
+        """The way from ``reader`` over ``name`` back to it."""
+        ways = [[reader, name]]
+        seen: set[str] = set()
+        while ways:
+            way = ways.pop()
+            if way[-1] == reader:
+                return way
+            other = self._get(way[-1])
+            if other is not None and way[-1] not in seen:
+                seen.add(way[-1])
+                further = (one.settings.get("pipeline", "") for one in self._chained(other.config))
+                ways += [[*way, name] for name in further]
+        return None
+
+
+class _Reading:
+    """What can be read of one pipeline."""
+
+    def __init__(self, parsed: ParsedPipeline, plugins: Plugins) -> None:
+        self._parsed, self._config, self._plugins = parsed, parsed.config, plugins
+
+    def of(self, name: str) -> Upstream | _Flaw:
+        if not name:
+            return self._only_source()
+        if any(source.id == name for source in self._config.sources):
+            return Upstream(name) if self._is_logged() else self._no_log()
+        for destination in self._config.destinations:
+            if destination.id == name:
+                return self._output(destination)
+        names = [connector.id for connector in self._config.connectors]
+        fix = did_you_mean(name, names) or self._choices()
+        message = f"pipeline {self._config.id} has no connector {name}"
+        return _Flaw("connector", "chain.unknown_connector", message, fix, ", ".join(names))
+
+    def _is_logged(self) -> bool:
+        kinds = [find_source(source.plugin, self._plugins.sources) for source in self._config.sources]
+        return choose_log(self._config, [kind for kind in kinds if kind is not None])[0] == "records"
+
+    def _only_source(self) -> Upstream | _Flaw:
+        if not self._is_logged():
+            return self._no_log()
+        if len(self._config.sources) == 1:
+            return Upstream(self._config.sources[0].id)
+        message = f"pipeline {self._config.id} has {len(self._config.sources)} sources with a log"
+        return _Flaw("connector", "chain.which_connector", message, self._choices())
+
+    def _choices(self) -> str:
+        logged = [source.id for source in self._config.sources] if self._is_logged() else []
+        written = [one.id for one in self._config.destinations if self._is_file(one)]
+        named = [f"the log of {', '.join(logged)}"] if logged else []
+        named += [f"the output of {', '.join(written)}"] if written else []
+        return f"name one in settings.connector: {' or '.join(named) or 'it has none that can be read'}"
+
+    def _is_file(self, destination: Connector) -> bool:
+        return is_builtin(destination.plugin, "file", self._plugins.destinations)
+
+    def _no_log(self) -> _Flaw:
+        line, _ = self._parsed.locate("")
+        message = f"pipeline {self._config.id} keeps no log of records, so there is nothing to read of its sources"
+        where = f"{self._parsed.file}:{line}"
+        written = [one.id for one in self._config.destinations if self._is_file(one)]
+        instead = f"; or read what it writes: connector: {written[0]}" if written else ""
+        return _Flaw("connector", "chain.no_log", message, f"set delivery: {{log: records}} in {where}{instead}")
+
+    def _output(self, destination: Connector) -> Upstream | _Flaw:
+        name, settings = destination.id, destination.settings
+        if not self._is_file(destination):
+            message = f"{name} is a {destination.plugin}: what it has published can't be read back from here"
+            fix = "read the log of a source instead (delivery: {log: records} there), or a second destination, a file"
+            return _Flaw("connector", "chain.not_readable", message, fix)
+        if (known := settings.get("sdk.record.format", _READABLE[0])) not in _READABLE:
+            message = f"what {name} writes is no record that can be read again: {known}"
+            return _Flaw(
+                "connector", "chain.not_readable", message, "let it write another format", ", ".join(_READABLE)
+            )
+        if self._config.delivery.strategy == "at-most-once":
+            message = f"with at-most-once nobody knows how much of {name} is published"
+            fix = f"set delivery.strategy: at-least-once in pipeline {self._config.id}, or read the log of a source"
+            return _Flaw("connector", "chain.not_readable", message, fix)
+        return Upstream(name, _text(settings))
+
+
+def _text(settings: Mapping[str, str]) -> dict[str, str]:
+    return {key: str(value) for key, value in settings.items()}

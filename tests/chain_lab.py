@@ -1,0 +1,64 @@
+"""Two pipelines in a chain: ``a`` reads a file and logs it, ``p`` reads ``a``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support import DECODE, Lab, destination, queue, source
+
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.overview import newest_events
+from conduit_dagster.state.readers import Reader, readers_of
+
+LOGGED = {"log": "records", "strategy": "exactly-once"}
+
+
+def chained(upstream: str = "a", connector: str = "", name: str = "in", **more: Any) -> dict[str, Any]:
+    """A source that reads another pipeline."""
+    settings = {"pipeline": upstream, **({"connector": connector} if connector else {})}
+    return {"id": name, "type": "source", "plugin": "builtin:pipeline", "settings": settings, **more}
+
+
+def upstream(lab: Lab, *connectors: Any, **more: Any) -> None:
+    """The pipeline ``a``."""
+    delivery = {**LOGGED, **more.pop("delivery", {})}
+    lab.pipeline(
+        id="a",
+        connectors=connectors or [source(), destination("first")],
+        delivery=delivery,
+        **{"dead-letter-queue": queue(path="./dead-a.jsonl"), **more},
+    )
+
+
+def downstream(lab: Lab, *connectors: Any, **more: Any) -> None:
+    """The pipeline ``p``, which decodes."""
+    name = more.pop("id", "p")
+    delivery = {"strategy": "exactly-once", **more.pop("delivery", {})}
+    lab.pipeline(
+        id=name,
+        connectors=connectors or [chained(), destination("out")],
+        processors=more.pop("processors", [DECODE]),
+        delivery=delivery,
+        **{"dead-letter-queue": queue(path=f"./dead-{name}.jsonl"), **more},
+    )
+
+
+def runs(lab: Lab, *names: str) -> None:
+    """Each pipeline, one after another, without an error."""
+    for name in names:
+        result = lab.run(name)
+        assert result.error is None, (name, result.error, result.error.code)
+
+
+def readers(lab: Lab, pipeline: str = "a") -> dict[str, int]:
+    """Who reads its logs, and the first offset that each still needs."""
+    with lab.store() as database, reading(database) as connection:
+        found: list[Reader] = readers_of(connection, pipeline)
+    return {reader.name: reader.offset for reader in found}
+
+
+def events(lab: Lab, pipeline: str, *kinds: str) -> list[dict[str, Any]]:
+    """Events of these kinds, the oldest first."""
+    with lab.store() as database:
+        found = [row for row in newest_events(database, pipeline, 1000) if row["event"] in kinds]
+    return [{"event": row["event"], **row["detail"]} for row in reversed(found)]

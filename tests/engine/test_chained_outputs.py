@@ -1,0 +1,170 @@
+"""A pipeline that reads what another one wrote: ``p`` reads what the destination ``first`` of ``a`` has published."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain_lab import chained, downstream, runs, upstream
+from kills import crashing
+from pyspark.sql import SparkSession
+from support import DECODE, Crashes, Lab, destination, source
+
+ROWS = [{"i": i} for i in range(100)]
+SETTINGS: dict[str, dict[str, str]] = {
+    "file": {"path": "./first.jsonl", "sdk.record.format": "payload/json"},
+    "folder": {"path": "./first/", "sdk.record.format": "payload/json"},
+}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", ROWS)
+    return lab
+
+
+def writes(lab: Lab, settings: dict[str, str] | None = None, **delivery: Any) -> None:
+    """The pipeline ``a``, without a log of records, whose steps have thirty records."""
+    delivery = {"log": "positions", "batch-size": 30, **delivery}
+    written = destination("first", settings=settings or SETTINGS["file"])
+    upstream(lab, source(), written, processors=[DECODE], delivery=delivery)
+
+
+def reads(lab: Lab, **more: Any) -> None:
+    more.setdefault("processors", [])
+    downstream(lab, chained(connector="first"), destination("out"), **more)
+
+
+@pytest.mark.parametrize("layout", list(SETTINGS))
+def test_it_reads_what_was_published_and_goes_on(lab: Lab, layout: str) -> None:
+    writes(lab, SETTINGS[layout])
+    reads(lab, delivery={"batch-size": 45})
+    runs(lab, "p", "a")
+    result = lab.run()
+    assert (result.error, result.progress.read, result.progress.steps) == (None, 100, 3)
+    assert lab.documents("out.jsonl") == ROWS
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    runs(lab, "a")
+    assert lab.run().progress.read == 1
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}]
+    assert lab.run().progress.read == 0
+
+
+def test_whole_records_come_as_they_were(lab: Lab) -> None:
+    operation = {"id": "op", "plugin": "field.set", "settings": {"field": ".Operation", "value": "update"}}
+    upstream(
+        lab,
+        source(),
+        destination("first", settings={"path": "./first.jsonl"}),
+        processors=[DECODE, operation],
+        delivery={"log": "positions"},
+    )
+    downstream(lab, chained(connector="first"), destination("out", settings={"path": "./out.jsonl"}), processors=[])
+    runs(lab, "a", "p")
+    for before, after in zip(lab.documents("first.jsonl"), lab.documents("out.jsonl"), strict=True):
+        assert (before["operation"], before["key"], before["payload"]) == (
+            after["operation"],
+            after["key"],
+            after["payload"],
+        )
+        assert after["metadata"]["file.path"] == "./in.jsonl"
+        assert after["metadata"]["conduit.source.connector.id"] == "p:in"
+
+
+def test_a_templates_lines_come_raw(lab: Lab) -> None:
+    written = {"sdk.record.format": "template", "sdk.record.format.options": '{"n": {{ .Payload.After.i }}}'}
+    writes(lab, {"path": "./first.txt", **written})
+    reads(lab, processors=[DECODE])
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == [{"n": i} for i in range(100)]
+
+
+@pytest.mark.parametrize("layout", list(SETTINGS))
+@pytest.mark.parametrize(
+    ("point", "read"),
+    [("before-publish:2", 30), ("mid-publish:2", 30), ("after-publish:2", 30), ("after-delivered:2", 60)],
+)
+def test_never_beyond_what_is_published(lab: Lab, layout: str, point: str, read: int) -> None:
+    """A delivery that was cut off, or of which nobody knows yet that it is there, waits for recovery."""
+    writes(lab, SETTINGS[layout])
+    reads(lab)
+    name, _, passage = point.partition(":")
+    with crashing(name, int(passage)):
+        lab.run("a")
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS[:read]
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_torn_tail_is_not_read(lab: Lab) -> None:
+    writes(lab)
+    reads(lab)
+    runs(lab, "a")
+    with (lab.root / "first.jsonl").open("a") as file:
+        file.write('{"i": 100}\n{"i": 1')
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+POINTS = (
+    "after-register",
+    "after-plan",
+    "after-stage",
+    "after-prepare",
+    "mid-publish",
+    "after-delivered",
+    "after-done",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", list(SETTINGS))
+@pytest.mark.parametrize("point", POINTS)
+def test_after_a_crash_every_record_is_there_once(lab: Lab, crashes: Crashes, layout: str, point: str) -> None:
+    writes(lab, SETTINGS[layout])
+    reads(lab, delivery={"batch-size": 45})
+    runs(lab, "a")
+    crashes(lab, point if point == "after-register" else f"{point}:2")
+    if point == "after-prepare":
+        shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+@pytest.mark.parametrize("change", ["replaced", "removed", "cut", "moved away"])
+def test_an_output_that_is_not_what_it_was_is_an_error(lab: Lab, change: str) -> None:
+    writes(lab)
+    reads(lab)
+    runs(lab, "a", "p")
+    path = lab.root / "first.jsonl"
+    if change == "replaced":
+        shutil.copy(path, lab.root / "copy")
+        (lab.root / "copy").rename(path)
+    elif change == "cut":
+        path.write_text('{"i": 0}\n')
+    elif change == "removed":
+        path.unlink()
+    else:
+        upstream(lab, source(), destination("other"), delivery={"log": "positions"})
+        runs(lab, "a")
+        writes(lab)
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert result.error.code == "chain.output_gone"
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_lines_that_are_no_records_are_an_error_with_their_place(lab: Lab) -> None:
+    lab.write("first.jsonl", ["not ours"])
+    upstream(lab, source(), destination("first", settings={"path": "./first.jsonl"}), delivery={"log": "positions"})
+    reads(lab)
+    runs(lab, "a")
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert (result.error.code, (result.error.place or "").endswith("first.jsonl, line 1")) == ("chain.no_record", True)
+    assert json.loads(lab.lines("first.jsonl")[1])

@@ -1,0 +1,420 @@
+"""A pipeline that reads the log of another one, on real Spark: ``a`` logs, ``p`` reads ``a``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain_lab import chained, downstream, events, readers, runs, upstream
+from kills import at
+from pyspark.sql import SparkSession
+from support import DECODE, Crashes, Lab, destination, processor, source
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.operate.desk import owned
+from conduit_dagster.engine.operate.readers import drop_reader
+from conduit_dagster.engine.operate.rewind import Wish, rewind
+from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.trial.dry_run import dry_run
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state import storage
+from conduit_dagster.state.log_store import LogStore
+
+ROWS = [{"i": i} for i in range(100)]
+SMALL = {"log-segment-size": "1KB", "batch-size": 10}
+"""Every ten entries are a segment. A reader that comes after compaction finds what is left: it comes first here."""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", ROWS)
+    return lab
+
+
+def entries(lab: Lab) -> list[int]:
+    """How many entries each segment of the log of ``a`` has."""
+    with lab.store() as database, database.connect() as connection:
+        return [part.entries for part in LogStore("a").segments(connection, "in")]
+
+
+def drop(lab: Lab, reader: str = "p:in") -> dict[str, Any]:
+    with lab.store() as database:
+        return drop_reader(database, "a", reader, "a test", 10.0)
+
+
+def whole(lab: Lab, name: str) -> list[Any]:
+    return [json.loads(line) for line in lab.lines(name)]
+
+
+def test_it_reads_what_was_logged_and_goes_on_where_it_stands(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab, delivery={"batch-size": 30})
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    runs(lab, "a")
+    result = lab.run()
+    assert (result.error, result.progress.read) == (None, 1)
+    assert lab.documents("out.jsonl") == [*ROWS, {"i": 100}]
+    assert lab.run().progress.read == 0
+    assert readers(lab) == {"p:in": 101}
+
+
+def test_metadata_stays_but_for_who_read_it_and_when(lab: Lab) -> None:
+    upstream(lab, source(processors=[]), destination("first", settings={"path": "./first.jsonl"}))
+    downstream(lab, chained(), destination("out", settings={"path": "./out.jsonl"}), processors=[])
+    runs(lab, "a", "p")
+    first, second = whole(lab, "first.jsonl")[7], whole(lab, "out.jsonl")[7]
+    assert second["metadata"]["file.path"] == first["metadata"]["file.path"] == "./in.jsonl"
+    assert (first["metadata"]["conduit.source.connector.id"], second["metadata"]["conduit.source.connector.id"]) == (
+        "a:in",
+        "p:in",
+    )
+    assert int(second["metadata"]["opencdc.readAt"]) > int(first["metadata"]["opencdc.readAt"])
+    assert (second["payload"], second["key"], second["operation"]) == (
+        first["payload"],
+        first["key"],
+        first["operation"],
+    )
+
+
+def test_with_nothing_logged_there_is_nothing_to_read(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+    result = lab.run()
+    assert (result.error, result.progress.read) == (None, 0)
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_log_that_begins_further_on_is_read_from_its_beginning(lab: Lab) -> None:
+    """What went through before the log was switched on was never in it."""
+    upstream(lab, delivery={"log": "positions"})
+    runs(lab, "a")
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "p")
+    lab.write("in.jsonl", [{"i": 100}, {"i": 101}], mode="a")
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == [{"i": 100}, {"i": 101}]
+    assert readers(lab) == {"p:in": 102}
+
+
+STARTING = ("after-fence", "after-register", "after-reack")
+STEPS = (
+    "before-plan", "after-plan", "before-stage", "after-stage", "before-prepare", "after-prepare", "before-publish",
+    "mid-publish", "after-publish", "after-delivered", "before-done", "after-done", "after-ack",
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", [*STARTING, *STEPS, *(f"{point}:2" for point in STEPS)])
+def test_after_a_crash_every_record_is_there_once(lab: Lab, crashes: Crashes, point: str) -> None:
+    upstream(lab)
+    downstream(lab, delivery={"batch-size": 60})
+    runs(lab, "a")
+    crashes(lab, point)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    assert readers(lab) == {"p:in": 100}
+
+
+@pytest.mark.parametrize("point", ["after-log-stage", "after-log", "after-plan", "after-prepare", "after-done"])
+def test_of_a_reader_that_logs_its_records_as_well(lab: Lab, crashes: Crashes, point: str) -> None:
+    """What is in its own log the other pipeline's need not keep."""
+    upstream(lab)
+    downstream(lab, delivery={"log": "records", "batch-size": 60})
+    runs(lab, "a")
+    crashes(lab, point)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    assert readers(lab) == {"p:in": 100}
+
+
+@pytest.mark.parametrize(("point", "kept"), [("after-plan:3", 40), ("before-stage:3", 40), ("after-done:3", 60)])
+def test_compaction_keeps_what_the_reader_has_not_acked(lab: Lab, crashes: Crashes, point: str, kept: int) -> None:
+    """A step that was planned is staged after the log was compacted."""
+    upstream(lab, delivery=SMALL)
+    downstream(lab, delivery={"batch-size": 20})
+    runs(lab, "p", "a")
+    crashes(lab, point)
+    runs(lab, "a")  # a run begins with a compaction
+    assert readers(lab) == {"p:in": kept}
+    closed = entries(lab)[:-1]
+    assert closed == [1] * (kept // 10) + [10] * (9 - kept // 10)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    runs(lab, "a")
+    assert entries(lab) == [1] * 9 + [10]
+
+
+def test_compaction_between_plan_and_stage_and_while_tasks_are_about_to_read(lab: Lab) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab, delivery={"batch-size": 20})
+    runs(lab, "p", "a")
+    with at("before-stage", lambda: runs(lab, "a"), passage=3):
+        runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    assert entries(lab)[:5] == [1, 1, 1, 1, 10]
+
+
+@pytest.mark.parametrize("delivery", [{}, {"log": "records"}])
+def test_a_prepared_step_whose_staging_is_lost_is_rebuilt_after_a_compaction(
+    lab: Lab, crashes: Crashes, delivery: Any
+) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab, delivery={"batch-size": 20, **delivery})
+    runs(lab, "p", "a")
+    crashes(lab, "after-prepare:3")
+    shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_one_that_comes_late_begins_with_what_is_whole(lab: Lab) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab)
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == ROWS[90:]
+
+
+def test_of_two_readers_the_slower_one_counts(lab: Lab, crashes: Crashes) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab, delivery={"batch-size": 20})
+    downstream(lab, chained(), destination("other"), id="q")
+    runs(lab, "p", "q", "a", "q")
+    crashes(lab, "after-done:2")
+    runs(lab, "a")
+    assert readers(lab) == {"p:in": 40, "q:in": 100}
+    assert entries(lab)[:-1] == [1] * 4 + [10] * 5
+    runs(lab, "p", "a")
+    assert entries(lab)[:-1] == [1] * 9
+    assert lab.documents("out.jsonl") == lab.documents("other.jsonl") == ROWS
+
+
+def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab: Lab, crashes: Crashes) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab, delivery={"batch-size": 20})
+    runs(lab, "p", "a")
+    crashes(lab, "after-done:2")
+    assert drop(lab) == {"pipeline": "a", "reader": "p:in", "source": "in", "offset": 39, "unread": 60}
+    assert readers(lab) == {}
+    runs(lab, "a")
+    assert entries(lab)[:-1] == [1] * 9
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert result.error.code == "chain.log_gap"
+    assert "40 to 49" in result.error.message
+    # it holds what is left from its place on, so that nothing more goes
+    assert readers(lab) == {"p:in": 40}
+    assert [row["offset"] for row in events(lab, "a", "reader_dropped")] == [40]
+    assert [row["offset"] for row in events(lab, "p", "reader_dropped", "reader_back")] == [40, 40]
+    assert lab.documents("out.jsonl") == ROWS[:40]
+    # as the error says
+    assert "conduit-dagster positions rewind p in --to 90 --force" in (result.error.fix or "")
+    assert rewound(lab, "p", "in", Wish("position", 90), force=True)["skipped"] == 50
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS[:40], *ROWS[90:]]
+
+
+def test_one_that_is_dropped_and_comes_back_in_time_goes_on_where_it_stood(lab: Lab, crashes: Crashes) -> None:
+    upstream(lab)
+    downstream(lab, delivery={"batch-size": 20})
+    runs(lab, "a")
+    crashes(lab, "after-done:2")
+    drop(lab)
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == ROWS
+    assert readers(lab) == {"p:in": 100}
+
+
+def test_a_source_that_leaves_its_file_is_no_reader_any_more(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "a", "p")
+    downstream(lab, source(), destination("out"))
+    lab.write("in.jsonl", [])
+    runs(lab, "p")
+    assert readers(lab) == {}
+    downstream(lab, {**source(), "id": "two"}, destination("out"))
+    runs(lab, "p")
+    downstream(lab, chained(name="three"), {**source(), "id": "two"}, destination("out"))
+    runs(lab, "p")
+    assert readers(lab) == {"p:three": 100}
+    downstream(lab, {**source(), "id": "two"}, destination("out"))
+    runs(lab, "p")
+    assert readers(lab) == {}
+
+
+def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> None:
+    """Its own consumers get the records again; the log has them once, and so has its reader."""
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "a", "p")
+    rewound(lab, "a", "in", Wish("start"))
+    runs(lab, "a", "p")
+    assert lab.documents("first.jsonl") and len(lab.lines("first.jsonl")) == 200
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) -> dict[str, Any]:
+    catalogue = lab.catalogue()
+    bound, project = catalogue.get(pipeline), catalogue.project
+    assert bound is not None
+    options = RunOptions(project.staging_url, log=project.log_url)
+    with lab.store() as database, owned(bound, database, options, lambda: None, "a test") as desk:  # type: ignore[arg-type]
+        return rewind(desk, database, name, wish, force)
+
+
+def test_a_reader_is_rewound(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "a", "p")
+    assert rewound(lab, "p", "in", Wish("position", 90))["now"] == 90
+    assert readers(lab) == {"p:in": 90}
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]
+    assert rewound(lab, "p", "in", Wish("start"))["now"] == 0
+    runs(lab, "p")
+    assert len(lab.lines("out.jsonl")) == 210
+
+
+def test_a_rewind_behind_what_is_gone_is_refused(lab: Lab) -> None:
+    upstream(lab, delivery=SMALL)
+    downstream(lab)
+    runs(lab, "p", "a", "p", "a")
+    with pytest.raises(FatalError, match="are gone"):
+        rewound(lab, "p", "in", Wish("position", 55))
+    assert rewound(lab, "p", "in", Wish("start"))["now"] == 90
+    runs(lab, "p")
+    assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]
+
+
+def test_nacks_of_a_joins_sources_are_not_given_on(lab: Lab) -> None:
+    lab.write("two.jsonl", ROWS)
+    bad = processor("bad", "error", "after.i % 10 == 3", message="a three")
+    two = {**source("./two.jsonl", processors=[DECODE, bad]), "id": "two"}
+    upstream(lab, source(processors=[DECODE]), two, destination("first"), **{"fan-in": "join"})
+    downstream(lab, chained(connector="two"), destination("out"), processors=[], delivery={"batch-size": 17})
+    runs(lab, "a")
+    result = lab.run()
+    assert result.error is None
+    assert lab.documents("out.jsonl") == [row for row in ROWS if row["i"] % 10 != 3]
+    assert result.progress.read == 90
+    assert len(lab.letters("dead-a.jsonl")) == 10
+    assert lab.letters("dead-p.jsonl") == []
+
+
+def test_dead_letters_of_the_reader_are_its_own(lab: Lab) -> None:
+    upstream(lab)
+    bad = processor("bad", "error", "after.i == 7", message="seven")
+    downstream(lab, processors=[DECODE, bad])
+    runs(lab, "a", "p")
+    assert lab.letters("dead-p.jsonl") == [("p:bad", "seven", {"i": 7})]
+    assert lab.letters("dead-a.jsonl") == []
+    downstream(lab)
+    assert lab.replay()["replayed"] == 1
+    assert lab.documents("out.jsonl")[-1] == {"i": 7}
+
+
+def test_a_chain_of_three(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab, delivery={"log": "records"})
+    downstream(lab, chained("p"), destination("third"), id="q", processors=[])
+    runs(lab, "a", "p", "q")
+    # the log has what p read: its own processors come behind it
+    assert lab.documents("third.jsonl") == ROWS
+    assert readers(lab, "p") == {"q:in": 100}
+
+
+def test_a_log_that_is_gone_is_an_error_that_names_it(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "a", "p")
+    upstream(lab, delivery={"log": "positions"})
+    lab.write("in.jsonl", [{"i": 100}], mode="a")
+    runs(lab, "a")
+    upstream(lab)  # as if nobody had validated in between
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert result.error.code == "chain.log_gone"
+    lab.write("in.jsonl", [{"i": 101}], mode="a")
+    runs(lab, "a")
+    result = lab.run()
+    assert result.error is not None
+    assert (result.error.code, "100 to 100" in result.error.message) == ("chain.log_gap", True)
+    assert lab.documents("out.jsonl") == ROWS
+
+
+def test_a_file_of_the_log_that_is_lost_is_no_gap_that_is_passed_over(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+    runs(lab, "a")
+    base = Project.find(lab.root).log_url
+    for path in Path(storage.local_path(base) or base, "a", "in").rglob("*.parquet"):
+        path.unlink()
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert result.error.code == "log.missing"
+    assert lab.documents("out.jsonl") == []
+
+
+def test_a_dry_run_reads_the_log_and_makes_no_reader_and_no_store(lab: Lab) -> None:
+    upstream(lab)
+    downstream(lab)
+
+    def tried() -> list[Any]:
+        bound = lab.catalogue().get("p")
+        assert bound is not None
+        return [one.arrived["out"][0]["payload"]["after"] for one in dry_run(bound, 3)]
+
+    assert tried() == []
+    assert not (lab.root / ".conduit").exists()
+    runs(lab, "a")
+    assert tried() == ROWS[:3]
+    assert readers(lab) == {}
+
+
+def test_two_logs_of_other_pipelines_are_joined(lab: Lab) -> None:
+    lab.write("two.jsonl", [{"i": i} for i in range(1000, 1050)])
+    upstream(lab)
+    lab.pipeline(id="b", connectors=[source("./two.jsonl"), destination("second")], delivery={"log": "records"})
+    total = processor("sum", "field.set", field=".Payload.After.sum", expression="after.one.i + after.two.i")
+    both = [chained(name="one", processors=[DECODE]), chained("b", name="two", processors=[DECODE])]
+    downstream(lab, *both, destination("out"), processors=[total], **{"fan-in": "join"})
+    runs(lab, "a", "b", "p")
+    assert [row["sum"] for row in lab.documents("out.jsonl")] == [1000 + 2 * i for i in range(50)]
+    assert (readers(lab), readers(lab, "b")) == ({"p:one": 100}, {"p:two": 50})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delivery", [{}, {"max-in-flight": 2}, {"log": "records"}])
+def test_both_at_once_while_the_log_rolls_and_is_compacted(lab: Lab, delivery: Any) -> None:
+    """The reader follows while every few entries close a segment."""
+    lab.write("in.jsonl", [])
+    upstream(lab, delivery={**SMALL, "batch-size": 25})
+    downstream(lab, delivery={"batch-size": 40, **delivery})
+    runs(lab, "p")
+    over = threading.Event()
+
+    def write() -> None:
+        try:
+            for round_ in range(15):
+                lab.write("in.jsonl", [{"i": 50 * round_ + i} for i in range(50)], mode="a")
+                runs(lab, "a")
+        finally:
+            over.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not over.is_set():
+        runs(lab, "p")
+    writer.join()
+    runs(lab, "p", "a")
+    assert lab.documents("out.jsonl") == [{"i": i} for i in range(750)]
+    assert sum(entries(lab)[:-1]) == len(entries(lab)) - 1
