@@ -18,6 +18,7 @@ from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.published import Piece, Published
 from conduit_dagster.connectors.pipeline.refusals import no_record, output_gone
 from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
@@ -212,3 +213,6 @@ def _cuts(piece: Piece, low: Mark, share: int) -> Iterator[Mark]:
         if mark.offset - begin >= share:
             begin = mark.offset
             yield mark
+
+
+learn(_Place)

@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.learn import learn
+
 PLUGIN = "pipeline"
 """As ``state.readers`` has it, which needs SQLAlchemy: validating files that chain nothing must not wait for that."""
 KEY = "~upstream"
@@ -29,3 +31,6 @@ def upstream_of(extra: Mapping[str, Any] | None) -> Upstream | None:
     """What the planner found; None where nobody asked it."""
     text = (extra or {}).get(KEY)
     return None if text is None else msgspec.json.decode(text, type=Upstream)
+
+
+learn(Upstream)
