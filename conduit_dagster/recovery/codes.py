@@ -41,6 +41,7 @@ _FATAL: Final = {
     "schemas": "refused",
     "source": "count_wrong removed",
     "spark": "session_taken tag_in_use",
+    "sql": "query",
     "state": "foreign unusable url version",
 }
 _TRANSIENT: Final = {
