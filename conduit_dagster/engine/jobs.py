@@ -56,7 +56,10 @@ class Jobs:
         return self.run(lambda: parallelism(self.spark))
 
     def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
-        """What ``action`` returns; ``session``: where its jobs run, if that is another one. Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile."""
+        """What ``action`` returns; ``session``: where its jobs run, if that is another one.
+
+        Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
+        """
         spark = session or self.spark
         tag = f"conduit-{secrets.token_hex(6)}"
         with self._lock:

@@ -1,4 +1,4 @@
-"""Whether a field's value fits its declared type, and what Arrow is given for it. Nothing is rounded, cut or guessed."""
+"""Whether a field's value fits its declared type, and what Arrow is given for it. Nothing is rounded or cut."""
 
 from __future__ import annotations
 

@@ -85,7 +85,12 @@ class _Reader:
         if not condition and not self._outputs:
             return Statement(items, "", (), None)
         kinds = tuple(self._columns[name] for name in self._used)
-        return Statement(items, where, tuple(self._used), SqlQuery(self._name, kinds, condition, tuple(self._outputs)))
+        return Statement(
+            items,
+            where,
+            tuple(self._used),
+            SqlQuery(self._name, kinds, condition, tuple(self._outputs), tuple(self._used)),
+        )
 
     def _item(self, tree: Any, begin: int, end: int) -> Item:
         from sqlglot import exp
@@ -129,11 +134,12 @@ class _Reader:
         """The text from ``begin`` to ``end``, in which each column is called as Spark is given it."""
         from sqlglot import exp
 
-        changes: list[tuple[int, int, str]] = []
+        # a parser may have one column of the text in several places
+        changes: set[tuple[int, int, str]] = set()
         for column in tree.find_all(exp.Column):
             first, root = self._text.parts(column)[0], self._text.path(column)[0]
             place = self._used.setdefault(self._known(root), len(self._used))
-            changes.append((self._text.start(first), self._text.end(root), f"{self._name}.c{place}"))
+            changes.add((self._text.start(first), self._text.end(root), f"{self._name}.c{place}"))
         made, done = "", begin
         for start, stop, instead in sorted(changes):
             made += self._text.text[done:start] + instead

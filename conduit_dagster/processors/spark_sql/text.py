@@ -120,9 +120,19 @@ class Text:
         if isinstance(node, exp.Query | exp.Subquery | exp.Exists | exp.Window | exp.Placeholder | exp.Parameter):
             kind = "a subquery" if isinstance(node, exp.Query | exp.Subquery | exp.Exists) else node.key.upper()
             raise SqlTextError(f"{kind} looks beyond one record", _ONE_BY_ONE, self._first(node))
+        if isinstance(node, exp.Map | exp.VarMap):
+            self._check_map(node)
         if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and _SPECIAL.fullmatch(node.this.name):
             message = f"{node.this.name} is another time whenever it is computed"
             raise SqlTextError(message, "set the time before, in field.set, by the expression now", self._first(node))
+
+    def _check_map(self, node: Any) -> None:
+        """Its keys differ: see ``transform_keys``."""
+        keys = list(getattr(node.args.get("keys"), "expressions", []))
+        texts = {key.name for key in keys if key.is_string}
+        if len(texts) < len(keys):
+            message = "the keys of a map may be the same, or NULL"
+            raise SqlTextError(message, "write different texts as its keys: map('a', x, 'b', y)", self._first(node))
 
     def _check_functions(self) -> None:
         """By their names in the text: what a parser makes of a function may be called otherwise."""

@@ -80,7 +80,7 @@ def _analysed(spark: SparkSession, node: str, query: SqlQuery) -> str:
         outputs = [f.expr(output).alias(f"o{i}") for i, output in enumerate(query.outputs)]
         schema: Any = frame.select(*outputs, *where).schema
     except AnalysisException as error:
-        raise _refused(node, str(error).split("\n== SQL")[0].split(";\n'")[0].strip()) from error
+        raise _refused(node, query.told(str(error).partition("\n== SQL")[0].partition(";\n'")[0].strip())) from error
     if query.where:
         kind = schema["where"].dataType.simpleString()
         if kind not in ("boolean", "void"):

@@ -18,6 +18,14 @@ class SqlQuery(msgspec.Struct, frozen=True):
     """A condition; empty where each record goes on."""
     outputs: tuple[str, ...]
     """Expressions; their results are called ``o0``, ``o1``, …"""
+    names: tuple[str, ...] = ()
+    """What the columns are called in the record."""
+
+    def told(self, text: str) -> str:
+        """What Spark says of it, with the columns' own names."""
+        for i, name in reversed(list(enumerate(self.names))):
+            text = text.replace(f"{self.name}.c{i}", name)
+        return text
 
     @property
     def struct(self) -> ColumnType:
