@@ -67,7 +67,8 @@ def _place(error: Any) -> int:
 
 
 def _start(node: Any) -> int:
-    return max(0, int(node.this.meta.get("start", 0)) - len(_OPENING))
+    name = node.this if hasattr(node.this, "meta") else node
+    return max(0, int(name.meta.get("start", 0)) - len(_OPENING))
 
 
 def _type(kind: Any, place: int) -> ColumnType:

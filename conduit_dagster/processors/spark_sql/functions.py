@@ -79,6 +79,7 @@ _SEVERAL: Final = _names(
 _ROWS: Final = _names(
     """
     explode explode_outer inline inline_outer json_tuple posexplode posexplode_outer stack
+    collations python_worker_logs range sql_keywords variant_explode variant_explode_outer
     """
 )
 _RANDOM: Final = _names(

@@ -161,7 +161,7 @@ class Text:
 
     def _word(self, word: str) -> int:
         first = word.split()[0]
-        return next((token.start for token in self._tokens if token.text.upper() == first), 0)
+        return next((token.start for token in self._tokens if token.text.upper().split()[:1] == [first]), 0)
 
     def _first(self, node: Any) -> int:
         from sqlglot import exp
