@@ -42,10 +42,10 @@ class Jobs:
 
         def action() -> list[bytes]:
             # all in here: a Connect server, which may end meanwhile, is asked while the frame is made too
-            numbers = session.range(0, count, 1, count)
-            frame = (
-                with_queries(numbers, function, schema, queries) if queries else numbers.mapInArrow(function, schema)
-            )
+            if queries:
+                frame = with_queries(session, count, function, schema, queries)
+            else:
+                frame = session.range(0, count, 1, count).mapInArrow(function, schema)
             return frame.toArrow().column(0).to_pylist()
 
         session = sql_session(self.spark) if queries else self.spark

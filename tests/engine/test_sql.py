@@ -228,3 +228,41 @@ def test_through_connect(lab: Lab, connect_server: Any) -> None:
     assert out.splitlines() == ["None", "None"], err[-3000:]
     assert lab.documents("p.jsonl") == [*expected(20), {"i": 1, "price": 1, "count": 1, "total": 1.0}]
     assert [node for node, _, _ in lab.letters("p-dead.jsonl")] == ["p:q"]
+
+
+DYING = """
+import os, signal
+from pathlib import Path
+
+def die(record):
+    mark = Path({mark!r})
+    if record.after["i"] == {at} and not mark.exists():
+        mark.touch()
+        os.kill({whom}, signal.SIGKILL)
+    return record
+"""
+ASKER = """next(
+    int(path.parent.name) for path in Path("/proc").glob("[0-9]*/cmdline")
+    if path.read_bytes().find(b"worker_daemon") >= 0 and int(path.parent.name) != os.getpid()
+    and path.with_name("stat").read_text().split(") ")[1].split()[1] == str(os.getppid())
+)"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whom", ["os.getpid()", ASKER], ids=["the half that stages", "the half that asks"])
+def test_a_worker_that_is_killed(lab: Lab, whom: str) -> None:
+    """Between two questions. The task ends with an error, whichever half is gone, and the step is repeated."""
+    lab.write("in.jsonl", rows(9_000))
+    text = DYING.format(mark=str(lab.root / "mark"), at=7_000, whom=whom)
+    (lab.root / "dying.py").write_text(text)
+    steps = [
+        sql(),
+        processor("die", "python", function="dying:die"),
+        sql("r", "SELECT * FROM record WHERE i >= 0", "i INT"),
+    ]
+    build(lab, *steps, delivery={"strategy": "exactly-once"})
+    failed = lab.run().error
+    assert (lab.root / "mark").exists()
+    assert failed is not None and not failed.fatal
+    assert lab.run().error is None
+    assert lab.documents("p.jsonl") == expected(9_000)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.recovery.errors import FatalError
@@ -98,14 +98,24 @@ def _refused(node: str, message: str) -> FatalError:
 
 
 def with_queries(
-    numbers: DataFrame, function: Callable[[Iterator[Any]], Iterator[Any]], schema: str, queries: Mapping[str, SqlQuery]
+    spark: SparkSession,
+    count: int,
+    function: Callable[[Iterator[Any]], Iterator[Any]],
+    schema: str,
+    queries: Mapping[str, SqlQuery],
 ) -> DataFrame:
-    """``numbers.mapInArrow(function, schema)``, where ``function`` may ask these queries, which are named by node.
+    """A task each for the numbers from 0 to ``count`` - 1, whose ``function`` may ask these queries, named by node.
 
-    Raises as :func:`types_of`.
+    ``spark``: a session for SQL. Raises as :func:`types_of`.
     """
-    types = {query.name: types_of(numbers.sparkSession, node, query) for node, query in queries.items()}
+    types = {query.name: types_of(spark, node, query) for node, query in queries.items()}
     # nodes with the same text have the same query
-    several = list({query.name: query for query in queries.values()}.values())
-    asked = numbers.mapInArrow(partial(asks, several), questions_schema(several))
-    return answered(asked, several).mapInArrow(partial(answering, several, types, function), schema)
+    several = tuple({query.name: query for query in queries.values()}.values())
+    return _answers(spark, count, several).mapInArrow(partial(answering, several, types, function), schema)
+
+
+@lru_cache(maxsize=32)
+def _answers(spark: SparkSession, count: int, queries: tuple[SqlQuery, ...]) -> DataFrame:
+    """What is the same in every step: half of what a small one costs is to make it."""
+    asked = spark.range(0, count, 1, count).mapInArrow(partial(asks, queries), questions_schema(queries))
+    return answered(asked, queries)
