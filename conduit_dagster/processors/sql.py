@@ -72,8 +72,8 @@ class Sql(Processor):
     cast it to STRING. Timestamps come back as ISO 8601 in UTC, binary data as Base64.
 
     A record without a document is a nack; a delete without one goes on as it is. Functions of several records, of
-    chance and of the clock are refused when the file is checked, and so is a subquery. A processor with an expression
-    costs each step some tens of milliseconds, and a small step more than Python's `field.set`.
+    chance and of the clock are refused when the file is checked, and so is a subquery. `docs/sql.md` says more of
+    types, and what it costs.
     """
 
     name: ClassVar[str] = "sql"

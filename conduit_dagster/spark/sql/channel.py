@@ -11,10 +11,11 @@ through. Should a version of Spark buffer more, more rows follow for as long as 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,15 @@ from conduit_dagster.spark.sql.rows import filling, question_schema, rows_of
 from conduit_dagster.spark.sql.session import BATCH
 from conduit_dagster.spark.sql.wire import receive, send
 
-_CONNECT_SECONDS = 60.0
+_PUSHES = 300
+"""How often, at most, while the other half has not connected; it starts meanwhile, or has ended."""
 _PUSH_AGAIN = 1.0
 """Seconds without an answer after which more rows follow."""
 _ANSWERED = b""
 
 
 def asks(queries: Sequence[SqlQuery], batches: Iterator[Any]) -> Iterator[Any]:
-    """The first half: rows of task numbers in, questions out. The number comes back as the first ``seq``."""
+    """The first half: rows of task numbers in; where it can be asked, and then questions, out."""
     schema = question_schema(queries)
     names = [query.name for query in queries]
     for batch in batches:
@@ -45,17 +47,28 @@ def _asked(number: int, schema: Any, names: Sequence[str]) -> Iterator[Any]:
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="conduit-sql-", dir=base if len(base) < 64 else "/tmp"))
     with socket.socket(socket.AF_UNIX) as server:
-        server.settimeout(_CONNECT_SECONDS)
         server.bind(str(folder / "s"))
         server.listen(1)
-        yield filling(BATCH, schema, f"{number}:{folder / 's'}")
+        try:
+            yield filling(BATCH, schema, f"{number}:{folder / 's'}")
+            connection = yield from _accepted(server, schema)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if connection is not None:
+        with connection:
+            yield from _questions(connection, schema, names)
+
+
+def _accepted(server: socket.socket, schema: Any) -> Generator[Any, None, socket.socket | None]:
+    """The other half; None where it never came, which Spark tells better."""
+    server.settimeout(_PUSH_AGAIN)
+    for _ in range(_PUSHES):
         yield from _push(schema)
         try:
-            connection, _ = server.accept()
+            return server.accept()[0]
         except TimeoutError:
-            return  # the other half has ended, which Spark tells better
-    with connection:
-        yield from _questions(connection, schema, names)
+            pass
+    return None
 
 
 def _questions(connection: socket.socket, schema: Any, names: Sequence[str]) -> Iterator[Any]:
@@ -125,9 +138,6 @@ def _connected(path: str) -> socket.socket:
     except OSError:
         connection.close()
         raise
-    # nothing is left of it, whatever ends this process
-    Path(path).unlink()
-    Path(path).parent.rmdir()
     return connection
 
 
