@@ -66,6 +66,8 @@ class Case:
     pipeline without the processor."""
     wrapper: str = ""
     """What each line of the input is wrapped in; ``@`` is the line."""
+    select: str = ""
+    """The same SELECT in a plain Spark job, which reads, selects and writes: a third side."""
     per_record: float = 1
     """Records that come out for each that goes in."""
     before: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
@@ -189,4 +191,14 @@ CASES = (
         {"script": "function process(r) { r.Payload.After.cents = r.Payload.After.amount * 100; return r; }"},
     ),
     Case("avro.decode", {}, before=[_AVRO]),
+    Case(
+        "sql",
+        {
+            "columns": "amount DOUBLE, city STRING",
+            "query": "SELECT *, amount * 100 AS cents, upper(city) AS town FROM record WHERE amount >= 0",
+        },
+        'if not doc["amount"] >= 0:\n    results.append(DROP)\n    continue\n'
+        'doc["cents"], doc["town"] = doc["amount"] * 100, doc["city"].upper()',
+        select="SELECT *, amount * 100 AS cents, upper(city) AS town FROM record WHERE amount >= 0",
+    ),
 )

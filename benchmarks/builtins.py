@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from textwrap import indent
 from typing import Any
 
+from pyspark.sql import functions as f
 from ruamel.yaml import YAML
 
-from benchmarks import engine
+from benchmarks import engine, plain
 from benchmarks.bench import Bench
 from benchmarks.builtin_cases import LOOP, MODULE, Case
 from benchmarks.compare import Side, compare
-from benchmarks.data import generate, sound
+from benchmarks.data import SCHEMA, generate, sound
 from benchmarks.files import counts
 from benchmarks.setup import to_file
 
@@ -24,6 +26,8 @@ def builtin(bench: Bench, case: Case) -> dict[str, Any]:
     """Ours, and beside it the loop, or the pipeline without the processor where there is none."""
     wanted = round(sound(bench.records) * case.per_record)
     sides = [_side(bench, "ours", case, case.processors, wanted), _beside(bench, case, wanted)]
+    if case.select:
+        sides.append(_select(bench, case.select, wanted))
     return compare(sides, bench.records, bench.rounds)
 
 
@@ -31,6 +35,21 @@ def _beside(bench: Bench, case: Case, wanted: int) -> Side:
     if case.loop:
         return _side(bench, "hand-written loop", case, [{"id": "it", "plugin": "loop"}], wanted)
     return _side(bench, "without it", case, case.processors[:1], sound(bench.records))
+
+
+def _select(bench: Bench, query: str, wanted: int) -> Side:
+    """A plain Spark job: JSON to a struct, the SELECT, back to JSON; lines that are none are left out."""
+    root = bench.work / "plain"
+    source = str(generate(bench.work, bench.records))
+
+    def run() -> float:
+        began = time.perf_counter()
+        lines = bench.spark.read.text(source).select(f.from_json("value", SCHEMA).alias("r"))
+        lines.where("r.id IS NOT NULL").select("r.*").createOrReplaceTempView("record")
+        bench.spark.sql(query).select(f.to_json(f.struct("*")).alias("value")).write.text(str(root / "out"))
+        return time.perf_counter() - began
+
+    return Side("plain Spark job", partial(plain.clear, root), run, partial(counts, root, ["out"]), wanted)
 
 
 def _side(bench: Bench, name: str, case: Case, processors: Sequence[Mapping[str, Any]], wanted: int) -> Side:

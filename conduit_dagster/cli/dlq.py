@@ -178,13 +178,17 @@ def _print_list(console: Console, found: list[Facts]) -> None:
 
 
 def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
+    from conduit_dagster.cli.session import session_opener
     from conduit_dagster.engine.dead_letters.view import letter_facts
     from conduit_dagster.engine.operate.letters import parse_id
+    from conduit_dagster.spark.sql.asking import open_with
 
     pipeline, key = parse_id(letter)
     if not pipeline:
         raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
     one = subject(pipeline, files)
+    # its way through the processors is shown; only a query asks Spark
+    open_with(session_opener(one.project))
     facts = letter_facts(_letters(one), one.bound, pipeline, key, reveal)
     row = _row(facts.pop("row"))
     return Outcome("", {**row, **facts}, show=lambda console: _print_letter(console, row, facts))

@@ -37,10 +37,15 @@ def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
 
 
 def _opened(paths: list[str]) -> Catalogue:
+    from conduit_dagster.cli.session import session_opener
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
+    from conduit_dagster.spark.sql.asking import open_with
 
-    return open_catalogue(Project.find(Path.cwd()), paths)
+    project = Project.find(Path.cwd())
+    # only a query asks for it
+    open_with(session_opener(project))
+    return open_catalogue(project, paths)
 
 
 def _dry_run(file: str, records: int, pipeline: str | None) -> Outcome:

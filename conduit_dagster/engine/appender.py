@@ -143,7 +143,7 @@ class Appender:
     def _run(self, job: AppendJob) -> list[Appended]:
         count = len(job.tasks)
         function = partial(run_append, self._program, msgspec.msgpack.encode(job))
-        rows = self._jobs.each(count, function, APPENDED_SCHEMA)
+        rows = self._jobs.each(count, function, APPENDED_SCHEMA, self._pipeline.queries)
         reports = sorted((msgspec.msgpack.decode(row, type=Appended) for row in rows), key=lambda r: r.task)
         if len(reports) != count:
             raise TransientError(f"{count - len(reports)} of {count} tasks did not report", code="spark.ledger_lost")

@@ -19,6 +19,7 @@ from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.base import Processor, ProcessorContext
 from conduit_dagster.processors.remembering import Remembering
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.sql.query import SqlQuery
 from conduit_dagster.turn import Turn
 
 DEAD_LETTERS = "dead_letters"
@@ -60,6 +61,8 @@ class CompiledPipeline:
     """Which keys anything may look at."""
     remembering: Mapping[str, Remembers]
     """By node, processors that look back on records of steps before."""
+    queries: Mapping[str, SqlQuery]
+    """By node, what processors have Spark compute."""
 
     def inlet(self, source: str) -> Inlet:
         """The inlet of a source. Raises ``FatalError`` where an open step needs one that the file has no more."""
@@ -136,6 +139,7 @@ class _Maker:
         self._turn = Turn(program.pipeline)
         self._processors: list[Processor] = []
         self._remembering: dict[str, Remembers] = {}
+        self._queries: dict[str, SqlQuery] = {}
 
     def pipeline(self) -> CompiledPipeline:
         program = self._program
@@ -153,7 +157,7 @@ class _Maker:
         turn, remembering = self._turn, self._remembering
         return CompiledPipeline(
             program, self._clock, turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys,
-            remembering,
+            remembering, self._queries,
         )  # fmt: skip
 
     def _edits(self) -> list[Step]:
@@ -199,6 +203,8 @@ class _Maker:
         self._processors.append(processor)
         if isinstance(processor, Remembering):
             self._remembering[spec.node] = Remembers(processor)
+        if processor.query is not None:
+            self._queries[spec.node] = processor.query
         return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
 
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:

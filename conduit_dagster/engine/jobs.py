@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
 from conduit_dagster.spark.session import parallelism
+from conduit_dagster.spark.sql.frame import with_queries
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.session import sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,44 +27,55 @@ class Jobs:
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
-        self._tags: set[str] = set()
+        self._tags: dict[str, SparkSession] = {}
         self._lock = threading.Lock()
         self._cancelled = False
 
-    def each(self, count: int, function: Task, schema: str) -> list[bytes]:
+    def each(
+        self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
+    ) -> list[bytes]:
         """What one task each for the numbers from 0 to ``count`` - 1 gives, in no order: the first column.
 
-        Raises what :func:`~conduit_dagster.spark.jobs.run_job` does, and as :meth:`run`.
+        ``queries``: what the function may ask Spark, by node. Raises what :func:`~conduit_dagster.spark.jobs.run_job`
+        does, and as :meth:`run`; ``FatalError`` (``sql.query``) for a query that Spark does not take.
         """
 
         def action() -> list[bytes]:
             # all in here: a Connect server, which may end meanwhile, is asked while the frame is made too
-            frame = self.spark.range(0, count, 1, count).mapInArrow(function, schema)
+            if queries:
+                frame = with_queries(session, count, function, schema, queries)
+            else:
+                frame = session.range(0, count, 1, count).mapInArrow(function, schema)
             return frame.toArrow().column(0).to_pylist()
 
-        return self.run(action)
+        session = sql_session(self.spark) if queries else self.spark
+        return self.run(action, session)
 
     def slots(self) -> int:
         """How many tasks run at once. Raises as :meth:`each`."""
         return self.run(lambda: parallelism(self.spark))
 
-    def run(self, action: Callable[[], T]) -> T:
-        """What ``action`` returns. Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile."""
+    def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
+        """What ``action`` returns; ``session``: where its jobs run, if that is another one.
+
+        Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
+        """
+        spark = session or self.spark
         tag = f"conduit-{secrets.token_hex(6)}"
         with self._lock:
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
-            self._tags.add(tag)
+            self._tags[tag] = spark
         try:
-            return run_job(self.spark, tag, action)
+            return run_job(spark, tag, action)
         finally:
             with self._lock:
-                self._tags.discard(tag)
+                self._tags.pop(tag, None)
 
     def cancel(self) -> None:
         """Ends all that run, and lets no other begin."""
         with self._lock:
             self._cancelled = True
-            tags = list(self._tags)
-        for tag in tags:
-            cancel_job(self.spark, tag)
+            tags = dict(self._tags)
+        for tag, spark in tags.items():
+            cancel_job(spark, tag)

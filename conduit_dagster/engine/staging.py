@@ -130,7 +130,8 @@ class Stager:
     def _run(self, job: StageJob) -> list[Ledger]:
         count = len(job.tasks)
         function = partial(run_tasks, self._program, job.encode())
-        ledgers = [Ledger.decode(row) for row in self._jobs.each(count, function, LEDGER_SCHEMA)]
+        queries = self._pipeline.queries
+        ledgers = [Ledger.decode(row) for row in self._jobs.each(count, function, LEDGER_SCHEMA, queries)]
         if len(ledgers) != count:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)

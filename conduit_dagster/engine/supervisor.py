@@ -27,6 +27,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.spark.sql.asking import open_with
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.store import PipelineStore
@@ -115,6 +116,8 @@ class _Run:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
             self._jobs = Jobs(self._opener())
+            # processors of the dead-letter queue run here as well
+            open_with(self._opener)
             self._bound = with_open_replay(self._bound, self._store.load())
             self._pipeline = self._bound.compiled
             attach_logs(self._pipeline, self._store, self._options.log_url)

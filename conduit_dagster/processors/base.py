@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.spark.sql.query import SqlQuery
 from conduit_dagster.turn import RecordKey, Turn
 
 
@@ -140,6 +141,11 @@ class Processor:
     def reads_key(self) -> bool:
         """Whether ``record.key`` or ``record.position`` may be looked at; a source may leave an unread key out."""
         return not self.keyless
+
+    @property
+    def query(self) -> SqlQuery | None:
+        """What it has Spark compute while it processes a block; None for what is all Python."""
+        return None
 
     def process(self, record: Record) -> Record | list[Record] | Drop:
         """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record, unless it is a

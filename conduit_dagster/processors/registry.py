@@ -14,7 +14,18 @@ from conduit_dagster.processors.base import Processor
 
 _PREFIX: Final = "builtin:"
 _NO_PLUGINS: Final = frozenset(
-    {"avro", "base", "documents", "in_place", "modules", "registry", "remembering", "settings", "unwrapping"}
+    {
+        "avro",
+        "base",
+        "documents",
+        "in_place",
+        "modules",
+        "registry",
+        "remembering",
+        "settings",
+        "spark_sql",
+        "unwrapping",
+    }
 )
 
 

@@ -43,6 +43,7 @@ _FATAL: Final = {
     "schemas": "refused",
     "source": "count_wrong removed",
     "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
+    "sql": "query",
     "state": "foreign unusable url version",
 }
 _TRANSIENT: Final = {

@@ -10,6 +10,7 @@ from conduit_dagster.spark.connect import close_client, is_connect, open_connect
 from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.settings import LOCAL, SHARED, SparkSettings
 from conduit_dagster.spark.shared import close_current, close_shared, open_shared
+from conduit_dagster.spark.sql.session import close_sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,6 +46,7 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
 def close_session(spark: SparkSession) -> None:
     """End the session; a Connect server goes on. Safe to call twice, and when the JVM was killed."""
     _slots.pop(spark, None)
+    close_sql_session(spark)
     if not is_connect(spark):
         if not jvm_ended():
             spark.stop()

@@ -19,6 +19,7 @@ from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
 from conduit_dagster.spark.server_launch import digests
 from conduit_dagster.spark.server_probe import loopback_channel
 from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.sql.session import close_sql_session, origin_of
 from conduit_dagster.spark.sql_conf import connect_conf
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def close_shared(spark: SparkSession) -> bool:
 
 def server_ended(spark: SparkSession) -> bool:
     """Whether this is a session on a shared server that has ended or is being stopped. Waits for nothing."""
-    opened = _open
+    opened, spark = _open, origin_of(spark)
     if opened is None or opened.spark is not spark:
         return spark in _left
     known = ServerFiles(opened.settings.home).read()
@@ -93,6 +94,8 @@ def close_current() -> None:
 def _drop(old: _Open) -> None:
     """Gives the session back; a server that is gone is asked nothing."""
     _leave(old)
+    if old.server.is_alive():
+        close_sql_session(old.spark)
     old.spark.release_session_on_close = old.server.is_alive()  # type: ignore[attr-defined]  # pyright: ignore
     old.spark.stop()
 

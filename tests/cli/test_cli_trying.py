@@ -55,3 +55,20 @@ def test_a_dry_run(run: Any, lab: Lab) -> None:
     assert "p:tag: passed" in shown and "-> out: 1" in shown and "5 records tried" in shown
     assert error(run("dry-run", "pipelines/p.yaml", "--pipeline", "q", "--json"))["code"] == "usage.unknown_pipeline"
     assert not (lab.root / "out.jsonl").exists() and not (lab.root / ".conduit").exists()
+
+
+def test_a_query_is_tried_through_spark(run: Any, lab: Lab) -> None:
+    """It is the one processor that starts Spark; what it raises for a record is that record's nack here as well."""
+    half = processor("half", "sql", columns="i INT", query="SELECT i, 10 / i AS q FROM record WHERE i < 9")
+    nacked = {
+        **GOOD,
+        "name": "a nack",
+        "records": [{"after": '{"i": 0}'}],
+        "expect": {"nacked": [{"code": "sql.failed"}]},
+    }
+    good = {**GOOD, "expect": {"destinations": {"out": [{"after": {"i": 1, "q": 10.0}}]}}}
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE, half], tests=[good, nacked])
+    assert run("test").code == 0
+    lab.write("in.jsonl", [{"i": i} for i in (0, 2, 9)])
+    shown = run("dry-run", "pipelines/p.yaml").out
+    assert "p:half: nacked, sql.failed" in shown and '"q": 5.0' in shown and "p:half: filtered" in shown

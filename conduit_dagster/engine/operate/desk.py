@@ -22,6 +22,7 @@ from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.spark.sql.asking import open_with
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.overview import pipeline_rows
@@ -96,6 +97,7 @@ def owned(
     reached("after-lease", bound.id)
     try:
         store = PipelineStore(database, lease, options.patience)
+        open_with(spark)
         yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark), by)
     finally:
         lease.release()

@@ -1,0 +1,1 @@
+"""The parts of the processor ``sql``: its query, its columns, and what Spark answers."""

@@ -1,0 +1,201 @@
+"""``sql``: a Spark SQL SELECT over the record's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field as Describe
+from pydantic import ValidationInfo, field_validator
+from typing_extensions import override
+
+from conduit_dagster.processors.base import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.processors.spark_sql.answers import Answers, NotJsonError
+from conduit_dagster.processors.spark_sql.block import Columns
+from conduit_dagster.processors.spark_sql.columns import parse_columns
+from conduit_dagster.processors.spark_sql.errors import SqlTextError
+from conduit_dagster.processors.spark_sql.selection import Selection
+from conduit_dagster.processors.spark_sql.statement import PARTS, Computed, parse_statement
+from conduit_dagster.record import Record
+from conduit_dagster.spark.sql.asking import Asker, asker
+from conduit_dagster.spark.sql.query import SqlQuery
+
+_ADVICE = "a cast, an overflow, a division by zero: try_cast, try_divide and nullif give NULL instead"
+
+
+class SqlSettings(ProcessorSettings):
+    """Settings of ``sql``: ``columns`` and ``query``."""
+
+    columns: str = Describe(
+        default="",
+        description="The fields that the query names, with their types as in Spark: "
+        "`id BIGINT, amount DECIMAL(10, 2), tags ARRAY<STRING>, who STRUCT<name: STRING>`. Each record is checked "
+        "against all of them: a value that does not fit its type nacks the record; a missing field is NULL.",
+    )
+    query: str = Describe(
+        description="`SELECT … FROM record [WHERE …]` in Spark's SQL, one record at a time. `*` is all fields of the "
+        "record, declared or not, as they are; an expression named as one of them replaces it. Besides the columns "
+        "there are `_metadata` (a map), `_operation` and `_position` (text)."
+    )
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, text: str) -> str:
+        try:
+            columns = parse_columns(text) if text.strip() else {}
+            for name in PARTS.keys() & columns.keys():
+                raise SqlTextError(f"{name} is the record's own", "it can be used without naming it here")
+        except SqlTextError as error:
+            raise refused("value", error.message, error.fix, error.place) from None
+        return text
+
+    @field_validator("query")
+    @classmethod
+    def _query(cls, text: str, info: ValidationInfo) -> str:
+        if "columns" in info.data:
+            columns = str(info.data["columns"])
+            try:
+                parse_statement(text, parse_columns(columns) if columns.strip() else {})
+            except SqlTextError as error:
+                raise refused("value", error.message, error.fix, error.place) from None
+        return text
+
+
+class Sql(Processor):
+    """Make of each record's document what a Spark SQL SELECT makes of it; what WHERE leaves out is dropped, and acked.
+
+    The columns selected are the new `.Payload.After`, in their order. A column that is selected as it is keeps its
+    value untouched. What is computed is computed by Spark in the stage's own task, by ANSI rules, in UTC and with names
+    in their case, whatever the session is set to: a record for which Spark raises an error is a nack, and the others
+    go on. A result that JSON can't hold, such as NaN or a decimal with more digits than a number keeps, is a nack:
+    cast it to STRING. Timestamps come back as ISO 8601 in UTC, binary data as Base64.
+
+    A record without a document is a nack; a delete without one goes on as it is. Functions of several records, of
+    chance and of the clock are refused when the file is checked, and so is a subquery. `docs/sql.md` says more of
+    types, and what it costs.
+    """
+
+    name: ClassVar[str] = "sql"
+    Settings: ClassVar[type[ProcessorSettings]] = SqlSettings
+    settings: SqlSettings
+    shares_records: ClassVar[bool] = True
+    examples = (
+        Example(
+            "A computed field beside the others",
+            {"columns": "price DECIMAL(10, 2), count INT", "query": "SELECT *, price * count AS total FROM record"},
+            Record("1", {}, {"id": 1, "price": 2.5, "count": 3}),
+            Record("1", {}, {"id": 1, "price": 2.5, "count": 3, "total": 7.5}),
+        ),
+        Example(
+            "What WHERE leaves out is dropped",
+            {"columns": "city STRING", "query": "SELECT city FROM record WHERE lower(city) LIKE 'b%'"},
+            Record("1", {}, {"city": "Paris"}),
+            DROP,
+        ),
+        Example(
+            "Spark's error is the record's own",
+            {"columns": "a INT, b INT", "query": "SELECT a / b AS ratio FROM record"},
+            Record("1", {}, {"a": 1, "b": 0}),
+            "sql.failed",
+        ),
+        Example(
+            "A value that does not fit",
+            {"columns": "id INT", "query": "SELECT id + 1 AS next FROM record"},
+            Record("1", {}, {"id": "7"}),
+            "sql.does_not_fit",
+        ),
+    )
+
+    def __init__(self, settings: SqlSettings, context: ProcessorContext) -> None:
+        super().__init__(settings, context)
+        columns = parse_columns(settings.columns) if settings.columns.strip() else {}
+        self._statement = parse_statement(settings.query, columns)
+        self._columns = Columns(columns, PARTS, self._statement.used)
+        self._selection = Selection(self._statement.items)
+        self._answers: Answers | None = None
+
+    @property
+    @override
+    def reads_key(self) -> bool:
+        return "_position" in self._statement.used or self._selection.reads_position
+
+    @property
+    @override
+    def query(self) -> SqlQuery | None:
+        return self._statement.query
+
+    @override
+    def process_block(self, records: list[Record]) -> list[Result]:
+        results: list[Result] = list(records)
+        places = [i for i, record in enumerate(records) if not _passes(record, i, results)]
+        misfits = self._columns.misfits([records[i] for i in places])
+        for place, said in misfits.items():
+            results[places[place]] = Nack("sql.does_not_fit", said)
+        fitting = [i for place, i in enumerate(places) if place not in misfits]
+        if fitting:
+            self._select([records[i] for i in fitting], _put(results, fitting))
+        return results
+
+    def _select(self, records: list[Record], put: Callable[[int, Result], None]) -> None:
+        query = self._statement.query
+        if query is None:
+            for record in records:
+                record.after = self._selection.of(record, {})
+            return
+        asked, columns = asker(), self._columns.arrays(records)
+        self._answers = self._answers or Answers(asked.types(query))
+        failed: list[int] = []
+        for place, answer in enumerate(asked.ask(query, columns)):
+            if answer is None:
+                failed.append(place)
+            elif not answer:
+                put(place, DROP)
+            else:
+                put(place, self._selected(records[place], answer, self._answers))
+        for place, nack in zip(failed, self._reasons(asked, query, columns, failed), strict=True):
+            put(place, nack)
+
+    def _selected(self, record: Record, answer: bytes, answers: Answers) -> Result:
+        try:
+            record.after = self._selection.of(record, answers.read(answer))
+        except NotJsonError as error:
+            return Nack("sql.not_json", f"a document can't hold a result of the query: {error}; cast it to STRING")
+        return record
+
+    def _reasons(self, asked: Asker, query: SqlQuery, columns: Sequence[Any], failed: list[int]) -> list[Nack]:
+        """Which part of the query raised, for each record that failed."""
+        if not failed:
+            return []
+        answers = asked.ask(query, [column.take(failed) for column in columns], why=True)
+        return [
+            Nack("sql.failed", f"Spark raises an error for {self._raising(answer)} ({_ADVICE})") for answer in answers
+        ]
+
+    def _raising(self, answer: bytes | None) -> str:
+        told = answer or b""
+        if told[:1] == b"1":
+            return f"WHERE {self._statement.where}"
+        computed = [item for item in self._statement.items if isinstance(item, Computed)]
+        raising = [f"{item.text} AS {item.name}" for item in computed if told[item.place + 1 : item.place + 2] == b"1"]
+        return ", ".join(raising) or "this record"
+
+
+def _passes(record: Record, place: int, results: list[Result]) -> bool:
+    """Whether it is not for the query: a delete without a document goes on, another record without one is a nack."""
+    if isinstance(record.after, dict):
+        return False
+    if record.after is None and record.operation == "delete":
+        return True
+    what = "there is no .Payload.After" if record.after is None else ".Payload.After is raw data"
+    results[place] = Nack(
+        "sql.no_document", f"{what}: a query takes a document; put json.decode, or a condition, before"
+    )
+    return True
+
+
+def _put(results: list[Result], places: list[int]) -> Callable[[int, Result], None]:
+    def put(place: int, result: Result) -> None:
+        results[places[place]] = result
+
+    return put

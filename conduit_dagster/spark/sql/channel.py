@@ -1,0 +1,185 @@
+"""How a task asks Spark while it runs: in one Spark task, ``asks`` → a projection of Spark's → ``answering``.
+
+``answering`` runs what the stage runs anyway. When that has a question it sends it to ``asks`` over a socket of the
+machine; ``asks`` hands it to Spark as rows, and the answers arrive where the rows of the task do. So the source is read
+once, order and partitions are kept, and it is one Spark job without a shuffle.
+
+Spark passes rows on when its buffers are full, not when they are there: each question is followed by rows that push it
+through. Should a version of Spark buffer more, more rows follow for as long as an answer is outstanding.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.sql.asking import Answer, asking
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.rows import filling, question_schema, rows_of
+from conduit_dagster.spark.sql.session import BATCH
+from conduit_dagster.spark.sql.wire import receive, send
+
+_PUSHES = 300
+"""How often, at most, while the other half has not connected; it starts meanwhile, or has ended."""
+_PUSH_AGAIN = 1.0
+"""Seconds without an answer after which more rows follow."""
+_ANSWERED = b""
+
+
+def asks(queries: Sequence[SqlQuery], batches: Iterator[Any]) -> Iterator[Any]:
+    """The first half: rows of task numbers in; where it can be asked, and then questions, out."""
+    schema = question_schema(queries)
+    names = [query.name for query in queries]
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from _asked(int(number), schema, names)
+
+
+def _asked(number: int, schema: Any, names: Sequence[str]) -> Iterator[Any]:
+    # the path of a socket has at most 107 bytes
+    base = tempfile.gettempdir()
+    folder = Path(tempfile.mkdtemp(prefix="conduit-sql-", dir=base if len(base) < 64 else "/tmp"))
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "s"))
+        server.listen(1)
+        try:
+            yield filling(BATCH, schema, f"{number}:{folder / 's'}")
+            connection = yield from _accepted(server, schema)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    if connection is not None:
+        with connection:
+            yield from _questions(connection, schema, names)
+
+
+def _accepted(server: socket.socket, schema: Any) -> Generator[Any, None, socket.socket | None]:
+    """The other half; None where it never came, which Spark tells better."""
+    server.settimeout(_PUSH_AGAIN)
+    for _ in range(_PUSHES):
+        yield from _push(schema)
+        try:
+            return server.accept()[0]
+        except TimeoutError:
+            pass
+    return None
+
+
+def _questions(connection: socket.socket, schema: Any, names: Sequence[str]) -> Iterator[Any]:
+    while True:
+        connection.settimeout(None)
+        if (message := receive(connection)) is None:
+            return
+        yield from _rows(message, schema, names)
+        yield from _push(schema)
+        connection.settimeout(_PUSH_AGAIN)
+        while True:
+            try:
+                said = receive(connection)
+            except TimeoutError:
+                # while it waits for an answer the other half reads, so this can't fill up both ways
+                yield from _push(schema)
+                continue
+            if said is None:
+                return
+            break
+
+
+def _rows(message: bytes, schema: Any, names: Sequence[str]) -> Iterator[Any]:
+    import pyarrow as pa
+
+    place, why = message[0], bool(message[1])
+    batch = pa.ipc.open_stream(pa.py_buffer(message[2:])).read_next_batch()
+    query = SqlQuery(names[place], (), "", ())
+    yield rows_of(query, batch.columns, why, schema)
+    if rest := -batch.num_rows % BATCH:
+        yield filling(rest, schema)
+
+
+def _push(schema: Any) -> Iterator[Any]:
+    # the second one pushes the first out of this process's buffer, the first one what was before it out of Spark's
+    filler = "x" * (2 * int(os.environ.get("SPARK_BUFFER_SIZE", 65_536)))
+    yield filling(BATCH, schema, filler=filler)
+    yield filling(BATCH, schema, filler=filler)
+
+
+Function = Callable[[Iterator[Any]], Iterator[Any]]
+
+
+def answering(
+    queries: Sequence[SqlQuery], types: dict[str, str], function: Function, batches: Iterator[Any]
+) -> Iterator[Any]:
+    """The second half: answers in, what ``function`` gives for the task's number out."""
+    import pyarrow as pa
+
+    rows = iter(batches)
+    for batch in rows:
+        address = batch.column("address")[0].as_py()
+        if address is None:
+            continue
+        number, _, path = address.partition(":")
+        numbers = pa.RecordBatch.from_pydict({"id": pa.array([int(number)], pa.int64())})
+        with _connected(path) as connection, asking(_TaskAsker(connection, rows, queries, types)):
+            # all of it while the questions can be asked
+            found = list(function(iter([numbers])))
+        yield from found
+
+
+def _connected(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(path)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+class _TaskAsker:
+    def __init__(
+        self, connection: socket.socket, rows: Iterator[Any], queries: Sequence[SqlQuery], types: dict[str, str]
+    ) -> None:
+        self._connection, self._rows, self._types = connection, rows, types
+        self._places = {query.name: place for place, query in enumerate(queries)}
+
+    def types(self, query: SqlQuery) -> str:
+        return self._types[query.name]
+
+    def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
+        import pyarrow as pa
+
+        batch = pa.RecordBatch.from_arrays(columns, names=[f"c{i}" for i in range(len(columns))])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        head = bytes([self._places[query.name], why])
+        # beside the reading: what still pushes the rows of the question before may have to be read first
+        sending = threading.Thread(target=send, args=(self._connection, head, sink.getvalue()), daemon=True)
+        sending.start()
+        answers = self._answers(batch.num_rows)
+        sending.join()
+        send(self._connection, _ANSWERED, b"")
+        return answers
+
+    def _answers(self, count: int) -> list[Answer]:
+        answers: list[Answer] = []
+        while len(answers) < count:
+            batch = next(self._rows, None)
+            if batch is None:
+                raise TransientError("Spark ended before it answered", code="spark.job_failed")
+            seq = batch.column("seq")
+            if seq.null_count == len(seq):
+                continue
+            own = batch.filter(seq.is_valid())
+            expected = range(len(answers), len(answers) + own.num_rows)
+            # an answer is that of its own record, or the step fails: order is what pairs them
+            if own.column("seq").to_pylist() != list(expected):
+                raise TransientError("Spark's answers are out of order", code="spark.job_failed")
+            answers += own.column("answer").to_pylist()
+        return answers

@@ -1,0 +1,121 @@
+"""Questions as a data frame, and the expressions that answer them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.spark.sql.channel import answering, asks
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.types import ddl
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_JSON = (
+    "map('ignoreNullFields', 'false', 'timeZone', 'UTC', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
+    "'timestampNTZFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSS\")"
+)
+
+
+def questions_schema(queries: Iterable[SqlQuery]) -> str:
+    """Of what a task asks: a row for each record. Rows with neither address nor seq only fill up."""
+    asked = [f"{query.name} {ddl(query.struct)}" for query in queries]
+    return ", ".join(["address string", "seq bigint", "why boolean", *asked, "filler string"])
+
+
+def answered(frame: DataFrame, queries: Sequence[SqlQuery]) -> DataFrame:
+    """A row for each question, in the same order and partition: a projection, nothing moves."""
+    from pyspark.sql import functions as f
+
+    # a row is of the one query whose columns it has; the branches of a CASE are never computed before it
+    branches = " ".join(
+        f"WHEN {q.name} IS NOT NULL THEN CASE WHEN why THEN {_why(q)} ELSE {_row(q)} END" for q in queries
+    )
+    return frame.select("address", "seq", f.expr(f"CASE {branches} END").alias("answer"), "filler")
+
+
+def _row(query: SqlQuery) -> str:
+    """All results of a record. What any part of it raises makes it NULL: ``try_to_binary`` catches it."""
+    outputs = ", ".join(f"({output}) AS o{i}" for i, output in enumerate(query.outputs))
+    results = f"to_json(struct({outputs}), {_JSON})" if query.outputs else "'{}'"
+    chosen = f"CASE WHEN ({query.where}) THEN {results} ELSE '' END" if query.where else results
+    return f"try_to_binary({chosen}, 'utf-8')"
+
+
+def _why(query: SqlQuery) -> str:
+    parts = "".join(f", {_raises(output)}" for output in query.outputs)
+    asked = f"concat('0'{parts})"
+    if query.where:
+        asked = f"CASE WHEN {_raises(query.where)} = '1' THEN '1' ELSE {asked} END"
+    return f"try_to_binary({asked}, 'utf-8')"
+
+
+def _raises(part: str) -> str:
+    return f"CASE WHEN try_to_binary(to_json(struct(({part}) AS o), {_JSON}), 'utf-8') IS NULL THEN '1' ELSE '0' END"
+
+
+_types: dict[SqlQuery, str] = {}
+
+
+def types_of(spark: SparkSession, node: str, query: SqlQuery) -> str:
+    """The types of its outputs, as a schema in JSON; Spark is asked once.
+
+    Raises ``FatalError`` (``sql.query``) for what Spark does not take.
+    """
+    if query not in _types:
+        _types[query] = _analysed(spark, node, query)
+    return _types[query]
+
+
+def _analysed(spark: SparkSession, node: str, query: SqlQuery) -> str:
+    from pyspark.errors import AnalysisException
+    from pyspark.sql import functions as f
+
+    try:
+        frame = spark.range(0).select(f.expr(f"CAST(NULL AS {ddl(query.struct)})").alias(query.name))
+        where = [f.expr(query.where).alias("where")] if query.where else []
+        outputs = [f.expr(output).alias(f"o{i}") for i, output in enumerate(query.outputs)]
+        schema: Any = frame.select(*outputs, *where).schema
+    except AnalysisException as error:
+        raise _refused(node, query.told(str(error).partition("\n== SQL")[0].partition(";\n'")[0].strip())) from error
+    if query.where:
+        kind = schema["where"].dataType.simpleString()
+        if kind not in ("boolean", "void"):
+            raise _refused(node, f"the condition behind WHERE is a {kind}, not a boolean")
+    return schema.json()
+
+
+def _refused(node: str, message: str) -> FatalError:
+    return FatalError(
+        f"Spark does not take the query: {message}",
+        code="sql.query",
+        node=node,
+        fix="mend the query; `conduit-dagster dry-run FILE` tries it on the first records",
+    )
+
+
+def with_queries(
+    spark: SparkSession,
+    count: int,
+    function: Callable[[Iterator[Any]], Iterator[Any]],
+    schema: str,
+    queries: Mapping[str, SqlQuery],
+) -> DataFrame:
+    """A task each for the numbers from 0 to ``count`` - 1, whose ``function`` may ask these queries, named by node.
+
+    ``spark``: a session for SQL. Raises as :func:`types_of`.
+    """
+    types = {query.name: types_of(spark, node, query) for node, query in queries.items()}
+    # nodes with the same text have the same query
+    several = tuple({query.name: query for query in queries.values()}.values())
+    return _answers(spark, count, several).mapInArrow(partial(answering, several, types, function), schema)
+
+
+@lru_cache(maxsize=32)
+def _answers(spark: SparkSession, count: int, queries: tuple[SqlQuery, ...]) -> DataFrame:
+    """What is the same in every step: half of what a small one costs is to make it."""
+    asked = spark.range(0, count, 1, count).mapInArrow(partial(asks, queries), questions_schema(queries))
+    return answered(asked, queries)

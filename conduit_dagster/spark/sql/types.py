@@ -1,0 +1,57 @@
+"""Types of columns, as Spark and as Arrow call them.
+
+A type is the name of a simple one, or ``("decimal", digits, scale)``, ``("array", of)``, ``("map", of)`` with text as
+keys, or ``("struct", ((name, of), …))``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+ColumnType = str | tuple[Any, ...]
+
+SIMPLE = (
+    "boolean", "tinyint", "smallint", "int", "bigint", "double", "string", "date", "timestamp", "timestamp_ntz"
+)  # fmt: skip
+
+
+def ddl(kind: ColumnType) -> str:
+    """As Spark's DDL has it."""
+    if isinstance(kind, str):
+        return kind
+    match kind:
+        case ("decimal", digits, scale):
+            return f"decimal({digits}, {scale})"
+        case ("array", of):
+            return f"array<{ddl(of)}>"
+        case ("map", of):
+            return f"map<string, {ddl(of)}>"
+        case _:
+            return "struct<" + ", ".join(f"{quoted(name)}: {ddl(of)}" for name, of in kind[1]) + ">"
+
+
+def quoted(name: str) -> str:
+    """A name as an identifier of Spark's."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def arrow(kind: ColumnType) -> Any:
+    """The same type in Arrow, as Spark expects it."""
+    import pyarrow as pa
+
+    if isinstance(kind, str):
+        simple = {
+            "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
+            "bigint": pa.int64(), "double": pa.float64(), "string": pa.string(), "date": pa.date32(),
+            "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+        }  # fmt: skip
+        return simple[kind]
+    match kind:
+        case ("decimal", digits, scale):
+            return pa.decimal128(digits, scale)
+        case ("array", of):
+            return pa.list_(arrow(of))
+        case ("map", of):
+            return pa.map_(pa.string(), arrow(of))
+        case _:
+            return pa.struct([(name, arrow(of)) for name, of in kind[1]])
