@@ -34,7 +34,7 @@ _FATAL: Final = {
     "javascript": "invalid unreadable",
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",
-    "parquet": "columns_damaged columns_differ range_gone",
+    "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "forced_stop invalid",
     "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
     "processor": "error",

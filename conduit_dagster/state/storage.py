@@ -64,12 +64,7 @@ def put_new(url: str, data: bytes) -> bool:
     """Makes a file with these bytes, durably, all of it or nothing; False where there is one already."""
     path = local_path(url)
     if path is None:
-        try:
-            with create(url) as file:
-                file.write(data)
-        except FileExistsError:
-            return False
-        return True
+        return _put_there(url, data)
     ready = NewFile(join(url.rpartition("/")[0], f".{path.name}-{secrets.token_hex(8)}"))
     ready.write(data)
     ready.finish()
@@ -78,9 +73,22 @@ def put_new(url: str, data: bytes) -> bool:
         path.hardlink_to(whole)
     except FileExistsError:
         return False
+    except OSError:
+        # no second names on this file system: then a crash may leave half of it, which a reader finds damaged
+        return _put_there(url, data)
     finally:
         whole.unlink()
         sync(str(path.parent))
+    return True
+
+
+def _put_there(url: str, data: bytes) -> bool:
+    try:
+        file = NewFile(url)
+    except FileExistsError:
+        return False
+    file.write(data)
+    file.finish()
     return True
 
 

@@ -44,6 +44,14 @@ UTC = pa.timestamp("us", "UTC")
         (pa.map_(pa.int64(), pa.int64()), [(1, 2)], {"1": 2}),
         (pa.list_(UTC), [dt.datetime(2024, 5, 1, tzinfo=dt.UTC), None], ["2024-05-01T00:00:00Z", None]),
         (pa.large_list(pa.binary()), [b"a"], ["YQ=="]),
+        (pa.map_(pa.binary(), pa.int8()), [(b"k", 2)], {"aw==": 2}),
+        (pa.date32(), 2**31 - 1, "2147483647days"),
+        (pa.timestamp("us", "UTC"), 2**60, f"{2**60}us"),
+        (
+            pa.struct([("t", pa.time64("ns")), ("d", pa.timestamp("s"))]),
+            {"t": 1, "d": 2**40},
+            {"t": "00:00:00.000000001", "d": f"{2**40}s"},
+        ),
         (
             pa.struct([("a", pa.decimal128(5, 1)), ("b", pa.struct([("c", pa.binary())]))]),
             {"a": decimal.Decimal("1.5"), "b": {"c": b"x"}},
@@ -166,3 +174,31 @@ def test_columns_of_a_new_delta_table() -> None:
 def test_bytes_are_base64() -> None:
     found = documents(pa.record_batch({"b": pa.array([bytes(range(256))])}))
     assert base64.b64decode(found[0]["b"]) == bytes(range(256))
+
+
+def test_slices_and_nulls_of_nested_columns() -> None:
+    """A slice's lists and maps are its own, and a null is none with nothing in it."""
+    rows = [
+        None,
+        {"m": [("a", 1)], "l": [1.5]},
+        {"m": None, "l": None},
+        {"m": [], "l": []},
+        {"m": [("b", 2)], "l": [None]},
+    ]
+    kind = pa.struct([("m", pa.map_(pa.string(), pa.int8())), ("l", pa.list_(pa.float64()))])
+    batch = pa.record_batch([pa.array(rows, kind)], ["x"])
+    wanted = [
+        None,
+        {"m": {"a": 1}, "l": [1.5]},
+        {"m": None, "l": None},
+        {"m": {}, "l": []},
+        {"m": {"b": 2}, "l": [None]},
+    ]
+    for start in range(5):
+        assert [found["x"] for found in documents(batch.slice(start))] == wanted[start:]
+
+
+def test_text_that_is_no_utf8_is_refused_by_what_writes_json() -> None:
+    text = pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    (document,) = documents(pa.record_batch([text], ["x"]))
+    assert document == {"x": "\udcff"}

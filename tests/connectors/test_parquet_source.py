@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -146,16 +147,71 @@ def test_keys_positions_and_metadata(tmp_path: Path) -> None:
     assert block.again([1]) == [block.records[1]]
 
 
+def test_files_of_one_name_in_two_folders(tmp_path: Path) -> None:
+    for folder, first in (("a", 0), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "part-0.parquet", range(first, first + 3))
+    source = make(tmp_path, "*/part-*.parquet")
+    end = source.latest(source.initial(), ALL)
+    assert numbers(read(source, source.initial(), end)) == list(range(6))
+    assert [file["name"] for file in end["files"]] == ["a/part-0.parquet", "b/part-0.parquet"]
+
+
+def test_the_same_footer_with_other_values_is_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "in" / "a.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"i": [10, 20, 30]}), path)
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    pq.write_table(pa.table({"i": [10, 25, 30]}), path)
+    later = make(tmp_path).latest(end, ALL)
+    assert numbers(read(make(tmp_path), end, later)) == [10, 25, 30]
+
+
+def test_times_as_spark_writes_them(tmp_path: Path) -> None:
+    """INT96, of years that nanoseconds can't count to."""
+    (tmp_path / "in").mkdir()
+    far = pa.table({"t": pa.array([253_402_214_400_000_000], pa.timestamp("us"))})
+    pq.write_table(far, tmp_path / "in" / "a.parquet", use_deprecated_int96_timestamps=True)
+    source = make(tmp_path)
+    end = source.latest(source.initial(), ALL)
+    assert read(source, source.initial(), end) == [{"t": "9999-12-31T00:00:00"}]
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["a", "a"]), tmp_path / "in" / "a.parquet")
+    with pytest.raises(FatalError) as raised:
+        make(tmp_path).latest(make(tmp_path).initial(), ALL)
+    assert raised.value.code == "parquet.columns_twice"
+
+
+def test_a_wide_row_group_comes_in_small_blocks(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rng = random.Random(1)
+    pq.write_table(pa.table({"b": [rng.randbytes(1 << 20) for _ in range(20)]}), tmp_path / "in" / "a.parquet")
+    source = make(tmp_path)
+    (split,) = source.split(source.initial(), source.latest(source.initial(), ALL), 1)
+    assert max(len(block.records) for block in source.read(split, ReadOptions(rows=True))) <= 4
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     sizes=st.lists(st.integers(0, 25), min_size=1, max_size=4),
     group=st.integers(1, 9),
     most=st.integers(1, 20),
+    size_limit=st.integers(1, 3_000),
     n=st.integers(1, 6),
     rows=st.booleans(),
 )
 def test_every_row_once_however_it_is_cut(
-    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], group: int, most: int, n: int, rows: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    group: int,
+    most: int,
+    size_limit: int,
+    n: int,
+    rows: bool,
 ) -> None:
     """Steps of at most so many rows, in so many splits; and from the boundary behind any record it goes on there."""
     root, first = tmp_path_factory.mktemp("cut"), 0
@@ -164,7 +220,7 @@ def test_every_row_once_however_it_is_cut(
         first += size
     source, found = make(root), list[int]()
     start = source.initial()
-    while (end := source.latest(start, Limit(most, 10**9))) != start:
+    while (end := source.latest(start, Limit(most, size_limit))) != start:
         splits = source.split(start, end, n)
         places = [split.ordinal for split in splits]
         step: list[int] = []

@@ -14,11 +14,10 @@ class Rows(Sequence[Record]):
     Only where the plan takes them (``ReadOptions.rows``) are they a block's records.
     """
 
-    def __init__(self, batch: Any, row_bytes: int, like: Record, made: Callable[[], list[Record]]) -> None:
-        """``batch``: a ``pyarrow.RecordBatch``, each row the ``after`` of a created record; ``row_bytes``: what a row
-        weighs, about; ``like``: operation and metadata of all of them."""
+    def __init__(self, batch: Any, like: Record, made: Callable[[], list[Record]]) -> None:
+        """``batch``: a ``pyarrow.RecordBatch``, each row the ``after`` of a created record; ``like``: operation and
+        metadata of all of them."""
         self.batch = batch
-        self.row_bytes = row_bytes
         self.like = like
         self._made = made
         self._records: list[Record] | None = None

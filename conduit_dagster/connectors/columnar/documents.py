@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -15,12 +16,8 @@ from conduit_dagster.record import Document
 
 Batch = Any
 """A ``pyarrow.RecordBatch`` or ``pyarrow.Table``."""
-Convert = Callable[[Any], Any]
 _types: Any = pa.types
 _compute: Any = pc
-_BYTES = (_types.is_binary, _types.is_large_binary, _types.is_fixed_size_binary, _types.is_binary_view)
-_TEXTUAL = (_types.is_date, _types.is_decimal, _types.is_time, _types.is_timestamp, _types.is_duration)
-_SECONDS = {"s": 0, "ms": 3, "us": 6, "ns": 9}
 
 
 def documents(batch: Batch) -> list[Document]:
@@ -28,64 +25,35 @@ def documents(batch: Batch) -> list[Document]:
 
     Decimals are text, exact; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
     are whole numbers in their own unit; a map is an object whose keys are text. What JSON has no number for is text as
-    Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``.
+    Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can write is
+    the number of its units since 1970, such as ``3000000days``. Text that is no UTF-8 comes with surrogates, which
+    every destination nacks.
     """
     names = batch.schema.names
     if not names:
         return [{} for _ in range(batch.num_rows)]
-    columns = [_values(batch.column(i)) for i in range(len(names))]
+    columns = [values(batch.column(i)) for i in range(len(names))]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _values(column: Any) -> list[Any]:
-    column = _textual(column)
-    convert = _converter(column.type)
-    values = column.to_pylist()
-    if _types.is_floating(column.type) and _compute.all(_compute.is_finite(column)).as_py() is not False:
-        return values
-    return values if convert is None else [None if value is None else convert(value) for value in values]
-
-
-def _textual(column: Any) -> Any:
-    """Columns whose text Arrow makes faster than Python, and exactly."""
+def values(column: Any) -> list[Any]:
+    """Of an array, as JSON holds them; None for nulls."""
     kind = column.type
+    if isinstance(column, pa.ChunkedArray):
+        return [value for chunk in column.chunks for value in values(chunk)]
     if _types.is_dictionary(kind):
-        return _textual(column.cast(kind.value_type))
-    if _types.is_date(kind) or _types.is_decimal(kind) or _types.is_time(kind):
-        return column.cast(pa.string())
-    if _types.is_timestamp(kind):
-        return instants(column)
-    if _types.is_duration(kind):
-        return column.cast(pa.int64())
-    return column
+        return values(column.cast(kind.value_type))
+    for tests, found in _KINDS:
+        if any(test(kind) for test in tests):
+            return found(column)
+    return column.to_pylist()
 
 
-def instants(column: Any) -> Any:
-    """Times as text: ``2024-05-01T12:30:00.000001Z``; without the ``Z`` where the column knows no zone."""
-    kind = column.type
-    text = column.cast(pa.timestamp(kind.unit)).cast(pa.string())
-    iso = _compute.replace_substring(text, " ", "T")
-    digits = _SECONDS[kind.unit]
-    if digits:
-        # no fraction where it is all zeros, as in RFC 3339
-        iso = _compute.replace_substring_regex(iso, r"\.0+$", "")
-    return iso if kind.tz is None else _compute.binary_join_element_wise(iso, pa.scalar("Z"), pa.scalar(""))
-
-
-def _converter(kind: DataType) -> Convert | None:
-    """What a value needs after ``to_pylist``; None where that gives what JSON holds already."""
-    if _types.is_floating(kind):
-        return _number
-    if any(test(kind) for test in _BYTES):
-        return lambda value: base64.b64encode(value).decode()
-    if _types.is_struct(kind):
-        return _struct(kind)
-    if _types.is_map(kind):
-        return _map(kind)
-    if _is_list(kind):
-        inner = _leaf(kind.value_type)
-        return None if inner is None else lambda values: [None if v is None else inner(v) for v in values]
-    return None
+def _floats(column: Any) -> list[Any]:
+    found = column.to_pylist()
+    if _compute.all(_compute.is_finite(column)).as_py() is not False:
+        return found
+    return [None if value is None else _number(value) for value in found]
 
 
 def _number(value: float) -> float | str:
@@ -94,28 +62,94 @@ def _number(value: float) -> float | str:
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-def _is_list(kind: DataType) -> bool:
-    return _types.is_list(kind) or _types.is_large_list(kind) or _types.is_fixed_size_list(kind)
+def _bytes(column: Any) -> list[Any]:
+    return [None if value is None else base64.b64encode(value).decode() for value in column.to_pylist()]
 
 
-def _struct(kind: DataType) -> Convert | None:
-    inner = {field.name: found for field in kind if (found := _leaf(field.type))}
-    if not inner:
-        return None
-    return lambda value: {k: inner[k](v) if k in inner and v is not None else v for k, v in value.items()}
+def _strings(column: Any) -> list[Any]:
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        raw = column.cast(pa.large_binary()).to_pylist()
+        return [None if value is None else value.decode(errors="surrogateescape") for value in raw]
 
 
-def _map(kind: DataType) -> Convert:
-    inner = _leaf(kind.item_type)
-    return lambda pairs: {
-        key if isinstance(key, str) else str(key): v if v is None or inner is None else inner(v) for key, v in pairs
-    }
+def _text(column: Any) -> list[Any]:
+    return column.cast(pa.string()).to_pylist()
 
 
-def _leaf(kind: DataType) -> Convert | None:
-    """Inside structs, lists and maps: one value at a time, by way of a column of its own where Arrow makes the text."""
-    if _types.is_dictionary(kind):
-        return _leaf(kind.value_type)
-    if any(test(kind) for test in _TEXTUAL):
-        return lambda value: _textual(pa.array([value], kind))[0].as_py()
-    return _converter(kind)
+def _dates(column: Any) -> list[Any]:
+    days = column.cast(pa.date32())
+    return _within(_text(days), days.cast(pa.int32()), "days")
+
+
+def _instants(column: Any) -> list[Any]:
+    """``2024-05-01T12:30:00.000001Z``; no ``Z`` where the column knows no zone, no fraction that is zero."""
+    kind = column.type
+    iso = _compute.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
+    if kind.unit != "s":
+        iso = _compute.replace_substring_regex(iso, r"\.0+$", "")
+    if kind.tz is not None:
+        iso = _compute.binary_join_element_wise(iso, pa.scalar("Z"), pa.scalar(""))
+    return _within(iso.to_pylist(), column.cast(pa.int64()), kind.unit)
+
+
+def _within(texts: list[Any], units: Any, unit: str) -> list[Any]:
+    """Arrow says of what it can't write that it is out of range."""
+    if not any(text is not None and text.startswith("<") for text in texts):
+        return texts
+    numbers = units.to_pylist()
+    return [f"{n}{unit}" if t is not None and t.startswith("<") else t for t, n in zip(texts, numbers, strict=True)]
+
+
+def _numbers(column: Any) -> list[Any]:
+    return column.cast(pa.int64()).to_pylist()
+
+
+def _structs(column: Any) -> list[Any]:
+    names = [field.name for field in column.type]
+    children = [values(child) for child in column.flatten()]
+    rows = zip(*children, strict=True) if children else iter([()] * len(column))
+    return _where_valid(column, [dict(zip(names, row, strict=True)) for row in rows])
+
+
+def _lists(column: Any) -> list[Any]:
+    return _where_valid(column, _pieces(column, values(column.flatten())))
+
+
+def _maps(column: Any) -> list[Any]:
+    # Arrow flattens lists only; a slice of a map has all keys, and offsets that tell its own
+    ends = column.offsets.to_pylist()
+    begin, count = ends[0], ends[-1] - ends[0]
+    keys, items = (values(child.slice(begin, count)) for child in (column.keys, column.items))
+    pairs = [(key if isinstance(key, str) else str(key), item) for key, item in zip(keys, items, strict=True)]
+    return _where_valid(column, [dict(pairs[low - begin : high - begin]) for low, high in pairwise(ends)])
+
+
+def _pieces(column: Any, flat: list[Any]) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    start = 0
+    for length in _compute.list_value_length(column).fill_null(0).to_pylist():
+        found.append(flat[start : start + length])
+        start += length
+    return found
+
+
+def _where_valid(column: Any, found: list[Any]) -> list[Any]:
+    if not column.null_count:
+        return found
+    return [value if valid else None for value, valid in zip(found, column.is_valid().to_pylist(), strict=True)]
+
+
+_KINDS: list[tuple[Sequence[Callable[[DataType], bool]], Callable[[Any], list[Any]]]] = [
+    ((_types.is_floating,), _floats),
+    ((_types.is_string, _types.is_large_string, _types.is_string_view), _strings),
+    ((_types.is_binary, _types.is_large_binary, _types.is_fixed_size_binary, _types.is_binary_view), _bytes),
+    ((_types.is_date,), _dates),
+    ((_types.is_decimal, _types.is_time), _text),
+    ((_types.is_timestamp,), _instants),
+    ((_types.is_duration,), _numbers),
+    ((_types.is_struct,), _structs),
+    ((_types.is_map,), _maps),
+    ((_types.is_list, _types.is_large_list, _types.is_fixed_size_list), _lists),
+]

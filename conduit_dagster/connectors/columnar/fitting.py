@@ -69,7 +69,8 @@ def _holds(kind: DataType, wider: DataType) -> bool:
             _holds(a.type, b.type) and (b.nullable or not a.nullable) for a, b in zip(kind, wider, strict=True)
         )
     if _types.is_list(kind) and _types.is_list(wider):
-        return _holds(kind.value_type, wider.value_type)
+        inner, outer = kind.value_field, wider.value_field
+        return _holds(inner.type, outer.type) and (outer.nullable or not inner.nullable)
     return False
 
 
@@ -100,6 +101,14 @@ def storable(schema: Schema) -> Schema | None:
     return made if all(_every(field.type, _is_stored) for field in made) else None
 
 
+def readable(schema: Schema) -> Schema | None:
+    """The columns of files that Spark reads, whatever the session's settings; None where one has no type there."""
+    made = kept(schema)
+    if len({field.name.lower() for field in made}) < len(made):
+        return None
+    return made if all(_every(field.type, _is_read) for field in made) else None
+
+
 def documented(schema: Schema) -> list[str]:
     """The columns that documents of JSON can't fill."""
     return [field.name for field in schema if not _every(field.type, _is_stored)]
@@ -109,6 +118,10 @@ def _every(kind: DataType, holds: Callable[[DataType], bool]) -> bool:
     if _types.is_struct(kind):
         return kind.num_fields > 0 and all(_every(field.type, holds) for field in kind)
     return _every(kind.value_type, holds) if _types.is_list(kind) else holds(kind)
+
+
+def _is_read(kind: DataType) -> bool:
+    return kind == pa.binary() or _is_stored(kind)
 
 
 def _is_stored(kind: DataType) -> bool:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.base import NewPart, Part, WriterTask
 from conduit_dagster.connectors.columnar.fitting import Table
+from conduit_dagster.connectors.columnar.sizes import row_sizes
 from conduit_dagster.state.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
@@ -48,16 +50,17 @@ class ParquetPart:
         if start < len(sizes):
             self._waiting.append(table.slice(start))
 
-    def add_rows(self, table: Table, row_bytes: int) -> None:
-        """Appends rows that weigh the same each; ``row_bytes`` must not depend on the blocks either."""
+    def add_rows(self, table: Table) -> None:
+        """Appends rows; they weigh what Arrow needs for them."""
         self._records += table.num_rows
-        weight, start = max(1, row_bytes), 0
+        upto, start = np.cumsum(row_sizes(table)), 0
         while start < table.num_rows:
-            room = -(-(ROW_GROUP_BYTES - self._bytes) // weight)
-            piece = table.slice(start, room)
-            self._waiting.append(piece)
-            self._bytes += piece.num_rows * weight
+            before = int(upto[start - 1]) if start else 0
+            end = int(np.searchsorted(upto, before + ROW_GROUP_BYTES - self._bytes)) + 1
+            piece = table.slice(start, end - start)
             start += piece.num_rows
+            self._waiting.append(piece)
+            self._bytes += int(upto[start - 1]) - before
             if self._bytes >= ROW_GROUP_BYTES:
                 self._flush()
 

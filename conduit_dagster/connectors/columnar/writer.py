@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,8 +37,8 @@ class ColumnsWriter(Writer):
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Takes the documents of created and snapshot records, and rows as they are where they fit whole."""
-        if isinstance(records, Rows) and self._take_rows(records):
-            return ()
+        if isinstance(records, Rows) and self._may_fit(records):
+            return [Refusal(place, nack) for place, nack in self._take_rows(records, 0, len(records))]
         refused: dict[int, Nack] = {}
         places: Sequence[int] = range(len(records))
         documents: list[Any] = [r.after for r in records if r.operation in _APPENDED and type(r.after) is dict]
@@ -49,15 +49,27 @@ class ColumnsWriter(Writer):
             refused |= {places[i]: nack for i, nack in self._take(documents).items()}
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
-    def _take_rows(self, rows: Rows) -> bool:
-        """False where a row might not fit: its document says why."""
+    def _may_fit(self, rows: Rows) -> bool:
+        """Whether these columns have a place: otherwise each row's document says why it has none."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
-        table = None if self._reader is None else fitted(rows.batch, self._reader.schema, self._reader.strict)
-        if table is None:
-            return False
-        self._file.add_rows(table, rows.row_bytes)
-        return True
+        none = rows.batch.slice(0, 0)
+        return self._reader is not None and fitted(none, self._reader.schema, self._reader.strict) is not None
+
+    def _take_rows(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
+        """Appends, in order, what fits as it is; a row that does not, found by halving, goes as a document."""
+        assert self._reader is not None
+        table = fitted(rows.batch.slice(start, stop - start), self._reader.schema, self._reader.strict)
+        if table is not None:
+            self._file.add_rows(table)
+        elif stop - start == 1:
+            document = rows[start].after
+            assert isinstance(document, dict)
+            yield from ((start, nack) for nack in self._take([document]).values())
+        else:
+            middle = (start + stop) // 2
+            yield from self._take_rows(rows, start, middle)
+            yield from self._take_rows(rows, middle, stop)
 
     def _take(self, documents: list[Document]) -> dict[int, Nack]:
         """Appends the documents that fit; gives the others' nacks."""

@@ -17,6 +17,8 @@ from conduit_dagster.record import Record
 
 _ROWS = 65_536
 """Rows in a block that stays columns."""
+_BYTES = 4 << 20
+"""What a block weighs at most, as the file holds it."""
 
 
 class Reader:
@@ -29,12 +31,13 @@ class Reader:
     def blocks(self, options: ReadOptions, row_bytes: int) -> Iterator[Block]:
         """Blocks in order; columns where the plan takes rows."""
         at = self.file.done
-        for batch in self._batches(_ROWS if options.rows else options.block_records):
+        most = max(1, _BYTES // row_bytes)
+        for batch in self._batches(min(_ROWS if options.rows else options.block_records, most, self._to - at)):
             made = _Made(self, batch, at)
             at += batch.num_rows
             if options.rows:
                 like = Record(0, self.metadata)
-                lazy = Rows(batch, row_bytes, like, made.all)
+                lazy = Rows(batch, like, made.all)
                 yield Block(cast("list[Record]", lazy), made.boundary, again=made.again)
             else:
                 yield Block(made.all(), made.boundary, again=made.again)

@@ -42,30 +42,26 @@ class RowFiles(Source):
 
     def horizon(self) -> Any:
         """The files there are."""
-        return {"files": [[found.name, footer.mark] for found, footer in self.survey.files()]}
+        return self.survey.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """Goes through the files in order until the limit is reached."""
         position, left = parse_position(start), limit
-        within = None if horizon is None else {(name, mark) for name, mark in horizon["files"]}
         moved: dict[int, ReadFile] = {}
-        for file, _, footer in self.survey.unread(position):
-            if min(left) <= 0 or len(moved) >= _MOST_FILES:
+        for file, _, footer in self.survey.unread(position, horizon):
+            rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
+            moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
+            left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
+            # one file is begun at a time: what comes behind a file's rest would be read before it
+            if rows < file.rows - file.done or min(left) <= 0 or len(moved) >= _MOST_FILES:
                 break
-            if within is None or file.ident in within:
-                rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
-                moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
-                left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
         if not moved:
             return start
         return self.survey.still(position).with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
         """Every file of the range is there, with the footer that it had."""
-        there = {(found.name, footer.mark) for found, footer in self.survey.files()}
-        for _, last in _moved(parse_position(start), parse_position(end)):
-            if last.ident not in there:
-                raise self.survey.gone(last)
+        self._found(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """The files before the boundary's are read whole, those after it not at all."""
@@ -81,19 +77,23 @@ class RowFiles(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Cuts between row groups, near equal weights."""
-        there = {(found.name, footer.mark): (found.url, footer) for found, footer in self.survey.files()}
-        ranges = list(_moved(parse_position(start), parse_position(end)))
-        for _, last in ranges:
-            if last.ident not in there:
-                raise self.survey.gone(last)
-        weights = [(last.done - first.done) * there[last.ident][1].row_bytes for first, last in ranges]
+        found = self._found(start, end)
+        weights = [(last.done - first.done) * footer.row_bytes for first, last, _, footer in found]
         share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
-        for first, last in ranges:
-            url, footer = there[last.ident]
+        for first, last, url, footer in found:
             for low, high in _pieces(first.done, last.done, footer, share):
                 splits.append(_split(first, url, low, high, ordinal, footer.row_bytes))
                 ordinal += high - low
         return splits
+
+    def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, str, Footer]]:
+        """Each file of the range. Raises ``FatalError`` where one is gone, or is another one now."""
+        ranges = list(_moved(parse_position(start), parse_position(end)))
+        there = self.survey.named([last.name for _, last in ranges])
+        for _, last in ranges:
+            if last.ident not in there:
+                raise self.survey.gone(last)
+        return [(first, last, *there[last.ident]) for first, last in ranges]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """The rows of one file's range."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple, Protocol
 
 from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.connectors.parquet.footer import Footer, read_footer
@@ -10,7 +11,9 @@ from conduit_dagster.connectors.parquet.position import ParquetPosition, ReadFil
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000
-"""Footers that are remembered."""
+"""Footers that are remembered, also of files that are gone."""
+There = dict[tuple[str, str], tuple[str, Footer]]
+"""By name and mark, a file's URL and footer; in reading order."""
 
 
 class Listing(Protocol):
@@ -40,35 +43,63 @@ class Survey:
         self._listing, self._place = listing, place
         self._footers: dict[Found, Footer] = {}
 
-    def files(self) -> list[tuple[Found, Footer]]:
-        """All files there are now, in reading order. Raises where one of them can't be read."""
+    def _files(self, wanted: Callable[[str], bool]) -> There:
+        """The files there are with such names, in reading order. Raises where one of them can't be read."""
         try:
-            return [(found, self._footer(found)) for found in self._listing.files()]
+            listed = self._listing.files()
+            if len(self._footers) > _KEPT:
+                self._footers = {found: self._footers[found] for found in listed if found in self._footers}
+            return {
+                (f.name, footer.mark): (f.url, footer) for f in listed if wanted(f.name) and (footer := self._footer(f))
+            }
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
 
     def _footer(self, found: Found) -> Footer:
-        if found not in self._footers:
-            if len(self._footers) >= _KEPT:
-                self._footers.clear()
-            self._footers[found] = read_footer(found.url)
-        return self._footers[found]
+        known = self._footers.get(found)
+        if known is None:
+            known = read_footer(found.url)
+            # what neither changes nor says when it changed is looked at each time
+            if found.modified or self._listing.ordered:
+                self._footers[found] = known
+        return known
 
-    def unread(self, position: ParquetPosition) -> list[Seen]:
+    def named(self, names: Collection[str]) -> There:
+        """Those with these names."""
+        return self._files(set(names).__contains__)
+
+    def horizon(self) -> Any:
+        """What there is now, as a JSON value for :meth:`unread`."""
+        if self._listing.ordered:
+            return {"last": max((found.name for found in self._listing.files()), default="")}
+        return {"files": [list(ident) for ident in self._files(lambda _: True)]}
+
+    def unread(self, position: ParquetPosition, horizon: Any = None) -> list[Seen]:
         """Files with rows that lie behind the position: those begun first, then new ones by name.
 
-        Raises ``FatalError`` where a file that was begun is gone, or is another one now.
+        Only those of the ``horizon``, if it is given. Raises ``FatalError`` where a file that was begun is gone, or is
+        another one now.
         """
-        known = {file.ident: file for file in position.files}
-        there = {(found.name, footer.mark): (found, footer) for found, footer in self.files()}
-        for file in position.files:
-            if file.done < file.rows and file.ident not in there:
-                raise self.gone(file)
+        begun = [file for file in position.files if file.done < file.rows]
         last = position.files[-1].name if self._listing.ordered and position.files else ""
-        fresh = [ident for ident in there if ident not in known and ident[0] > last]
+        names = {file.name for file in begun}
+        there = self._files(lambda name: name > last or name in names)
+        for file in begun:
+            if file.ident not in there:
+                raise self.gone(file)
+        known = {file.ident for file in position.files}
+        fresh = [ident for ident in there if ident not in known]
         new = [ReadFile(*ident, position.seen + i, there[ident][1].rows) for i, ident in enumerate(fresh)]
-        files = [*(file for file in position.files if file.done < file.rows), *new]
-        return [Seen(file, there[file.ident][0].url, there[file.ident][1]) for file in files]
+        return [Seen(file, *there[file.ident]) for file in (*begun, *new) if _is_within(file, horizon)]
+
+    def still(self, position: ParquetPosition) -> ParquetPosition:
+        """The position without files that need not be named any more: read whole, and gone or behind another one."""
+        if self._listing.ordered:
+            begun = [file for file in position.files[:-1] if file.done < file.rows]
+            return ParquetPosition(position.seen, (*begun, *position.files[-1:]))
+        there = self._files(lambda _: True)
+        kept = tuple(file for file in position.files if file.ident in there or file.done < file.rows)
+        return ParquetPosition(position.seen, kept)
 
     def gone(self, file: ReadFile) -> FatalError:
         """Its rows are not there any more."""
@@ -79,10 +110,8 @@ class Survey:
             fix="put the file back under its name, with the content that it had",
         )
 
-    def still(self, position: ParquetPosition) -> ParquetPosition:
-        """The position without files that need not be named any more: read whole, and gone or behind another one."""
-        if self._listing.ordered:
-            return ParquetPosition(position.seen, position.files[-1:])
-        there = {(found.name, footer.mark) for found, footer in self.files()}
-        kept = tuple(file for file in position.files if file.ident in there or file.done < file.rows)
-        return ParquetPosition(position.seen, kept)
+
+def _is_within(file: ReadFile, horizon: Any) -> bool:
+    if horizon is None:
+        return True
+    return file.name <= horizon["last"] if "last" in horizon else [*file.ident] in horizon["files"]

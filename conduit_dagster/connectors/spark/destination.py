@@ -17,7 +17,7 @@ from conduit_dagster.connectors.base import (
     WriterTask,
 )
 from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
-from conduit_dagster.connectors.columnar.fitting import kept
+from conduit_dagster.connectors.columnar.fitting import readable
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
 from conduit_dagster.connectors.columnar.writer import ColumnsWriter
@@ -46,18 +46,27 @@ class SparkDestination(StagedDestination):
         self._settings = cast(SparkDestinationSettings, settings)
 
     @property
-    def address(self) -> str | None:
-        """The path, where there is one."""
-        return self.context.resolve(self._settings.path) if self._settings.path else None
+    def address(self) -> str:
+        """The path, or a digest of the options without credentials."""
+        path = self._settings.path
+        return self.context.resolve(path) if path else f"{self.name} {self._settings.identity()}"
 
     def writer(self, task: WriterTask) -> Writer:
         """Stages Parquet; looks the columns up when it gets its first rows."""
 
         def reader(offered: Callable[[], Schema]) -> RowReader | None:
-            schema = parse_columns(self._settings.columns) or _agreed(task, offered)
+            schema = parse_columns(self._settings.columns) or self._agreed(task, offered)
             return None if schema is None else RowReader(schema, self._settings.unknown_fields, "spark")
 
-        return ColumnsWriter(ParquetPart(task), "spark", reader, kept)
+        return ColumnsWriter(ParquetPart(task), "spark", reader, readable)
+
+    def _agreed(self, task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
+        """What the first rows of all have made of it, kept beside the executions' folders: a part that is lost is
+        staged again with the same columns."""
+        execution, _, consumer = task.staging.rpartition("/")
+        own = f"{consumer}-{self._settings.identity(self.name)}"
+        folder = storage.join(execution.rpartition("/")[0], "~columns", own)
+        return FolderColumns(folder, pa.schema([])).agreed(offered)
 
     def publish(self, delivery: Delivery) -> Target:
         """One append. Raises ``TransientError`` with what Spark said."""
@@ -75,12 +84,4 @@ class SparkDestination(StagedDestination):
         if self._settings.hash_column:
             frame = frame.withColumn(self._settings.hash_column, f.lit(delivery.hash))
         writer = frame.write.format(self.format).options(**self._settings.options).mode("append")
-        writer.save(self.address) if self.address else writer.save()
-
-
-def _agreed(task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
-    """What the first rows of all have made of it, kept beside the executions' folders: a part that is lost is staged
-    again with the same columns."""
-    execution, _, consumer = task.staging.rpartition("/")
-    folder = storage.join(execution.rpartition("/")[0], "~columns", consumer)
-    return FolderColumns(folder, pa.schema([])).agreed(offered)
+        writer.save(self.address) if self._settings.path else writer.save()

@@ -18,6 +18,10 @@ from conduit_dagster.state import storage
 
 _PARQUET: Final = ".parquet"
 _STREAM: Final = "stream"
+_SNAPSHOT: Final = "snapshot-"
+_CHECKPOINT: Final = "checkpoint"
+_LOG: Final = "_spark_metadata"
+_COMPACT: Final = ".compact"
 
 
 class Lander(ABC):
@@ -64,13 +68,14 @@ class SnapshotLander(Lander):
         """Takes one if it is due."""
         if not self.is_due():
             return False
-        number, folder = self._landing.next_number(), f"snapshot-{secrets.token_hex(8)}"
+        number, folder = self._landing.next_number(), f"{_SNAPSHOT}{secrets.token_hex(8)}"
         url = storage.join(self._landing.url, folder)
         storage.make_folder(self._landing.url)
         with spoken(self._format, "be read"):
             self._loaded(self._session().read).write.parquet(url)
         names = [f"{folder}/{name}" for name in storage.files(url) if name.endswith(_PARQUET) and name[0] not in "._"]
         self._landing.land(number, names, folder)
+        self._landing.clean(_SNAPSHOT)
         return True
 
 
@@ -89,7 +94,7 @@ class StreamLander(Lander):
         storage.make_folder(self._landing.url)
         with spoken(self._format, "be streamed"):
             frame = self._loaded(self._session().readStream)
-            checkpoint = storage.join(self._landing.url, "checkpoint")
+            checkpoint = storage.join(self._landing.url, _CHECKPOINT)
             writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
             query = writer.option("path", url).trigger(availableNow=True).start()
             try:
@@ -97,15 +102,27 @@ class StreamLander(Lander):
             finally:
                 query.stop()
         self._asked = time.monotonic()
-        known = {file.name for batch in self._landing.batches() for file in batch.files}
-        fresh = [name for name in _committed(url) if name not in known and self._is_there(name)]
+        newest = next(iter(self._landing.batches()[-1:]), None)
+        seen, last = (newest.sink, newest.files[-1].name) if newest else (-1, "")
+        sink, found = _committed(url, seen)
+        # Spark's sink lists files for ever: those up to the newest one that landed are not new, wherever they are now
+        fresh = found[found.index(last) + 1 :] if last in found else found
         if fresh:
-            self._landing.land(number, fresh)
+            self._sync(sink)
+            self._landing.land(number, fresh, sink=sink)
         return bool(fresh)
 
-    def _is_there(self, name: str) -> bool:
-        # what was acked and removed stays in the sink's log
-        return storage.size(storage.join(self._landing.url, name)) is not None
+    def _sync(self, sink: int) -> None:
+        """Makes durable what Spark wrote down of the batches; lost with the power, they would come once more."""
+        base = self._landing.url
+        for folder in (f"{_STREAM}/{_LOG}", f"{_CHECKPOINT}/offsets", f"{_CHECKPOINT}/commits"):
+            url = storage.join(base, folder)
+            for name in storage.files(url):
+                if name[0].isdigit() and _batch(name) >= sink - 1:
+                    storage.sync(storage.join(url, name))
+            storage.sync(url)
+        storage.sync(storage.join(base, _CHECKPOINT))
+        storage.sync(storage.join(base, _STREAM))
 
 
 class _Entry(msgspec.Struct):
@@ -113,20 +130,25 @@ class _Entry(msgspec.Struct):
     action: str = "add"
 
 
-def _committed(url: str) -> list[str]:
-    """The files that the sink's log names, in the order of its batches, below the landing."""
-    log = storage.join(url, "_spark_metadata")
+def _committed(url: str, seen: int) -> tuple[int, list[str]]:
+    """The sink's newest batch, and the files of those after ``seen`` in order, below the landing.
+
+    Every tenth batch Spark puts all entries so far into one file; then older ones are among them.
+    """
+    log = storage.join(url, _LOG)
     names = {name for name in storage.files(log) if name[0].isdigit()}
-    compact = max((name for name in names if name.endswith(".compact")), key=_batch, default=None)
-    after = -1 if compact is None else _batch(compact)
-    logs = [name for name in sorted(names, key=_batch) if not name.endswith(".compact") and _batch(name) > after]
-    found = [entry for name in ([compact] if compact else []) + logs for entry in _entries(storage.join(log, name))]
-    removed = {entry.path for entry in found if entry.action != "add"}
-    return [f"{_STREAM}/{entry.path.rsplit('/', 1)[-1]}" for entry in found if entry.path not in removed]
+    compact = max((name for name in names if name.endswith(_COMPACT)), key=_batch, default=None)
+    after = seen if compact is None else max(seen, _batch(compact))
+    logs = [name for name in sorted(names, key=_batch) if not name.endswith(_COMPACT) and _batch(name) > after]
+    if compact is not None and _batch(compact) > seen:
+        logs = [compact, *logs]
+    found = [entry for name in logs for entry in _entries(storage.join(log, name))]
+    paths = [f"{_STREAM}/{entry.path.rsplit('/', 1)[-1]}" for entry in found if entry.action == "add"]
+    return max(map(_batch, names), default=-1), paths
 
 
 def _batch(name: str) -> int:
-    return int(name.removesuffix(".compact"))
+    return int(name.removesuffix(_COMPACT))
 
 
 def _entries(url: str) -> Iterator[_Entry]:

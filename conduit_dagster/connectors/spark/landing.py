@@ -18,6 +18,8 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state import storage
 
 _SUFFIX: Final = ".json"
+_REMOVED: Final = ".removed"
+_ACKED: Final = ".acked-"
 
 
 class Landed(msgspec.Struct, frozen=True):
@@ -37,6 +39,8 @@ class Batch(msgspec.Struct, frozen=True):
     files: tuple[Landed, ...]
     folder: str = ""
     """The folder that is this batch's alone."""
+    sink: int = -1
+    """Of a stream: the last batch of Spark's sink that it holds."""
 
 
 def number_of(name: str) -> int:
@@ -76,14 +80,14 @@ class Landing:
         """Of the batch that comes next. To be asked before anything is done for it, see :meth:`land`."""
         return max((batch.number for batch in self.batches()), default=0) + 1
 
-    def land(self, number: int, names: Sequence[str], folder: str = "") -> None:
+    def land(self, number: int, names: Sequence[str], folder: str = "", sink: int = -1) -> None:
         """Makes these files, which lie below the landing, a batch. They are durable before it names them.
 
         Raises ``TransientError`` where there is one of that number: of two owners that did the same work only one's
         counts, whoever of them was frozen meanwhile.
         """
         files = tuple(Landed(name, self._synced(name)) for name in names)
-        data = msgspec.json.encode(Batch(number, time.time(), files, folder))
+        data = msgspec.json.encode(Batch(number, time.time(), files, folder, sink))
         if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
             raise TransientError(
                 f"batch {number} of {self.url} was landed by somebody else meanwhile",
@@ -97,13 +101,57 @@ class Landing:
         storage.sync(url.rpartition("/")[0])
         return storage.size(url) or 0
 
-    def remove(self, batch: Batch) -> None:
-        """Forgets a batch, then removes its files."""
-        storage.remove(storage.join(self.url, f"{batch.number:08d}{_SUFFIX}"))
-        for file in batch.files:
-            storage.remove(storage.join(self.url, file.name))
-        if batch.folder:
-            storage.remove_folder(storage.join(self.url, batch.folder))
+    def acked(self, upto: int, generation: int, keep: float) -> None:
+        """Notes that batches before this number are acked, and removes those that were so ``keep`` seconds ago.
+
+        Not the newest one: its number tells what comes next. An ack of an older generation changes nothing: an owner
+        that thaws removes nothing that is read once more.
+        """
+        notes = self._notes()
+        if any(of > generation for _, of in notes):
+            return
+        for batch in self.batches()[:-1]:
+            if batch.number < upto:
+                self._note(batch, generation, notes.get((batch.number, generation)), keep)
+        self._finish_removals()
+
+    def _note(self, batch: Batch, generation: int, at: float | None, keep: float) -> None:
+        name = f"{batch.number:08d}{_ACKED}{generation}"
+        if at is None:
+            at = time.time()
+            storage.put_new(storage.join(self.url, name), str(at).encode())
+        if time.time() - at >= keep:
+            # named as removed first: what is left of a removal that was killed the next one finishes
+            old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
+            storage.rename(old, new)
+
+    def _notes(self) -> dict[tuple[int, int], float]:
+        """By batch and generation, when it was acked."""
+        found: dict[tuple[int, int], float] = {}
+        for name in storage.files(self.url):
+            number, acked, generation = name.partition(_ACKED)
+            if acked and not name.startswith("."):
+                with storage.open_read(storage.join(self.url, name)) as file:
+                    found[int(number), int(generation)] = float(file.read())
+        return found
+
+    def _finish_removals(self) -> None:
+        for name in storage.files(self.url):
+            if name.endswith(_REMOVED):
+                batch = self._read(name)
+                for file in batch.files:
+                    storage.remove(storage.join(self.url, file.name))
+                if batch.folder:
+                    storage.remove_folder(storage.join(self.url, batch.folder))
+                storage.remove(storage.join(self.url, name))
+
+    def clean(self, prefix: str) -> None:
+        """Removes folders with this prefix that no batch names. To be called right after a batch was landed: whoever is
+        still at an earlier one comes too late for its number."""
+        named = {batch.folder for batch in self.batches()}
+        for name in storage.folders(self.url):
+            if name.startswith(prefix) and name not in named:
+                storage.remove_folder(storage.join(self.url, name))
 
 
 learn(Batch, Landed)

@@ -33,6 +33,17 @@ def current_session() -> SparkSession:
         ) from error
 
 
+def has_session() -> bool:
+    """Whether this process has one."""
+    if "pyspark" not in sys.modules:
+        return False
+    try:
+        current_session()
+    except FatalError:
+        return False
+    return True
+
+
 @contextmanager
 def spoken(format_: str, doing: str) -> Generator[None]:
     """What Spark raises inside comes out as one line of ours; it names the format."""

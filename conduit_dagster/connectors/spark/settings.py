@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -14,7 +14,7 @@ from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.connectors.columnar.columns import parse_columns
 
 _OPTION: Final = "option."
-_SECRET: Final = re.compile(r"pass|secret|token|credential|user|key", re.IGNORECASE)
+_SECRET: Final = re.compile(r"passw|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
 
 
 class SparkSettings(ConnectorSettings):
@@ -34,6 +34,12 @@ class SparkSettings(ConnectorSettings):
         if text and not re.fullmatch(r"[^:]+\.py:[^\W\d]\w*", text):
             raise ValueError("register must be FILE.py:CLASS")
         return text
+
+    def identity(self, *said: Any) -> str:
+        """Which data this is, as a digest with ``said``. Credentials say nothing about that."""
+        options = {key: value for key, value in self.options.items() if not _SECRET.search(key)}
+        every = [self.path, self.register_, options, *said]
+        return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def options(self) -> dict[str, str]:
@@ -65,12 +71,6 @@ class SparkSourceSettings(SparkSettings):
     def keys(self) -> list[str]:
         """The key's columns."""
         return [name for part in self.key.split(",") if (name := part.strip())]
-
-    def identity(self, plugin: str) -> str:
-        """Which data this is, as a digest. Credentials say nothing about that."""
-        options = {key: value for key, value in self.options.items() if not _SECRET.search(key)}
-        said = [plugin, self.path, self.read, self.columns, self.register_, options]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class SparkDestinationSettings(SparkSettings):

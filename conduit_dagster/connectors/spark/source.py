@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.parquet.survey import Survey
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
 from conduit_dagster.connectors.spark.landing import Landing, number_of
+from conduit_dagster.connectors.spark.session import has_session
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
@@ -35,11 +35,15 @@ class SparkSource(RowFiles):
         super().__init__(settings, context)
         self._settings = cast(SparkSourceSettings, settings)
 
+    @property
+    def _identity(self) -> str:
+        return self._settings.identity(self.name, self._settings.read, self._settings.columns)
+
     @cached_property
     def _landing(self) -> Landing:
         base = storage.join(Project.find(Path(self.context.root)).log_url, storage.safe_name(self.context.pipeline))
         own = storage.safe_name(self.context.connector)
-        return Landing(storage.join(base, "~landing", own, self._settings.identity(self.name)))
+        return Landing(storage.join(base, "~landing", own, self._identity))
 
     @cached_property
     def _survey(self) -> Survey:
@@ -62,11 +66,12 @@ class SparkSource(RowFiles):
     @property
     def unit(self) -> dict[str, Any]:
         """The format, and a digest of its options without credentials."""
-        return {"plugin": self.name, "data": self._settings.identity(self.name)}
+        return {"plugin": self.name, "data": self._identity}
 
     def horizon(self) -> Any:
-        """What there is now, landed."""
-        self._lander.land()
+        """What there is now, landed; without a Spark session, what has landed."""
+        if has_session():
+            self._lander.land()
         return super().horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
@@ -90,10 +95,7 @@ class SparkSource(RowFiles):
 
     def ack(self, upto: Position, generation: int) -> None:
         """Removes what was acked ``keep`` ago, but for the newest batch."""
-        for batch in self._landing.batches()[:-1]:
-            if batch.number >= _batch_of(upto) or time.time() - batch.at <= self._settings.keep:
-                break
-            self._landing.remove(batch)
+        self._landing.acked(_batch_of(upto), generation, self._settings.keep)
 
     def _describe(self, url: str) -> dict[str, str]:
         return {"spark.format": self.format}

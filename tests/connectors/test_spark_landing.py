@@ -1,0 +1,105 @@
+"""Where rows of Spark land: each batch once, whoever dies in between, and gone a while after it was acked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kills import Crash, crash
+from pyspark.sql import SparkSession
+
+from conduit_dagster.connectors.base import ConnectorContext, Limit, ReadOptions
+from conduit_dagster.connectors.registry import find_source
+from conduit_dagster.connectors.spark.landing import Landing
+from conduit_dagster.expressions import Clock
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state import storage
+
+ALL = Limit(10**9, 10**12)
+
+
+@pytest.fixture
+def landing(tmp_path: Path) -> Landing:
+    """Three batches of a file each."""
+    made = Landing(str(tmp_path))
+    for number in (1, 2, 3):
+        (tmp_path / f"snapshot-{number}").mkdir()
+        (tmp_path / f"snapshot-{number}" / "a").write_text("rows")
+        made.land(made.next_number(), [f"snapshot-{number}/a"], f"snapshot-{number}")
+    return made
+
+
+def there(landing: Landing) -> list[int]:
+    return [batch.number for batch in landing.batches()]
+
+
+def folders(landing: Landing) -> list[str]:
+    return storage.folders(landing.url)
+
+
+def test_of_two_owners_with_one_number_one_lands(landing: Landing) -> None:
+    with pytest.raises(TransientError) as raised:
+        landing.land(3, ["snapshot-1/a"])
+    assert raised.value.code == "spark.landed_twice"
+    assert [file.name for file in landing.files()] == [f"0000000{n}-000000" for n in (1, 2, 3)]
+
+
+def test_what_was_acked_stays_until_it_is_old(landing: Landing) -> None:
+    landing.acked(3, 1, 3600)
+    assert there(landing) == [1, 2, 3]
+    landing.acked(2, 1, 0)
+    assert there(landing) == [2, 3] and folders(landing) == ["snapshot-2", "snapshot-3"]
+    landing.acked(9, 1, 0)
+    assert there(landing) == [3], "the newest one's number tells what comes next"
+
+
+def test_an_owner_of_an_older_generation_removes_nothing(landing: Landing) -> None:
+    landing.acked(2, 2, 3600)
+    landing.acked(3, 1, 0)
+    assert there(landing) == [1, 2, 3]
+
+
+def test_a_removal_that_was_killed_is_finished(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "remove", lambda url: crash())
+        with pytest.raises(Crash):
+            landing.acked(3, 1, 0)
+    assert there(landing) == [3] and len(folders(landing)) == 3
+    landing.acked(3, 1, 0)
+    assert there(landing) == [3] and folders(landing) == ["snapshot-3"]
+
+
+def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:
+    Path(landing.url, "snapshot-9").mkdir()
+    landing.clean("snapshot-")
+    assert folders(landing) == ["snapshot-1", "snapshot-2", "snapshot-3"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", ["1h", "0s"])
+def test_a_stream_of_many_batches(tmp_path: Path, spark: SparkSession, keep: str) -> None:
+    """Spark's sink puts its entries together each tenth time; what was removed does not come again."""
+    kind: Any = find_source("spark:json", {})
+    settings = {"path": "in", "read": "stream", "schema": "i BIGINT", "poll": "0s", "keep": keep}
+    (tmp_path / "in").mkdir()
+    made, found = None, list[int]()
+    position = None
+    for number in range(23):
+        if number % 5 == 0 or made is None:
+            context = ConnectorContext("p", "in", str(tmp_path), Clock(7), "exactly-once")
+            made = kind(kind.Settings.model_validate(settings), context)
+        (tmp_path / "in" / f"{number}.json").write_text(json.dumps({"i": number}))
+        start = made.initial() if position is None else position
+        position = made.latest(start, ALL)
+        for split in made.split(start, position, 2):
+            found += [record.after["i"] for block in made.read(split, ReadOptions()) for record in block.records]
+        made.ack(position, 1)
+    assert found == list(range(23))
+    assert made is not None and position is not None
+    assert len(position["files"]) <= 2, "a position does not grow"
+    assert made.latest(position, ALL) == position
+    (own,) = (tmp_path / ".conduit" / "log" / "p" / "~landing" / "in").iterdir()
+    files = list((own / "stream").glob("*.parquet"))
+    assert len(files) >= 23 if keep == "1h" else len(files) <= 2
