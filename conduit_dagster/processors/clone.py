@@ -47,12 +47,30 @@ class Clone(Processor):
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
-        return [self.process(record) for record in records]  # none of them can fail
+        results: list[Result] = []
+        last: dict[str, str] | None = None
+        counted: list[dict[str, str]] = []
+        for record in records:  # none of them can fail
+            if record.metadata is not last:
+                last = record.metadata
+                counted = self._counted(last)
+            results.append(_cloned(record, counted))
+        return results
 
     @override
     def process(self, record: Record) -> list[Record]:
-        metadata = record.metadata
-        made = [record, *(copy(record) for _ in self._numbers[1:])]
-        for one, number in zip(made, self._numbers, strict=True):
-            one.metadata = {**metadata, INDEX: number}
-        return made
+        return _cloned(record, self._counted(record.metadata))
+
+    def _counted(self, metadata: dict[str, str]) -> list[dict[str, str]]:
+        """Shared by all records that shared theirs: metadata is replaced, never changed in place."""
+        return [{**metadata, INDEX: number} for number in self._numbers]
+
+
+def _cloned(record: Record, counted: list[dict[str, str]]) -> list[Record]:
+    made = [record]
+    for metadata in counted[1:]:
+        one = copy(record)
+        one.metadata = metadata
+        made.append(one)
+    record.metadata = counted[0]
+    return made

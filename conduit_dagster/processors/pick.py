@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import Any, ClassVar
 
 from pydantic import Field as Describe
@@ -39,12 +40,21 @@ class Pick(DocumentProcessor):
         super().__init__(settings, context)
         self._names = names = names_in(settings.fields)
 
+        chosen = itemgetter(*names) if len(names) > 1 else None
+
         def loop(rest: Iterator[Any]) -> None:
             for record in rest:
                 document = record.after
                 if type(document) is not dict:
                     raise LookAgain
-                record.after = {name: document[name] for name in names if name in document}
+                try:
+                    # most records have them all
+                    record.after = dict(zip(names, chosen(document), strict=True)) if chosen else picked(document)
+                except KeyError:
+                    record.after = picked(document)
+
+        def picked(document: Document) -> Document:
+            return {name: document[name] for name in names if name in document}
 
         self.loop = loop
 

@@ -14,6 +14,7 @@ from conduit_dagster.connectors.base.context import resolved
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.connectors.spark.session import current_session, register, spoken
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
+from conduit_dagster.learn import learn
 from conduit_dagster.state import storage
 
 _PARQUET: Final = ".parquet"
@@ -156,3 +157,6 @@ def _entries(url: str) -> Iterator[_Entry]:
         lines = file.read().splitlines()
     # the first line is the version
     yield from (msgspec.json.decode(line, type=_Entry) for line in lines[1:] if line)
+
+
+learn(_Entry)
