@@ -146,9 +146,9 @@ class _Task:
         to = self._job.tees.get(inlet.id)
         if to is not None:
             return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
-        if self._job.as_records:
-            return split.start, self._read(inlet, split, ReadOptions(Keys.ALL))
-        options = ReadOptions(self._pipeline.reads_keys, rows=self._pipeline.takes_rows(inlet))
+        whole = bool(self._job.as_records)
+        keys = Keys.ALL if whole else self._pipeline.reads_keys
+        options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(inlet))
         return split.start, self._read(inlet, split, options)
 
     def _read(self, inlet: Inlet, split: Split, options: ReadOptions) -> Iterator[Block]:

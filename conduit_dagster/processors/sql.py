@@ -129,21 +129,21 @@ class Sql(Processor):
     def process_block(self, records: list[Record]) -> list[Result]:
         results: list[Result] = list(records)
         places = [i for i, record in enumerate(records) if not _passes(record, i, results)]
-        misfits = self._columns.misfits([records[i] for i in places])
+        misfits, columns = self._columns.block([records[i] for i in places])
         for place, said in misfits.items():
             results[places[place]] = Nack("sql.does_not_fit", said)
         fitting = [i for place, i in enumerate(places) if place not in misfits]
         if fitting:
-            self._select([records[i] for i in fitting], _put(results, fitting))
+            self._select([records[i] for i in fitting], columns, _put(results, fitting))
         return results
 
-    def _select(self, records: list[Record], put: Callable[[int, Result], None]) -> None:
+    def _select(self, records: list[Record], columns: Sequence[Any], put: Callable[[int, Result], None]) -> None:
         query = self._statement.query
         if query is None:
             for record in records:
                 record.after = self._selection.of(record, {})
             return
-        asked, columns = asker(), self._columns.arrays(records)
+        asked = asker()
         self._answers = self._answers or Answers(asked.types(query))
         failed: list[int] = []
         for place, answer in enumerate(asked.ask(query, columns)):

@@ -7,9 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import secrets
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -86,38 +83,13 @@ class FolderRegistry:
         url, data = f"{storage.join(self._url, *names)}.json", msgspec.json.encode(value)
         try:
             storage.make_folder(url.rpartition("/")[0])
-            path = storage.local_path(url)
-            return _put(url, data) if path is None else _link(path, data)
+            return storage.put_new(url, data)
         except OSError as error:
             raise _unreachable(self._url, error) from error
 
 
 def _subject(name: str) -> tuple[str, str]:
     return "subjects", storage.safe_name(name)
-
-
-def _put(url: str, data: bytes) -> bool:
-    try:
-        with storage.create(url) as file:
-            file.write(data)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _link(path: Path, data: bytes) -> bool:
-    hidden = path.with_name(f".{secrets.token_hex(8)}")
-    file = storage.NewFile(str(hidden))
-    try:
-        file.write(data)
-        file.finish()
-        os.link(hidden, path)
-    except FileExistsError:
-        return False
-    finally:
-        hidden.unlink(missing_ok=True)
-    storage.sync(str(path.parent))
-    return True
 
 
 def _unreachable(url: str, error: Exception) -> TransientError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
+from conduit_dagster.state import storage
 from conduit_dagster.state.database import insert_if_absent, open_database, reading
 from conduit_dagster.state.outage import is_outage, place_of, unreachable
 from conduit_dagster.state.schema import meta
@@ -72,18 +72,8 @@ def _read(file: Path) -> str:
 def _write(home: Path, value: str) -> str:
     """Keeps the id in the home unless it has one by now; gives the one that it has."""
     home.mkdir(parents=True, exist_ok=True)
-    draft = home / f"{_FILE}.{secrets.token_hex(4)}"
-    try:
-        with draft.open("x", encoding="utf-8") as file:
-            file.write(value + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, home / _FILE)  # whole or not at all, and never over another one
-        except FileExistsError:
-            pass
-    finally:
-        draft.unlink(missing_ok=True)
+    # whole or not at all, and never over another one
+    storage.put_new(str(home / _FILE), f"{value}\n".encode())
     return _read(home / _FILE)
 
 

@@ -6,6 +6,7 @@ URLs go through fsspec, where closing an object makes it durable.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
@@ -18,6 +19,7 @@ from urllib.parse import quote
 import fsspec
 
 _CHUNK = 1 << 20
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 def local_path(url: str) -> Path | None:
@@ -61,23 +63,27 @@ def create(url: str) -> IO[bytes]:
 
 
 def put_new(url: str, data: bytes) -> bool:
-    """Makes a file with these bytes, durably, all of it or nothing; False where there is one already."""
+    """Makes a file with these bytes, durably, all of it or nothing; False where there is one already.
+
+    On a local file system without second names a crash may leave half of it.
+    """
     path = local_path(url)
     if path is None:
         return _put_there(url, data)
-    ready = NewFile(join(url.rpartition("/")[0], f".{path.name}-{secrets.token_hex(8)}"))
-    ready.write(data)
-    ready.finish()
-    whole = Path(local_path(ready.url) or ready.url)
+    whole = path.with_name(f".{secrets.token_hex(8)}")
+    file = NewFile(str(whole))
     try:
-        path.hardlink_to(whole)
+        file.write(data)
+        file.finish()
+        os.link(whole, path)
     except FileExistsError:
         return False
-    except OSError:
-        # no second names on this file system: then a crash may leave half of it, which a reader finds damaged
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
         return _put_there(url, data)
     finally:
-        whole.unlink()
+        whole.unlink(missing_ok=True)
         sync(str(path.parent))
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,15 @@ def test_a_removal_that_was_killed_is_finished(landing: Landing, monkeypatch: py
     assert there(landing) == [3] and len(folders(landing)) == 3
     landing.acked(3, 1, 0)
     assert there(landing) == [3] and folders(landing) == ["snapshot-3"]
+    assert storage.files(landing.url) == ["00000003.json"], "nothing is left of what was removed"
+
+
+def test_when_it_was_acked_outlives_the_process(landing: Landing, monkeypatch: pytest.MonkeyPatch) -> None:
+    landing.acked(2, 1, 3600)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 3601)
+    Landing(landing.url).acked(3, 1, 3600)
+    assert there(landing) == [2, 3], "the second one is acked just now"
 
 
 def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:

@@ -167,8 +167,9 @@ def test_a_registration_waits_for_the_transaction_of_whoever_compacts(postgres_u
         thread = threading.Thread(target=registering)
         thread.start()
         waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        with database.connect() as look:
-            wait_until(lambda: bool(look.exec_driver_sql(waits).scalar()), "the registration waits", 30)
+        # each look is a transaction of its own: within one, that view stays as it was at the first
+        with database.connect().execution_options(isolation_level="AUTOCOMMIT") as look:
+            wait_until(lambda: look.exec_driver_sql(waits).scalar(), "the registration waits", 30)
         assert not done.is_set()
         connection.execute(sa.select(pipelines.c.epoch)).all()
     thread.join(30)

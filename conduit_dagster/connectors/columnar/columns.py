@@ -49,6 +49,12 @@ def parse_columns(text: str) -> Schema:
     return pa.schema(fields)
 
 
+def lacking(asked: Schema, there: Schema) -> list[str]:
+    """What is asked for and not there, or there with another type, as ``name:type``."""
+    kinds = {field.name: field.type for field in there}
+    return [f"{field.name}:{field.type}" for field in asked if kinds.get(field.name) != field.type]
+
+
 def _field(name: str, kind: str) -> Any:
     if not is_name(name):
         raise ValueError(f"a Delta column can't be called {name!r}: no spaces and none of ,;{{}}()=")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,11 +10,10 @@ import pyarrow.parquet as pq
 
 from conduit_dagster.connectors.base import NewPart, Part, WriterTask
 from conduit_dagster.connectors.columnar.fitting import Table
-from conduit_dagster.connectors.columnar.sizes import row_sizes
 from conduit_dagster.state.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
-"""A row group ends after the record that brings its JSON to this length."""
+"""A row group ends after the record that brings it to this weight."""
 
 
 class ParquetPart:
@@ -33,27 +31,10 @@ class ParquetPart:
         self._bytes = 0
         self._records = 0
 
-    def add(self, table: Table, sizes: Sequence[int]) -> None:
-        """Appends rows; ``sizes`` are the lengths of their JSON."""
+    def add(self, table: Table, sizes: Any) -> None:
+        """Appends rows; ``sizes`` say what each one weighs: the length of its JSON, or what Arrow needs for it."""
         self._records += table.num_rows
-        if self._bytes + sum(sizes) < ROW_GROUP_BYTES:
-            self._bytes += sum(sizes)
-            self._waiting.append(table)
-            return
-        start = 0
-        for end, size in enumerate(sizes, 1):
-            self._bytes += size
-            if self._bytes >= ROW_GROUP_BYTES:
-                self._waiting.append(table.slice(start, end - start))
-                self._flush()
-                start = end
-        if start < len(sizes):
-            self._waiting.append(table.slice(start))
-
-    def add_rows(self, table: Table) -> None:
-        """Appends rows; they weigh what Arrow needs for them."""
-        self._records += table.num_rows
-        upto, start = np.cumsum(row_sizes(table)), 0
+        upto, start = np.cumsum(sizes), 0
         while start < table.num_rows:
             before = int(upto[start - 1]) if start else 0
             end = int(np.searchsorted(upto, before + ROW_GROUP_BYTES - self._bytes)) + 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from conduit_dagster.connectors.columnar.fitting import fitted
 from conduit_dagster.connectors.columnar.infer import infer
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table
+from conduit_dagster.connectors.columnar.sizes import row_sizes
 from conduit_dagster.record import Document, Nack, Record
 
 _APPENDED = ("create", "snapshot")
@@ -37,8 +38,8 @@ class ColumnsWriter(Writer):
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
         """Takes the documents of created and snapshot records, and rows as they are where they fit whole."""
-        if isinstance(records, Rows) and self._may_fit(records):
-            return [Refusal(place, nack) for place, nack in self._take_rows(records, 0, len(records))]
+        if isinstance(records, Rows) and (refusals := self._take_rows(records)) is not None:
+            return refusals
         refused: dict[int, Nack] = {}
         places: Sequence[int] = range(len(records))
         documents: list[Any] = [r.after for r in records if r.operation in _APPENDED and type(r.after) is dict]
@@ -49,27 +50,34 @@ class ColumnsWriter(Writer):
             refused |= {places[i]: nack for i, nack in self._take(documents).items()}
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
-    def _may_fit(self, rows: Rows) -> bool:
-        """Whether these columns have a place: otherwise each row's document says why it has none."""
+    def _take_rows(self, rows: Rows) -> Sequence[Refusal] | None:
+        """Appends the rows that fit as they are; None where their columns have no place, as each document then says."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
-        none = rows.batch.slice(0, 0)
-        return self._reader is not None and fitted(none, self._reader.schema, self._reader.strict) is not None
+        if self._add(rows, 0, len(rows)):
+            return ()
+        if self._reader is None or fitted(rows.batch.slice(0, 0), self._reader.schema, self._reader.strict) is None:
+            return None
+        return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
 
-    def _take_rows(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
-        """Appends, in order, what fits as it is; a row that does not, found by halving, goes as a document."""
-        assert self._reader is not None
+    def _add(self, rows: Rows, start: int, stop: int) -> bool:
+        """False where one of them does not fit."""
+        if self._reader is None:
+            return False
         table = fitted(rows.batch.slice(start, stop - start), self._reader.schema, self._reader.strict)
         if table is not None:
-            self._file.add_rows(table)
-        elif stop - start == 1:
-            document = rows[start].after
-            assert isinstance(document, dict)
-            yield from ((start, nack) for nack in self._take([document]).values())
-        else:
-            middle = (start + stop) // 2
-            yield from self._take_rows(rows, start, middle)
-            yield from self._take_rows(rows, middle, stop)
+            self._file.add(table, row_sizes(table))
+        return table is not None
+
+    def _halved(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
+        """Of rows that do not fit together: in order, a row that does not fit alone goes as a document."""
+        if stop - start == 1:
+            yield from ((start, nack) for nack in self._take(_documents(rows[start:stop])).values())
+            return
+        middle = (start + stop) // 2
+        for low, high in ((start, middle), (middle, stop)):
+            if not self._add(rows, low, high):
+                yield from self._halved(rows, low, high)
 
     def _take(self, documents: list[Document]) -> dict[int, Nack]:
         """Appends the documents that fit; gives the others' nacks."""
@@ -120,5 +128,5 @@ class ColumnsWriter(Writer):
         return Nack(f"{self._plugin}.{what}", message)
 
 
-def _documents(rows: Rows) -> list[Document]:
+def _documents(rows: Iterable[Record]) -> list[Document]:
     return [record.after for record in rows if isinstance(record.after, dict)]

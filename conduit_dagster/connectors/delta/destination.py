@@ -14,7 +14,7 @@ from conduit_dagster.connectors.base import (
     Writer,
     WriterTask,
 )
-from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -65,9 +65,7 @@ class DeltaDestination(StagedDestination):
                 self._require_columns(self._table.writable(table))
 
     def _require_columns(self, there: Schema) -> None:
-        kinds = {field.name: field.type for field in there}
-        wrong = [f"{field.name}:{field.type}" for field in self._columns if kinds.get(field.name) != field.type]
-        if wrong:
+        if wrong := lacking(self._columns, there):
             raise FatalError(
                 f"the Delta table {self.address} is there without the columns {', '.join(wrong)}",
                 code="delta.columns_differ",

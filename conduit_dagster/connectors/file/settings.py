@@ -14,7 +14,8 @@ from conduit_dagster.connectors.formats import make_format
 GLOB = frozenset("*?[")
 
 
-def _not_empty(path: str) -> str:
+def not_empty(path: str) -> str:
+    """The path. Raises where there is none."""
     if not path.strip():
         raise PydanticCustomError("path", "path is empty", {"fix": "name a file, a folder or a glob"})
     return path
@@ -33,7 +34,7 @@ class FileSourceSettings(ConnectorSettings):
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """The longest line in bytes. A longer one stops the pipeline: it is more likely not a file of lines at all."""
 
-    _check_path = field_validator("path")(_not_empty)
+    _check_path = field_validator("path")(not_empty)
 
 
 class FileDestinationSettings(ConnectorSettings):
@@ -53,7 +54,7 @@ class FileDestinationSettings(ConnectorSettings):
     """What to do when somebody else changed, replaced or removed the file: ``fail`` stops and says so; ``adopt`` goes
     on after what is there. Only for one ordered file."""
 
-    _check_path = field_validator("path")(_not_empty)
+    _check_path = field_validator("path")(not_empty)
 
     @model_validator(mode="after")
     def _check_format(self) -> FileDestinationSettings:

@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from conduit_dagster.connectors.columnar.columns import Schema
+from conduit_dagster.connectors.columnar.columns import Schema, lacking
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.state import storage
 
@@ -58,13 +58,10 @@ class FolderColumns:
     def _create(self, schema: Schema) -> None:
         """By one writer only: tasks that come second take the first one's columns."""
         storage.make_folder(self._folder)
-        if storage.put_new(self._file, schema.serialize().to_pybytes()):
-            storage.sync(self._folder)
+        storage.put_new(self._file, schema.serialize().to_pybytes())
 
     def _require(self, there: Schema) -> None:
-        kinds = {field.name: field.type for field in there}
-        wrong = [f"{field.name}:{field.type}" for field in self._asked if kinds.get(field.name) != field.type]
-        if wrong:
+        if wrong := lacking(self._asked, there):
             raise FatalError(
                 f"the files in {self._folder} are without the columns {', '.join(wrong)}",
                 code="parquet.columns_differ",

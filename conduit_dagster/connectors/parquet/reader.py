@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -86,16 +85,11 @@ class _Made:
 
     def _records(self, batch: Any, places: Sequence[int]) -> list[Record]:
         file, metadata, keys = self._reader.file, self._reader.metadata, self._reader.keys
-        prefix = f"{file.number}:{file.name}:"
-        position, first = partial(_position, prefix), self._first + 1
+        prefix, first = f"{file.number}:{file.name}:", self._first + 1
         rows = zip(places, documents(batch), strict=True)
         if not keys:
-            return [Record(position(first + i), metadata, row) for i, row in rows]
-        return [Record(position(first + i), metadata, row, {key: row.get(key) for key in keys}) for i, row in rows]
+            return [Record(f"{prefix}{first + i}", metadata, row) for i, row in rows]
+        return [Record(f"{prefix}{first + i}", metadata, row, {key: row.get(key) for key in keys}) for i, row in rows]
 
     def boundary(self, i: int) -> Any:
         return msgspec.to_builtins(msgspec.structs.replace(self._reader.file, done=self._first + i + 1))
-
-
-def _position(prefix: str, row: int) -> str:
-    return f"{prefix}{row}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -26,10 +27,14 @@ class RowFiles(Source):
     gives_rows = True
     lag_unit = "records"
 
-    @property
-    @abstractmethod
+    @cached_property
     def survey(self) -> Survey:
-        """Which files there are."""
+        """Which files there are. For the driver: tasks are told their file."""
+        return self._made_survey()
+
+    @abstractmethod
+    def _made_survey(self) -> Survey:
+        """Made when it is asked first."""
 
     @property
     @abstractmethod
@@ -48,7 +53,8 @@ class RowFiles(Source):
         """Goes through the files in order until the limit is reached."""
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
-        for file, _, footer in self.survey.unread(position, horizon):
+        look = self.survey.look(position, horizon)
+        for file, footer in look.unread:
             rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
             left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
@@ -57,7 +63,7 @@ class RowFiles(Source):
                 break
         if not moved:
             return start
-        return self.survey.still(position).with_files(moved).as_json()
+        return look.still.with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
         """Every file of the range is there, with the footer that it had."""
@@ -106,13 +112,13 @@ class RowFiles(Source):
         reader = Reader(parse_file(split.start), detail["url"], detail["to"], metadata, self._keys)
         yield from reader.blocks(options, detail["row_bytes"])
 
+    @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:
         """Metadata of a file's records."""
-        return {}
 
     def lag(self, position: Position) -> int | None:
         """Rows that are there and not read yet."""
-        return sum(seen.file.rows - seen.file.done for seen in self.survey.unread(parse_position(position)))
+        return sum(file.rows - file.done for file, _ in self.survey.look(parse_position(position)).unread)
 
 
 def _moved(start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:

@@ -28,12 +28,9 @@ class ParquetSource(RowFiles):
         super().__init__(settings, context)
         self._settings = as_source(settings)
         self._path = context.resolve(self._settings.path)
-        self._survey = Survey(ListedFiles(self._settings.path, self._path, context.root), self._path)
 
-    @property
-    def survey(self) -> Survey:
-        """The files of the path."""
-        return self._survey
+    def _made_survey(self) -> Survey:
+        return Survey(ListedFiles(self._settings.path, self._path, self.context.root), self._path)
 
     @property
     def _keys(self) -> Sequence[str]:

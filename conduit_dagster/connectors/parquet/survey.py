@@ -27,12 +27,13 @@ class Listing(Protocol):
         ...
 
 
-class Seen(NamedTuple):
-    """A file that has rows to read."""
+class Look(NamedTuple):
+    """What there is to read behind a position."""
 
-    file: ReadFile
-    url: str
-    footer: Footer
+    still: ParquetPosition
+    """The position without files that need not be named any more: read whole, and gone or behind another one."""
+    unread: list[tuple[ReadFile, Footer]]
+    """Files with rows that lie behind it: those begun first, then new ones by name."""
 
 
 class Survey:
@@ -69,19 +70,19 @@ class Survey:
         return self._files(set(names).__contains__)
 
     def horizon(self) -> Any:
-        """What there is now, as a JSON value for :meth:`unread`."""
+        """What there is now, as a JSON value for :meth:`look`."""
         if self._listing.ordered:
             return {"last": max((found.name for found in self._listing.files()), default="")}
         return {"files": [list(ident) for ident in self._files(lambda _: True)]}
 
-    def unread(self, position: ParquetPosition, horizon: Any = None) -> list[Seen]:
-        """Files with rows that lie behind the position: those begun first, then new ones by name.
+    def look(self, position: ParquetPosition, horizon: Any = None) -> Look:
+        """What lies behind a position; only what is of the ``horizon``, if that is given.
 
-        Only those of the ``horizon``, if it is given. Raises ``FatalError`` where a file that was begun is gone, or is
-        another one now.
+        Raises ``FatalError`` where a file that was begun is gone, or is another one now.
         """
+        ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
-        last = position.files[-1].name if self._listing.ordered and position.files else ""
+        last = position.files[-1].name if ordered and position.files else ""
         names = {file.name for file in begun}
         there = self._files(lambda name: name > last or name in names)
         for file in begun:
@@ -90,16 +91,10 @@ class Survey:
         known = {file.ident for file in position.files}
         fresh = [ident for ident in there if ident not in known]
         new = [ReadFile(*ident, position.seen + i, there[ident][1].rows) for i, ident in enumerate(fresh)]
-        return [Seen(file, *there[file.ident]) for file in (*begun, *new) if _is_within(file, horizon)]
-
-    def still(self, position: ParquetPosition) -> ParquetPosition:
-        """The position without files that need not be named any more: read whole, and gone or behind another one."""
-        if self._listing.ordered:
-            begun = [file for file in position.files[:-1] if file.done < file.rows]
-            return ParquetPosition(position.seen, (*begun, *position.files[-1:]))
-        there = self._files(lambda _: True)
-        kept = tuple(file for file in position.files if file.ident in there or file.done < file.rows)
-        return ParquetPosition(position.seen, kept)
+        unread = [(file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, horizon)]
+        newest = position.files[-1:] if ordered else ()
+        kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
+        return Look(ParquetPosition(position.seen, tuple(kept)), unread)
 
     def gone(self, file: ReadFile) -> FatalError:
         """Its rows are not there any more."""

@@ -43,8 +43,8 @@ class Lander(ABC):
     def _loaded(self, reader: Any) -> Any:
         """The frame behind ``spark.read`` or ``spark.readStream``."""
         reader = reader.format(self._format).options(**self._settings.options)
-        if self._settings.columns:
-            reader = reader.schema(self._settings.columns)
+        if self._settings.ddl:
+            reader = reader.schema(self._settings.ddl)
         path = self._settings.path
         return reader.load(resolved(path, self._root)) if path else reader.load()
 

@@ -56,12 +56,19 @@ class Landing:
     def __init__(self, url: str) -> None:
         self.url = url
         self._known: dict[str, Batch] = {}
+        self._notes: dict[str, float] = {}
 
     def batches(self) -> list[Batch]:
         """Those that are there, in order."""
-        names = sorted(name for name in storage.files(self.url) if name.endswith(_SUFFIX) and name[0].isdigit())
+        return self._listed(self._names())
+
+    def _names(self) -> list[str]:
+        return [name for name in storage.files(self.url) if name[0].isdigit()]
+
+    def _listed(self, names: Sequence[str]) -> list[Batch]:
         # a list never changes
-        self._known = {name: self._known.get(name) or self._read(name) for name in names}
+        lists = sorted(name for name in names if name.endswith(_SUFFIX))
+        self._known = {name: self._known.get(name) or self._read(name) for name in lists}
         return list(self._known.values())
 
     def _read(self, name: str) -> Batch:
@@ -107,43 +114,45 @@ class Landing:
         Not the newest one: its number tells what comes next. An ack of an older generation changes nothing: an owner
         that thaws removes nothing that is read once more.
         """
-        notes = self._notes()
-        if any(of > generation for _, of in notes):
+        names = self._names()
+        notes = {name for name in names if _ACKED in name}
+        if any(int(name.partition(_ACKED)[2]) > generation for name in notes):
             return
-        for batch in self.batches()[:-1]:
-            if batch.number < upto:
-                self._note(batch, generation, notes.get((batch.number, generation)), keep)
-        self._finish_removals()
-
-    def _note(self, batch: Batch, generation: int, at: float | None, keep: float) -> None:
-        name = f"{batch.number:08d}{_ACKED}{generation}"
-        if at is None:
-            at = time.time()
-            storage.put_new(storage.join(self.url, name), str(at).encode())
-        if time.time() - at >= keep:
-            # named as removed first: what is left of a removal that was killed the next one finishes
-            old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
-            storage.rename(old, new)
-
-    def _notes(self) -> dict[tuple[int, int], float]:
-        """By batch and generation, when it was acked."""
-        found: dict[tuple[int, int], float] = {}
-        for name in storage.files(self.url):
-            number, acked, generation = name.partition(_ACKED)
-            if acked and not name.startswith("."):
-                with storage.open_read(storage.join(self.url, name)) as file:
-                    found[int(number), int(generation)] = float(file.read())
-        return found
-
-    def _finish_removals(self) -> None:
-        for name in storage.files(self.url):
+        for batch in self._listed(names)[:-1]:
+            if batch.number >= upto:
+                break
+            at = self._acked_at(batch, generation, notes)
+            if time.time() - at >= keep:
+                # named as removed first: what is left of a removal that was killed the next one finishes
+                old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
+                storage.rename(old, new)
+                names.append(f"{batch.number:08d}{_REMOVED}")
+        for name in names:
             if name.endswith(_REMOVED):
-                batch = self._read(name)
-                for file in batch.files:
-                    storage.remove(storage.join(self.url, file.name))
-                if batch.folder:
-                    storage.remove_folder(storage.join(self.url, batch.folder))
-                storage.remove(storage.join(self.url, name))
+                self._remove(name, [note for note in notes if note.startswith(name.removesuffix(_REMOVED))])
+
+    def _acked_at(self, batch: Batch, generation: int, notes: set[str]) -> float:
+        """When it was acked first in this generation: noted, for another process goes on with it."""
+        name = f"{batch.number:08d}{_ACKED}{generation}"
+        url = storage.join(self.url, name)
+        if name not in self._notes:
+            if name not in notes:
+                storage.put_new(url, str(time.time()).encode())
+                notes.add(name)
+            with storage.open_read(url) as file:
+                self._notes[name] = float(file.read())
+        return self._notes[name]
+
+    def _remove(self, name: str, notes: Sequence[str]) -> None:
+        """The files of a batch that is named as removed, and that name last."""
+        batch = self._read(name)
+        for file in batch.files:
+            storage.remove(storage.join(self.url, file.name))
+        if batch.folder:
+            storage.remove_folder(storage.join(self.url, batch.folder))
+        for one in (*notes, name):
+            storage.remove(storage.join(self.url, one))
+            self._notes.pop(one, None)
 
     def clean(self, prefix: str) -> None:
         """Removes folders with this prefix that no batch names. To be called right after a batch was landed: whoever is

@@ -90,7 +90,6 @@ def _module(path: Path) -> Any:
             place=str(path),
             fix="correct the file, or the setting register",
         ) from error
-    if module.__name__ in sys.modules:
-        # workers have no such module: its classes travel whole
-        cloudpickle.register_pickle_by_value(module)
+    # workers have no such module: its classes travel whole
+    cloudpickle.register_pickle_by_value(module)
     return module

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 
 from conduit_dagster.config.scalars import Duration
+from conduit_dagster.config.secrets import names_credential
 from conduit_dagster.connectors.base import ConnectorSettings
-from conduit_dagster.connectors.columnar.columns import parse_columns
+from conduit_dagster.connectors.columnar.settings import ColumnsSettings, RowSourceSettings
 
 _OPTION: Final = "option."
-_SECRET: Final = re.compile(r"passw|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
 
 
-class SparkSettings(ConnectorSettings):
+class FormatSettings(ConnectorSettings):
     """What both directions share."""
 
     open_keys: ClassVar[tuple[str, ...]] = ("*",)
@@ -37,7 +37,7 @@ class SparkSettings(ConnectorSettings):
 
     def identity(self, *said: Any) -> str:
         """Which data this is, as a digest with ``said``. Credentials say nothing about that."""
-        options = {key: value for key, value in self.options.items() if not _SECRET.search(key)}
+        options = {key: value for key, value in self.options.items() if not names_credential(key)}
         every = [self.path, self.register_, options, *said]
         return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -48,7 +48,7 @@ class SparkSettings(ConnectorSettings):
         return {key.removeprefix(_OPTION): value for key, value in given.items()}
 
 
-class SparkSourceSettings(SparkSettings):
+class SparkSourceSettings(FormatSettings, RowSourceSettings):
     """Reads what ``spark.read.format(FORMAT)`` gives, or follows what ``spark.readStream.format(FORMAT)`` brings.
 
     All other settings are the format's options, as they are.
@@ -56,10 +56,8 @@ class SparkSourceSettings(SparkSettings):
 
     read: Literal["batch", "stream"] = "batch"
     """``batch``: what is there, once; ``stream``: what is there and what comes, from formats that Spark can stream."""
-    columns: str = Field("", alias="schema")
+    ddl: str = Field("", alias="schema")
     """The schema as Spark's DDL, such as ``id BIGINT, name STRING``, for formats that need one or would guess it."""
-    key: str = ""
-    """Columns that make the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
     refresh: Duration | None = None
     """With ``batch``: how old a snapshot must be for the next one to be taken, as ``1h``; without it there is one."""
     poll: Duration = 1.0
@@ -67,29 +65,12 @@ class SparkSourceSettings(SparkSettings):
     keep: Duration = 86_400.0
     """How long landed rows stay after they were acked, for ``positions rewind``."""
 
-    @property
-    def keys(self) -> list[str]:
-        """The key's columns."""
-        return [name for part in self.key.split(",") if (name := part.strip())]
 
-
-class SparkDestinationSettings(SparkSettings):
+class SparkDestinationSettings(FormatSettings, ColumnsSettings):
     """Appends with ``write.format(FORMAT)``, a column per field of created and snapshot records.
 
     All other settings are the format's options, as they are.
     """
 
-    columns: str = ""
-    """The columns, such as ``id:long, name:string, amount:decimal(10,2)``. Empty: those of the first rows; of
-    documents each field's first value decides the type, and a field that is only null is a string."""
-    unknown_fields: Literal["refuse", "ignore"] = Field("refuse", alias="unknown-fields")
-    """What to do with a record that has a field, even a null one, for which there is no column: ``refuse`` nacks it;
-    ``ignore`` leaves that field out."""
     hash_column: str = Field("", alias="hash-column")
     """A column to add, with the delivery hash: a repeat has the same one, so a reader can tell."""
-
-    @field_validator("columns")
-    @classmethod
-    def _check_columns(cls, columns: str) -> str:
-        parse_columns(columns)
-        return columns

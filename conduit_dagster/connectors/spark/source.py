@@ -37,7 +37,7 @@ class SparkSource(RowFiles):
 
     @property
     def _identity(self) -> str:
-        return self._settings.identity(self.name, self._settings.read, self._settings.columns)
+        return self._settings.identity(self.name, self._settings.read, self._settings.ddl)
 
     @cached_property
     def _landing(self) -> Landing:
@@ -45,14 +45,8 @@ class SparkSource(RowFiles):
         own = storage.safe_name(self.context.connector)
         return Landing(storage.join(base, "~landing", own, self._identity))
 
-    @cached_property
-    def _survey(self) -> Survey:
+    def _made_survey(self) -> Survey:
         return Survey(self._landing, self._landing.url)
-
-    @property
-    def survey(self) -> Survey:
-        """The files that have landed."""
-        return self._survey
 
     @cached_property
     def _lander(self) -> Lander:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from conduit_dagster.processors.spark_sql.fitting import Misfit, fitter, plain
 from conduit_dagster.record import Record
@@ -18,6 +18,15 @@ PART_OF: Mapping[str, Callable[[Record], Any]] = {
 """What a query may use besides the fields, as Arrow takes it."""
 
 
+class Block(NamedTuple):
+    """What a query is asked of a block of records."""
+
+    misfits: Mapping[int, str]
+    """By place, what does not fit: the first of each record."""
+    arrays: list[Any]
+    """What the query uses of the records that fit, each as an Arrow array; at least one."""
+
+
 class Columns:
     """The declared columns, and those that a query uses."""
 
@@ -26,56 +35,47 @@ class Columns:
         self._parts = {name: parts[name] for name in used if name in parts and name not in columns}
         self._used = used
 
-    def misfits(self, records: Sequence[Record]) -> dict[int, str]:
-        """By place, what does not fit: the first of each record. Their documents are ``record.after``."""
-        found: dict[int, str] = {}
-        for column in self._columns.values():
-            for place, misfit in column.misfits(records).items():
-                found.setdefault(place, misfit.said(column.name))
-        return found
-
-    def arrays(self, records: Sequence[Record]) -> list[Any]:
-        """What the query uses of records that fit, each as an Arrow array; at least one."""
+    def block(self, records: Sequence[Record]) -> Block:
+        """Each value is looked at once. The documents are ``record.after``."""
         import pyarrow as pa
 
-        if not self._used:
-            return [pa.nulls(len(records), pa.bool_())]
-        return [self._array(name, records) for name in self._used]
-
-    def _array(self, name: str, records: Sequence[Record]) -> Any:
-        import pyarrow as pa
-
-        if name in self._parts:
-            return pa.array(list(map(PART_OF[name], records)), arrow(self._parts[name]))
-        return self._columns[name].array(records)
+        misfits: dict[int, str] = {}
+        arrays: dict[str, Any] = {}
+        for name, column in self._columns.items():
+            arrays[name], found = column.array(records)
+            for place, misfit in found.items():
+                misfits.setdefault(place, misfit.said(name))
+        for name, kind in self._parts.items():
+            arrays[name] = pa.array(list(map(PART_OF[name], records)), arrow(kind))
+        chosen = [arrays[name] for name in self._used] or [pa.nulls(len(records), pa.bool_())]
+        if misfits:
+            fitting = pa.array([place for place in range(len(records)) if place not in misfits], pa.int64())
+            chosen = [array.take(fitting) for array in chosen]
+        return Block(misfits, chosen)
 
 
 class _Column:
     def __init__(self, name: str, kind: ColumnType) -> None:
-        self.name, self._kind = name, kind
+        self._name, self._kind = name, kind
         self._plain, self._fit = plain(kind), fitter(kind)
 
-    def misfits(self, records: Sequence[Any]) -> dict[int, Misfit]:
-        values = self._values(records)
-        if self._is_plain(values) and self._taken(values) is not None:
-            return {}
-        found: dict[int, Misfit] = {}
-        for place, value in enumerate(values):
-            try:
-                self._fit(value)
-            except Misfit as misfit:
-                found[place] = misfit
-        return found
-
-    def array(self, records: Sequence[Any]) -> Any:
+    def array(self, records: Sequence[Any]) -> tuple[Any, dict[int, Misfit]]:
+        """The values as Arrow has them, null for what does not fit, and that by its place."""
         import pyarrow as pa
 
-        values = self._values(records)
-        return pa.array(values if self._is_plain(values) else list(map(self._fit, values)), arrow(self._kind))
-
-    def _values(self, records: Sequence[Any]) -> list[Any]:
-        name = self.name
-        return [record.after.get(name) for record in records]
+        name = self._name
+        values = [record.after.get(name) for record in records]
+        if self._is_plain(values) and (taken := self._taken(values)) is not None:
+            return taken, {}
+        fitted: list[Any] = []
+        misfits: dict[int, Misfit] = {}
+        for place, value in enumerate(values):
+            try:
+                fitted.append(self._fit(value))
+            except Misfit as misfit:
+                fitted.append(None)
+                misfits[place] = misfit
+        return pa.array(fitted, arrow(self._kind)), misfits
 
     def _is_plain(self, values: list[Any]) -> bool:
         return bool(self._plain) and self._plain.issuperset(map(type, values))
@@ -84,11 +84,12 @@ class _Column:
         """What Arrow makes of plain values; None where it refuses one, such as an integer that is too long."""
         import pyarrow as pa
 
+        if self._kind == "double" and _has_nan(values):
+            return None
         try:
-            array = pa.array(values, arrow(self._kind))
+            return pa.array(values, arrow(self._kind))
         except (pa.ArrowException, OverflowError, ValueError):
             return None
-        return None if self._kind == "double" and _has_nan(values) else array
 
 
 def _has_nan(values: Iterable[float | None]) -> bool:

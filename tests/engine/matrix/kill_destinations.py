@@ -98,19 +98,14 @@ class DeltaPlace(Place):
         return [row for uri in files for row in pq.read_table(uri).to_pylist()]
 
 
-class ParquetPlace(Place):
-    """A folder of Parquet files."""
+class ParquetPlace(DeltaPlace):
+    """A folder of Parquet files, with the columns of the Delta table."""
 
     plugin = "builtin:parquet"
 
-    def settings(self, name: str, letters: bool) -> dict[str, str]:
-        """As the Delta table's."""
-        columns = {} if letters else {"columns": "i:long, m:string"}
-        return {"path": f"./{name}.parquet", **columns}
-
     def rows(self, name: str) -> list[Row]:
         """Step by step, part by part."""
-        files = sorted((self.root / f"{name}.parquet").glob("step=*/*.parquet"))
+        files = sorted((self.root / f"{name}.delta").glob("step=*/*.parquet"))
         return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
 
