@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import msgspec
 from pydantic import Field as Describe
@@ -15,12 +15,13 @@ from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import compile_expression
 from conduit_dagster.processors.base import (
     DROP,
-    Drop,
     Example,
-    ProcessError,
+    Nack,
     ProcessorContext,
     ProcessorSettings,
     Record,
+    Result,
+    Results,
 )
 from conduit_dagster.processors.remembering import Entry, Remembering
 from conduit_dagster.processors.settings import Expression, failure, refused
@@ -90,7 +91,10 @@ class Deduplicate(Remembering):
         super().__init__(settings, context)
         self._key: Callable[[Record], Any] = compile_expression(settings.key, context.clock)
         # of another expression no key is a known one
-        self._salt = hashlib.blake2b(settings.key.encode(), digest_size=16).digest()
+        salt = hashlib.blake2b(settings.key.encode(), digest_size=16).digest()
+        self._salted = hashlib.blake2b(digest_size=16, key=salt)
+        self._metadata: dict[str, str] | None = None
+        self._named = hashlib.blake2b(digest_size=8)
         self._time_ns = None if settings.time is None else int(settings.time * _NS)
         self._known: dict[bytes, Entry] = {}
         self._news: list[Entry] = []
@@ -102,31 +106,38 @@ class Deduplicate(Remembering):
         return True
 
     @override
-    def process(self, record: Record) -> Record | Drop:
-        key = self._hashed(record)
-        if key is None:
-            return record
-        self.count += 1
-        owner, known = self._owner(record), self._known.get(key)
-        if known is not None and not self.is_over(known.number, known.at_ns):
-            return record if known.owner == owner else DROP
-        entry = Entry(key, owner, self.count, self.context.clock.now_ns)
-        self._known[key] = entry
-        self._news.append(entry)
-        return record
-
-    def _hashed(self, record: Record) -> bytes | None:
-        try:
-            value = self._key(record)
-            if value is None or (isinstance(value, list | tuple) and None in value):
-                return None
-            return hashlib.blake2b(_encode(value), digest_size=16, key=self._salt).digest()
-        except Exception as error:  # an expression may raise whatever Python raises for such operands
-            raise ProcessError(failure(error), code="expression.failed") from error
+    def process_block(self, records: list[Record]) -> list[Result]:
+        results = Results(records)
+        value_of, salted, known, now_ns = self._key, self._salted, self._known, self.context.clock.now_ns
+        for place, record in enumerate(records):
+            try:
+                value = value_of(record)
+                if value is None or (isinstance(value, list | tuple) and None in value):
+                    continue
+                named = salted.copy()
+                named.update(_encode(value))
+            except Exception as error:  # noqa: BLE001  # an expression may raise whatever Python raises for such operands
+                results.put(place, Nack("expression.failed", failure(error)))
+                continue
+            self.count += 1
+            key, owner = named.digest(), self._owner(record)
+            before = known.get(key)
+            if before is None or self.is_over(before.number, before.at_ns):
+                known[key] = entry = Entry(key, owner, self.count, now_ns)
+                self._news.append(entry)
+            elif before.owner != owner:
+                results.put(place, DROP)
+        return results if results.special else cast(list[Result], records)
 
     def _owner(self, record: Record) -> bytes:
-        source, _, position = self.context.record_key(record)
-        return hashlib.blake2b(f"{source}\0{position}".encode("utf-8", "backslashreplace"), digest_size=8).digest()
+        # records of one source mostly share their metadata
+        if record.metadata is not self._metadata:
+            source, _, _ = self.context.record_key(record)
+            self._metadata = record.metadata
+            self._named = hashlib.blake2b(f"{source}\0".encode("utf-8", "backslashreplace"), digest_size=8)
+        named = self._named.copy()
+        named.update(str(record.position).encode("utf-8", "backslashreplace"))
+        return named.digest()
 
     # -- its memory ---------------------------------------------------------------------------------------------
 

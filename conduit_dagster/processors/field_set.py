@@ -123,7 +123,8 @@ def _computed_loop(name: str, value: Callable[[Record], Any], plain: frozenset[t
     def loop(rest: Iterator[Any]) -> None:
         for record in rest:
             made = value(record)
-            record.after[name] = made if type(made) in plain else own(made)
+            kind = type(made)
+            record.after[name] = made if kind in plain or (kind is str and made.isascii()) else own(made)
 
     return loop
 

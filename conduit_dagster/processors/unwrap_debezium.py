@@ -9,15 +9,23 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor
-from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, text_of, unwrapped_key
+from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.unwrapping import (
+    PLAIN_KEY,
+    PayloadField,
+    document_in,
+    invalid,
+    text_of,
+    unwrapped_key,
+)
 from conduit_dagster.record import READ_AT, Data, Document
 from conduit_dagster.reference import Reference, kind_of
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")
 _APART: Final = frozenset({"after", "before", "op", "source"})
-_TEXT: Final = {str}
+_NO_METADATA: Final = _APART | {"ts_ms"}
+_PAYLOADS: Final = frozenset({dict, type(None)})
 _MILLISECOND: Final = 1_000_000
 
 
@@ -66,6 +74,8 @@ class UnwrapDebezium(InPlaceProcessor):
     def __init__(self, settings: UnwrapDebeziumSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._field = Reference.parse(settings.field)
+        if self._field.root == "after" and not self._field.path:
+            self.loop = _unwrapped
 
     @override
     def change(self, record: Record) -> None:
@@ -81,6 +91,33 @@ class UnwrapDebezium(InPlaceProcessor):
         record.metadata = metadata
         record.operation, record.before, record.after = operation, before, after
         record.key = unwrapped_key(record.key)
+
+
+def _unwrapped(rest: Iterator[Any]) -> None:
+    """For payloads that are such documents already, with no text in the place of a document."""
+    for record in rest:
+        change = record.after["payload"]
+        operation, source, after = _OPERATIONS[change["op"]], change["source"], change["after"]
+        before = change.get("before")
+        if type(source) is not dict or type(after) not in _PAYLOADS or type(before) not in _PAYLOADS:
+            raise LookAgain
+        metadata = record.metadata.copy()
+        for name in change:
+            if name not in _NO_METADATA:
+                metadata.update(_flat(f"debezium.{name}", change[name]))
+        if "ts_ms" in change:
+            metadata[READ_AT] = _nanoseconds(change["ts_ms"])
+        # last: it wins
+        for name, value in source.items():
+            if type(value) is str:
+                metadata[name] = value
+            else:
+                metadata.update(_flat(name, value))
+        key = record.key
+        if type(key) is not bytes or key[:1] not in PLAIN_KEY:
+            record.key = unwrapped_key(key)
+        record.metadata, record.operation = metadata, operation
+        record.before, record.after = before, after
 
 
 def _data(change: Document, name: str) -> Data:
@@ -100,11 +137,7 @@ def _metadata(change: Document, known: dict[str, str]) -> dict[str, str]:
         elif name not in _APART:
             found.update(_flat(f"debezium.{name}", value))
     # last: it wins
-    source = change["source"]
-    if isinstance(source, dict) and set(map(type, source.values())) == _TEXT:
-        found.update(source)
-    else:
-        found.update(_flat("", source))
+    found.update(_flat("", change["source"]))
     return found
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.processors.unwrapping import document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
 from conduit_dagster.reference import Reference, kind_of
+
+_PAYLOADS: Final = frozenset({dict, type(None)})
+_TEXT: Final = {str}
 
 
 class UnwrapOpencdcSettings(ProcessorSettings):
@@ -49,6 +53,8 @@ class UnwrapOpencdc(InPlaceProcessor):
     def __init__(self, settings: UnwrapOpencdcSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._field = Reference.parse(settings.field)
+        if self._field.root == "after" and not self._field.path:
+            self.loop = _unwrapped
 
     @override
     def change(self, record: Record) -> None:
@@ -56,6 +62,24 @@ class UnwrapOpencdc(InPlaceProcessor):
         operation, metadata = _operation(inner), _metadata(inner)
         payload = _part(inner, "payload")
         key, before, after = _data(inner, "key"), _data(payload, "before"), _data(payload, "after")
+        record.operation, record.metadata = operation, metadata
+        record.key, record.before, record.after = key, before, after
+
+
+def _unwrapped(rest: Iterator[Any]) -> None:
+    """For records that are such documents already, with text as metadata and documents as payloads."""
+    for record in rest:
+        inner = record.after
+        operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]
+        key, before, after = inner.get("key"), payload.get("before"), payload.get("after")
+        if type(metadata) is not dict or type(before) not in _PAYLOADS or type(after) not in _PAYLOADS:
+            raise LookAgain
+        if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
+            raise LookAgain
+        if type(key) is str:
+            key = binascii.a2b_base64(key, strict_mode=True)
+        elif type(key) not in _PAYLOADS:
+            raise LookAgain
         record.operation, record.metadata = operation, metadata
         record.key, record.before, record.after = key, before, after
 

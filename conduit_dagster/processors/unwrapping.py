@@ -14,6 +14,8 @@ from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.reference import FieldError, Reference, kind_of
 
 INVALID = "unwrap.invalid"
+PLAIN_KEY = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
+"""First bytes of raw keys that hold no document."""
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -48,8 +50,8 @@ def unwrapped_key(key: Data) -> Data:
     """What a key of Kafka Connect holds in its ``payload``; another key as it is."""
     document: Any = key
     if isinstance(key, bytes):
-        if key[:1] != b"{" and key.lstrip()[:1] != b"{":
-            return key  # most raw keys: to have them refused as JSON takes longer
+        if key[:1] in PLAIN_KEY:
+            return key  # most of them: to have them refused as JSON takes longer
         try:
             document = _document(key)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):

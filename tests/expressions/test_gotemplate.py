@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given as for_all
+from hypothesis import strategies as st
 
 from conduit_dagster.expressions import (
     Clock,
@@ -51,6 +53,26 @@ def text(template: str, given: Record = RECORD) -> str:
 
 def condition(template: str, given: Record = RECORD) -> bool:
     return compile_condition(template.replace("$A", ".Payload.After"), CLOCK)(given)
+
+
+ACTIONS = (
+    "a{b}'\"\\ \n%s", "é", "{{ $A.id }}", "{{ $A.name }}", "{{ $A.x }}", "{{ $A.tags }}", "{{ $A.t }}", "{{ $A.f }}",
+    "{{ $A.big }}", "{{ $A.city }}", "{{ $A.addr.zip }}", "{{ $A.Bytes }}", "{{ .Key }}", "{{ len $A.name }}",
+    "{{ .Payload.Before.x }}", "{{ $A.e }}", "{{ $A }}",
+)  # fmt: skip
+
+
+@for_all(st.lists(st.sampled_from(ACTIONS), max_size=6), st.sampled_from([DOCUMENT, b"raw", None]))
+def test_a_template_gives_what_its_actions_give_alone(actions: list[str], after: Any) -> None:
+    given = record(after)
+    try:
+        expected = "".join(text(action, given) for action in actions)
+    except EvaluationError as error:
+        with pytest.raises(EvaluationError) as raised:
+            text("".join(actions), given)
+        assert str(raised.value) == str(error)
+        return
+    assert text("".join(actions), given) == expected
 
 
 GO: list[tuple[str, str]] = [

@@ -13,6 +13,7 @@ from processors.conftest import make
 from pydantic import ValidationError
 
 from conduit_dagster.processors.base import Nack
+from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.record import OPERATIONS, Record, copy, encode
 
 NAMES = ("unwrap.debezium", "unwrap.kafkaconnect", "unwrap.opencdc")
@@ -102,6 +103,51 @@ def test_a_field_within_the_payload(name: str) -> None:
     assert isinstance(nack, Nack) and nack.code == "field.unresolved"
     with pytest.raises(ValidationError):
         make(name, {"field": ".Metadata.x"})
+
+
+VALUE = st.sampled_from(
+    [None, True, 0, 2**70, 1.5, "", "x", "MQ==", "no base64!", {}, {"id": 1}, {"a": {"b": None}}, [1]]
+)
+PART = {
+    "unwrap.debezium": ("before", "after", "source", "op", "ts_ms", "transaction"),
+    "unwrap.kafkaconnect": ("schema",),
+    "unwrap.opencdc": ("operation", "metadata", "key"),
+}
+USUAL = {
+    "unwrap.debezium": {**CHANGE, "source": {"table": "t", "lsn": 5}, "ts_ms": 1},
+    "unwrap.kafkaconnect": {"id": 1},
+    "unwrap.opencdc": {"before": None, "after": {"id": 1}},
+}
+KEYS = st.sampled_from([None, b"", b"1", b' {"payload": {"id": 1}}', b"{", {"payload": "2"}, {"id": 1}])
+
+
+@st.composite
+def wrapped(draw: Any) -> tuple[str, list[Record]]:
+    """A block of usual records with unusual ones among them: parts replaced or left out, at both levels."""
+    name = draw(st.sampled_from(NAMES))
+    records: list[Record] = []
+    for i in range(draw(st.integers(1, 6))):
+        outer: Any = {"operation": "update", "metadata": {"m": "y"}, "key": "MQ==", "payload": dict(USUAL[name])}
+        for level in (outer["payload"], outer):
+            level.update(draw(st.dictionaries(st.sampled_from(PART[name]), VALUE, max_size=2)))
+            for gone in draw(st.lists(st.sampled_from([*PART[name], "payload"]), max_size=1)):
+                level.pop(gone, None)
+        after = draw(st.sampled_from([outer, outer, outer, json.dumps(outer).encode(), None]))
+        records.append(Record(i, {"m": "x"}, after, draw(KEYS), {"old": 1}))
+    return name, records
+
+
+@given(wrapped())
+def test_a_block_becomes_what_each_record_becomes_alone(case: tuple[str, list[Record]]) -> None:
+    """Usual records go a faster way; it gives what the other one gives, and nacks what that nacks."""
+    name, records = case
+    subject, alone = make(name), [copy(record) for record in records]
+    results = subject.process_block(records)
+    assert isinstance(subject, InPlaceProcessor)
+    subject.loop = None
+    expected = [subject.process_block([record])[0] for record in alone]
+    assert list(results) == expected
+    assert records == alone
 
 
 DATA = st.none() | st.binary() | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers())

@@ -9,10 +9,11 @@ from conduit_dagster import record as opencdc
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Compiled, compiled
 from conduit_dagster.expressions.errors import ExpressionError
+from conduit_dagster.expressions.gotemplate.joining import Printing, joining
 from conduit_dagster.expressions.gotemplate.lexer import Action, split
 from conduit_dagster.expressions.gotemplate.nodes import Call, Chain, Literal, Node, Path
 from conduit_dagster.expressions.gotemplate.parser import Parser
-from conduit_dagster.expressions.gotemplate.paths import Evaluate, compile_path, data_part, walk
+from conduit_dagster.expressions.gotemplate.paths import Evaluate, after_field, compile_path, data_part, walk
 from conduit_dagster.expressions.gotemplate.printf import compile_format
 from conduit_dagster.expressions.gotemplate.table import BOOLEAN, TABLE, Function, index_metadata, to_json
 from conduit_dagster.expressions.gotemplate.values import equal, format_go, parse_bool, printed
@@ -30,7 +31,8 @@ def template_text(text: str) -> Compiled:
         return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
     if all(isinstance(part, str) for part in parts):
         return _literal("".join(cast(list[str], parts)))
-    return compiled(_joining([p if isinstance(p, str) else compiler.printing(p) for p in parts]), compiler.names)
+    pieces = [p if isinstance(p, str) else Printing(compiler.printing(p), after_field(p)) for p in parts]
+    return compiled(joining(pieces), compiler.names)
 
 
 def template_condition(text: str) -> Compiled:
@@ -61,13 +63,6 @@ def _json_of(node: Node) -> str | None:
     if not isinstance(node, Call) or node.function != "toJson" or not isinstance(node.arguments[0], Path):
         return None
     return data_part(node.arguments[0]) if node.arguments[0].names else "record"
-
-
-def _joining(pieces: list[str | Evaluate]) -> Callable[[Record], str]:
-    def call(record: Record) -> str:
-        return "".join([piece if isinstance(piece, str) else piece(record) for piece in pieces])
-
-    return call
 
 
 class _Compiler:

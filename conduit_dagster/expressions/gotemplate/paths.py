@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from conduit_dagster.expressions.errors import EvaluationError, ExpressionError, kind, nearest
-from conduit_dagster.expressions.gotemplate.nodes import Path
+from conduit_dagster.expressions.gotemplate.nodes import Node, Path
 from conduit_dagster.record import Record
 
 Evaluate = Callable[[Record], Any]
@@ -24,6 +24,13 @@ _DATA: dict[tuple[str, ...], str] = {
 def data_part(path: Path) -> str | None:
     """``after``, ``before`` or ``key`` where the path is just that."""
     return _DATA.get(path.names)
+
+
+def after_field(node: Node) -> str | None:
+    """The field's name where the node is just ``.Payload.After.NAME``, and that is no method."""
+    if not isinstance(node, Path) or len(node.names) != 3 or node.names[:2] != ("Payload", "After"):
+        return None
+    return None if node.names[2] == "Bytes" else node.names[2]
 
 
 def compile_path(path: Path) -> tuple[Evaluate, str]:
