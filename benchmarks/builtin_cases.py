@@ -127,7 +127,7 @@ CASES = (
         "for i, tag in enumerate(tags):\n    piece = copy(record)\n    piece.after['tags'] = tag\n"
         "    piece.metadata = {**meta, 'split.index': str(i)}\n    one.append(piece)\nresults.append(one)\ncontinue",
         '{"id": 1, "tags": ["a", "b"], "doc": @}',
-        2,
+        per_record=2,
     ),
     Case("base64.encode", {"field": f"{_AFTER}.name"}, _BASE64),
     Case(

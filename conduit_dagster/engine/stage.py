@@ -27,6 +27,8 @@ from conduit_dagster.record import Record
 from conduit_dagster.state.steps import Memory
 
 LEDGER_SCHEMA = "ledger binary"
+_ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
+"""The most in a block where Spark is asked about each."""
 
 
 def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
@@ -134,7 +136,8 @@ class _Task:
             if block.again is not None:
                 yield from block.again(range(len(block.records)))
                 return
-            for again in self._read(self._pipeline.inlet(split.source), split.split, ReadOptions()):
+            options = self._sized(ReadOptions())
+            for again in self._read(self._pipeline.inlet(split.source), split.split, options):
                 if again.boundary(0) == block.boundary(0):
                     yield from again.records
                     return
@@ -149,7 +152,13 @@ class _Task:
         whole = bool(self._job.as_records)
         keys = Keys.ALL if whole else self._pipeline.reads_keys
         options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(inlet))
-        return split.start, self._read(inlet, split, options)
+        return split.start, self._read(inlet, split, self._sized(options))
+
+    def _sized(self, options: ReadOptions) -> ReadOptions:
+        """A question to Spark costs the same for few records as for many."""
+        if not self._pipeline.queries:
+            return options
+        return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
 
     def _read(self, inlet: Inlet, split: Split, options: ReadOptions) -> Iterator[Block]:
         return read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
