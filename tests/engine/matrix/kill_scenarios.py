@@ -53,6 +53,8 @@ class Scenario:
     """Whether ``i % 10 == 5`` is filtered."""
     once: bool = False
     """Whether of each three numbers in a row only the first one goes on; some of these lie in two steps."""
+    query: bool = False
+    """Whether both are a query's doing, which Spark computes while the stage runs."""
     refused: str = ""
     """SQL of what refuses ``i % 10 == 7`` at the destination."""
     window: tuple[int, int] = (0, 0)
@@ -130,6 +132,10 @@ class Scenario:
         skip = processor("skip", "filter", "after.i % 10 == 5")
         if self.fan_in == "join":
             return _JOIN
+        if self.query:
+            bad = f"CASE WHEN i IN ({', '.join(map(str, self.nacked))}) THEN 'bad' ELSE '0' END"
+            query = f"SELECT i + CAST({bad} AS BIGINT) AS i FROM record WHERE i % 10 <> 5"
+            return [processor("select", "sql", columns="i BIGINT", query=query)]
         once = processor("once", "deduplicate", **{"key": "after.i // 3", "window.records": "50"})
         chosen = ((once, self.once), (refuse, self.nacked), (skip, self.filtered))
         return [one for one, is_there in chosen if is_there]
@@ -166,6 +172,7 @@ _ALL = (
     Scenario("join", sources=("in", "in2"), fan_in="join", numbers=_joined),
     # what is remembered of a step decides in the next one; 9 is nacked behind it
     Scenario("once", ("file", "postgres"), ("exactly-once",), once=True, nacked=(9,)),
+    Scenario("query", ("file", "parquet"), ("exactly-once",), nacked=_BAD, filtered=True, query=True),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
