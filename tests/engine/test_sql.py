@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from kills import crashing, hooked
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, destination, processor, queue, source
+from waiting import wait_until
 
+from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.spark.sql.session import BATCH, sql_session
 
 TOTAL = "SELECT *, price * count AS total FROM record WHERE count <> 0"
@@ -228,6 +231,37 @@ def test_through_connect(lab: Lab, connect_server: Any) -> None:
     assert out.splitlines() == ["None", "None"], err[-3000:]
     assert lab.documents("p.jsonl") == [*expected(20), {"i": 1, "price": 1, "count": 1, "total": 1.0}]
     assert [node for node, _, _ in lab.letters("p-dead.jsonl")] == ["p:q"]
+
+
+WAITING = """
+import time
+from pathlib import Path
+
+def wait(record):
+    root = Path({root!r})
+    (root / "started").touch()
+    while not (root / "go").exists():
+        time.sleep(0.02)
+    return record
+"""
+
+
+def test_a_forced_stop_between_two_questions(lab: Lab) -> None:
+    """Nothing counts of a step that was cancelled, and the next one asks anew."""
+    (lab.root / "waiting.py").write_text(WAITING.format(root=str(lab.root)))
+    steps = [sql(), processor("wait", "python", function="waiting:wait"), sql("r", "SELECT * FROM record", "i INT")]
+    build(lab, *steps)
+    stop, results = StopFlag(), list[Any]()
+    run = threading.Thread(target=lambda: results.append(lab.run(stop=stop)))
+    run.start()
+    wait_until((lab.root / "started").exists, "the first question is answered", over=lambda: not run.is_alive())
+    stop.force()
+    run.join(60)
+    assert [(r.status, r.error.code) for r in results] == [("degraded", "pipeline.forced_stop")]
+    assert lab.documents("p.jsonl") == []
+    (lab.root / "go").touch()
+    assert lab.run().error is None
+    assert lab.documents("p.jsonl") == expected(20)
 
 
 DYING = """
