@@ -32,7 +32,7 @@ from conduit_dagster.record import Record, copy
 
 KNOWN = {"id", "name", "age", "city", "amount"}
 decode, encode = msgspec.json.Decoder().decode, msgspec.json.Encoder().encode
-seen = set()
+seen = {}
 
 
 class Loop(Processor):
@@ -53,6 +53,29 @@ class Loop(Processor):
         return results
 """
 """``plugins/loop.py`` of the project: what somebody would write for this one work. ``@`` is the work."""
+IN_ORDER = """
+from conduit_dagster.processors.remembering import Entries, Remembering
+
+
+class InOrder(Remembering, Loop):
+    name = "in-order"
+
+    def recall(self, count, entries):
+        pass
+
+    def news(self):
+        return Entries()
+
+    def settle(self):
+        pass
+
+    def entries(self):
+        return Entries()
+
+    def is_over(self, number, at_ns):
+        return False
+"""
+"""Behind it, for a loop that has to see all records in order: it runs in one task, and stores nothing."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +95,8 @@ class Case:
     """Records that come out for each that goes in."""
     before: Sequence[Mapping[str, Any]] = field(default_factory=list[Mapping[str, Any]])
     """Processors between."""
+    in_order: bool = False
+    """Whether the loop has to see all records in order, in one task, as the processor has to."""
 
     @property
     def plugin(self) -> str:
@@ -157,8 +182,9 @@ CASES = (
     Case(
         "deduplicate",
         {"key": "after.id", "window.records": "100000"},
-        "if doc['id'] in seen:\n    results.append(DROP)\n    continue\nseen.add(doc['id'])\n"
-        "if len(seen) > 100000:\n    seen.clear()",
+        "self.count += 1\nbefore = seen.get(doc['id'])\nif before is not None and self.count - before <= 100000:\n"
+        "    results.append(DROP)\n    continue\nseen[doc['id']] = self.count",
+        in_order=True,
     ),
     Case(
         "unwrap.kafkaconnect",

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 
 from benchmarks import engine, plain
 from benchmarks.bench import Bench
-from benchmarks.builtin_cases import LOOP, MODULE, Case
+from benchmarks.builtin_cases import IN_ORDER, LOOP, MODULE, Case
 from benchmarks.compare import Side, compare
 from benchmarks.data import SCHEMA, generate, sound
 from benchmarks.files import counts
@@ -33,7 +33,8 @@ def builtin(bench: Bench, case: Case) -> dict[str, Any]:
 
 def _beside(bench: Bench, case: Case, wanted: int) -> Side:
     if case.loop:
-        return _side(bench, "hand-written loop", case, [{"id": "it", "plugin": "loop"}], wanted)
+        plugin = "in-order" if case.in_order else "loop"
+        return _side(bench, "hand-written loop", case, [{"id": "it", "plugin": plugin}], wanted)
     return _side(bench, "without it", case, case.processors[:1], sound(bench.records))
 
 
@@ -92,7 +93,7 @@ def _write(root: Path, source: Path, case: Case, processors: Sequence[Mapping[st
 def _loop(case: Case) -> str:
     # a source leaves out keys that nothing looks at
     text = LOOP if "record.key" in case.loop else LOOP.replace("shares_records =", "keyless = shares_records =")
-    return text.replace("@", indent(case.loop or "pass", " " * 12))
+    return text.replace("@", indent(case.loop or "pass", " " * 12)) + (IN_ORDER if case.in_order else "")
 
 
 def _with_condition(processor: Mapping[str, Any]) -> dict[str, Any]:

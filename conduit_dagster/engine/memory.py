@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import io
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conduit_dagster.processors.remembering import Entry, Remembering
+from conduit_dagster.processors.remembering import KEY, OWNER, Entries, Remembering
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 from conduit_dagster.state.sink import Sink
@@ -45,7 +45,9 @@ class Remembers:
         parts = [part for part in memory.parts if not _is_rewound(part, generations)]
         self._generations = dict(generations)
         if self._at != memory or len(parts) < len(memory.parts):
-            entries = (entry for part in parts for entry in _read(node, folder, part))
+            entries = Entries()
+            for part in parts:
+                _read_into(entries, node, folder, part)
             self._processor.recall(memory.count, entries)
         # in a task that fails it is neither what it was nor what it would have been
         self._began, self._at = Memory(parts, memory.count), None
@@ -57,7 +59,7 @@ class Remembers:
         fresh = processor.news()
         generations = dict(self._generations)
         if len(parts) >= _MOST_PARTS:
-            fresh = sorted(processor.entries(), key=lambda entry: entry.number)
+            fresh = processor.entries()
             generations = {**_newest(parts), **generations}
             parts = []
         if fresh:
@@ -78,25 +80,29 @@ def _newest(parts: Sequence[MemoryPart]) -> dict[str, int]:
 def _schema() -> Any:
     import pyarrow as pa
 
-    kinds = {"key": pa.binary(16), "owner": pa.binary(8), "number": pa.int64(), "at_ns": pa.int64()}
-    return pa.schema([(name, kinds[name]) for name in Entry._fields])
+    kinds = {"key": pa.binary(KEY), "owner": pa.binary(OWNER), "number": pa.int64(), "at_ns": pa.int64()}
+    return pa.schema(list(kinds.items()))
 
 
-def _write(folder: str, step: int, entries: Sequence[Entry], generations: dict[str, int]) -> MemoryPart:
+def _write(folder: str, step: int, entries: Entries, generations: dict[str, int]) -> MemoryPart:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     storage.make_folder(folder)
     # random per attempt: a second one never meets the file of the first
     name = f"{step:012d}-{secrets.token_hex(8)}.parquet"
-    file, schema = storage.NewFile(storage.join(folder, name)), _schema()
-    columns = [pa.array(column, kind) for column, kind in zip(zip(*entries, strict=True), schema.types, strict=True)]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), Sink(file), compression="zstd", use_dictionary=False)
-    digest, last = file.finish(), entries[-1]
-    return MemoryPart(name, len(entries), file.bytes, digest, last.number, last.at_ns, generations)
+    file, schema, count = storage.NewFile(storage.join(folder, name)), _schema(), len(entries)
+    columns = (entries.keys, entries.owners, entries.numbers, entries.at_ns)
+    arrays = [
+        pa.Array.from_buffers(kind, count, [None, pa.py_buffer(column)])
+        for kind, column in zip(schema.types, columns, strict=True)
+    ]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), Sink(file), compression="zstd", use_dictionary=False)
+    digest = file.finish()
+    return MemoryPart(name, count, file.bytes, digest, entries.numbers[-1], entries.at_ns[-1], generations)
 
 
-def _read(node: str, folder: str, part: MemoryPart) -> Iterator[Entry]:
+def _read_into(entries: Entries, node: str, folder: str, part: MemoryPart) -> None:
     import pyarrow.parquet as pq
 
     url = storage.join(folder, part.name)
@@ -108,7 +114,13 @@ def _read(node: str, folder: str, part: MemoryPart) -> Iterator[Entry]:
     if (len(data), hashlib.sha256(data).hexdigest()) != (part.bytes, part.sha256):
         raise _damaged(node, url, "is not what was written")
     for batch in pq.ParquetFile(io.BytesIO(data)).iter_batches():
-        yield from map(Entry._make, zip(*(column.to_pylist() for column in batch.columns), strict=True))
+        keys, owners, numbers, at_ns = batch.columns
+        entries.extend(_bytes_of(keys), _bytes_of(owners), numbers.to_pylist(), at_ns.to_pylist())
+
+
+def _bytes_of(column: Any) -> bytes:
+    """Of a column of values that are all as long."""
+    return b"".join(column.to_pylist())
 
 
 def _damaged(node: str, url: str, what: str) -> FatalError:

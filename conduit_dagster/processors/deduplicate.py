@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any, ClassVar, Self, cast
 
 import msgspec
@@ -23,7 +24,7 @@ from conduit_dagster.processors.base import (
     Result,
     Results,
 )
-from conduit_dagster.processors.remembering import Entry, Remembering
+from conduit_dagster.processors.remembering import KEY, OWNER, Entries, Remembering
 from conduit_dagster.processors.settings import Expression, failure, refused
 
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -91,13 +92,12 @@ class Deduplicate(Remembering):
         super().__init__(settings, context)
         self._key: Callable[[Record], Any] = compile_expression(settings.key, context.clock)
         # of another expression no key is a known one
-        salt = hashlib.blake2b(settings.key.encode(), digest_size=16).digest()
-        self._salted = hashlib.blake2b(digest_size=16, key=salt)
+        salt = hashlib.blake2b(settings.key.encode(), digest_size=KEY).digest()
+        self._salted = hashlib.blake2b(digest_size=KEY, key=salt)
         self._metadata: dict[str, str] | None = None
-        self._named = hashlib.blake2b(digest_size=8)
+        self._named = hashlib.blake2b(digest_size=OWNER)
         self._time_ns = None if settings.time is None else int(settings.time * _NS)
-        self._known: dict[bytes, Entry] = {}
-        self._news: list[Entry] = []
+        self.recall(0, Entries())
 
     @property
     @override
@@ -108,7 +108,10 @@ class Deduplicate(Remembering):
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
         results = Results(records)
-        value_of, salted, known, now_ns = self._key, self._salted, self._known, self.context.clock.now_ns
+        self._turn_over()
+        young, old, kept, count = self._young, self._old, self._kept, self.count
+        keys, owners, numbers, times, free = kept.keys, kept.owners, kept.numbers, kept.at_ns, self._gone + len(kept)
+        value_of, salted, now_ns = self._key, self._salted, self.context.clock.now_ns
         for place, record in enumerate(records):
             try:
                 value = value_of(record)
@@ -119,14 +122,22 @@ class Deduplicate(Remembering):
             except Exception as error:  # noqa: BLE001  # an expression may raise whatever Python raises for such operands
                 results.put(place, Nack("expression.failed", failure(error)))
                 continue
-            self.count += 1
+            count += 1
             key, owner = named.digest(), self._owner(record)
-            before = known.get(key)
-            if before is None or self.is_over(before.number, before.at_ns):
-                known[key] = entry = Entry(key, owner, self.count, now_ns)
-                self._news.append(entry)
-            elif before.owner != owner:
-                results.put(place, DROP)
+            before = young.get(key)
+            if before is None:
+                before = old.get(key)
+            if before is not None and not self._is_over(before, count):
+                if kept.owner(before - self._gone) != owner:
+                    results.put(place, DROP)
+                continue
+            young[key] = free
+            free += 1
+            keys += key
+            owners += owner
+            numbers.append(count)
+            times.append(now_ns)
+        self.count = count
         return results if results.special else cast(list[Result], records)
 
     def _owner(self, record: Record) -> bytes:
@@ -134,34 +145,70 @@ class Deduplicate(Remembering):
         if record.metadata is not self._metadata:
             source, _, _ = self.context.record_key(record)
             self._metadata = record.metadata
-            self._named = hashlib.blake2b(f"{source}\0".encode("utf-8", "backslashreplace"), digest_size=8)
-        named = self._named.copy()
-        named.update(str(record.position).encode("utf-8", "backslashreplace"))
+            self._named = hashlib.blake2b(f"{source}\0".encode("utf-8", "backslashreplace"), digest_size=OWNER)
+        named, position = self._named.copy(), record.position
+        # a number stands for its text
+        named.update(b"%d" % position if type(position) is int else str(position).encode("utf-8", "backslashreplace"))
         return named.digest()
+
+    @property
+    def remembered(self) -> int:
+        """How many keys are in memory."""
+        return len(self._kept)
 
     # -- its memory ---------------------------------------------------------------------------------------------
 
-    @override
-    def recall(self, count: int, entries: Iterable[Entry]) -> None:
-        self.count, self._news = count, []
-        # later ones of the same key come later
-        self._known = {entry.key: entry for entry in entries}
+    def _turn_over(self) -> None:
+        """Every so many records as are remembered, what was there the last time is over."""
+        records = self.settings.records
+        if records is None or self.count - self._turned <= records:
+            return
+        over = self._first_young - self._gone
+        self._kept.forget(over)
+        self._gone += over
+        self._old, self._young = self._young, {}
+        self._turned, self._first_young = self.count, self._gone + len(self._kept)
 
     @override
-    def news(self) -> list[Entry]:
-        return self._news
+    def recall(self, count: int, entries: Entries) -> None:
+        self.count = self._turned = count
+        self._kept, self._gone, self._first_young = entries, 0, len(entries)
+        self._first_new = len(entries)
+        keys = bytes(entries.keys)
+        # later ones of the same key come later
+        self._old = {keys[i * KEY : (i + 1) * KEY]: i for i in range(len(entries))}
+        self._young = {}
+
+    @override
+    def news(self) -> Entries:
+        first = max(self._first_new - self._gone, 0)
+        if self.settings.records is not None:
+            # the count never falls: what is over by it will be for every step to come
+            first = max(first, bisect_left(self._kept.numbers, self.count - self.settings.records))
+        return self._kept.since(first)
 
     @override
     def settle(self) -> None:
-        self._news = []
+        self._first_new = self._gone + len(self._kept)
 
     @override
-    def entries(self) -> Iterable[Entry]:
-        self._known = {key: e for key, e in self._known.items() if not self.is_over(e.number, e.at_ns)}
-        return self._known.values()
+    def entries(self) -> Entries:
+        kept, lasting = self._kept, Entries()
+        for place, (number, at_ns) in enumerate(zip(kept.numbers, kept.at_ns, strict=True)):
+            if not self.is_over(number, at_ns):
+                key = kept.keys[place * KEY : (place + 1) * KEY]
+                lasting.extend(key, kept.owner(place), (number,), (at_ns,))
+        return lasting
 
     @override
     def is_over(self, number: int, at_ns: int) -> bool:
-        if self.settings.records is not None and self.count - number > self.settings.records:
+        return self._is_past(number, at_ns, self.count)
+
+    def _is_over(self, place: int, count: int) -> bool:
+        place -= self._gone
+        return self._is_past(self._kept.numbers[place], self._kept.at_ns[place], count)
+
+    def _is_past(self, number: int, at_ns: int, count: int) -> bool:
+        if self.settings.records is not None and count - number > self.settings.records:
             return True
         return self._time_ns is not None and self.context.clock.now_ns - at_ns >= self._time_ns

@@ -3,23 +3,54 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import NamedTuple
+from array import array
+from collections.abc import Sequence
+from typing import Final
 
 from conduit_dagster.processors.base import Processor
 
+KEY: Final = 16
+"""Bytes of a key."""
+OWNER: Final = 8
+"""Bytes that name the record it is of, the same for every attempt."""
 
-class Entry(NamedTuple):
-    """Something remembered."""
 
-    key: bytes
-    """Sixteen bytes."""
-    owner: bytes
-    """Eight bytes that name the record it is of, the same for every attempt."""
-    number: int
-    """Which of the records that came to the processor, from 1, over all steps."""
-    at_ns: int
-    """The time of the step."""
+class Entries:
+    """What is remembered, in order, as columns: an object for each would take five times the memory, and as long."""
+
+    def __init__(self) -> None:
+        self.keys, self.owners = bytearray(), bytearray()
+        self.numbers = array("q")
+        """Which of the records that came to the processor, from 1, over all steps: ascending."""
+        self.at_ns = array("q")
+        """The times of the steps."""
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def extend(
+        self, keys: bytes | bytearray, owners: bytes | bytearray, numbers: Sequence[int], at_ns: Sequence[int]
+    ) -> None:
+        """Appends columns of the same length."""
+        self.keys += keys
+        self.owners += owners
+        self.numbers.extend(numbers)
+        self.at_ns.extend(at_ns)
+
+    def owner(self, place: int) -> bytes:
+        """That of one entry."""
+        return bytes(self.owners[place * OWNER : (place + 1) * OWNER])
+
+    def since(self, place: int) -> Entries:
+        """A copy from a place on."""
+        made = Entries()
+        keys, owners = self.keys[place * KEY :], self.owners[place * OWNER :]
+        made.extend(keys, owners, self.numbers[place:], self.at_ns[place:])
+        return made
+
+    def forget(self, count: int) -> None:
+        """Removes the first ones."""
+        del self.keys[: count * KEY], self.owners[: count * OWNER], self.numbers[:count], self.at_ns[:count]
 
 
 class Remembering(Processor, ABC):
@@ -33,19 +64,19 @@ class Remembering(Processor, ABC):
     """Records that came to it, over all steps."""
 
     @abstractmethod
-    def recall(self, count: int, entries: Iterable[Entry]) -> None:
+    def recall(self, count: int, entries: Entries) -> None:
         """Forgets everything, and remembers this instead."""
 
     @abstractmethod
-    def news(self) -> list[Entry]:
-        """What was added since :meth:`recall` or the last :meth:`settle`."""
+    def news(self) -> Entries:
+        """What was added since :meth:`recall` or the last :meth:`settle`, and still matters."""
 
     @abstractmethod
     def settle(self) -> None:
         """What was new is stored now."""
 
     @abstractmethod
-    def entries(self) -> Iterable[Entry]:
+    def entries(self) -> Entries:
         """All that still matters."""
 
     @abstractmethod

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.base import DROP, Nack, ProcessorContext
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
+from conduit_dagster.processors.remembering import Entries
 from conduit_dagster.record import Record
 
 SECOND = 1_000_000_000
@@ -42,15 +43,16 @@ def expected(steps: list[list[Any]], records: int | None, seconds: int | None) -
     st.lists(st.lists(st.sampled_from(VALUES), max_size=6), max_size=8),
     st.one_of(st.none(), st.integers(1, 6)),
     st.one_of(st.none(), st.integers(1, 4)),
-    st.booleans(),
+    st.sampled_from(["never", "with what was new", "with all that matters"]),
 )
-def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int | None, restarts: bool) -> None:
+def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int | None, restarts: str) -> None:
     if records is None and seconds is None:
         records = 3
     windows = {"window.records": records, "window.time": f"{seconds}s" if seconds else None}
     settings = DeduplicateSettings.model_validate({"key": "after.v", **{k: v for k, v in windows.items() if v}})
     clock = Clock(0)
     one, on, position = Deduplicate(settings, ProcessorContext("p", "p:x", clock)), list[Any](), 0
+    stored = Entries()
     for now, step in enumerate(steps):
         clock.now_ns = now * SECOND
         for value in step:
@@ -59,11 +61,27 @@ def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int 
             if result is not DROP:
                 assert isinstance(result, Record) and isinstance(result.after, dict)
                 on.append(result.after["v"])
-        if restarts:
-            count, kept = one.count, list(one.entries())
+        count, new = one.count, one.news()
+        stored.extend(new.keys, new.owners, new.numbers, new.at_ns)
+        one.settle()
+        if restarts != "never":
+            kept = stored.since(0) if restarts == "with what was new" else one.entries()
             one = Deduplicate(settings, ProcessorContext("p", "p:x", clock))
             one.recall(count, kept)
     assert list(map(repr, on)) == list(map(repr, expected(steps, records, seconds)))
+
+
+def test_what_is_over_is_forgotten() -> None:
+    """Of a long step no more stays, in the memory and on disk, than a window holds, and the block that is open."""
+    one = Deduplicate(
+        DeduplicateSettings.model_validate({"key": "after.v", "window.records": 100}),
+        ProcessorContext("p", "p:x", Clock(0)),
+    )
+    for first in range(0, 10_000, 50):
+        one.process_block([Record(i, {}, {"v": i}) for i in range(first, first + 50)])
+        assert one.remembered <= 300
+    assert len(one.news()) == len(one.entries()) == 101
+    assert list(one.news().numbers) == list(range(9_900, 10_001))
 
 
 def test_a_record_is_no_duplicate_of_itself() -> None:
