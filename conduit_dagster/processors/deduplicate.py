@@ -66,7 +66,8 @@ class Deduplicate(Remembering):
     are told apart by their source, which is there, and their position.
 
     It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
-    in order, with one step in flight. A remembered key takes some 40 bytes on disk and 250 in the task's memory.
+    in order, with one step in flight. A remembered key takes some 40 bytes on disk
+    and 200 in the task's memory, which holds those of two windows of records and of the block at hand.
     """
 
     name: ClassVar[str] = "deduplicate"
