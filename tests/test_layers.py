@@ -25,7 +25,7 @@ LAYERS = [
     {"conduit_dagster.warm"},
     {"conduit_dagster.readable"},
     {"conduit_dagster.turn", "conduit_dagster.processes", "conduit_dagster.file_locks", "conduit_dagster.learn"},
-    {"conduit_dagster.record"},
+    {"conduit_dagster.record", "conduit_dagster.json_values"},
 ]
 
 

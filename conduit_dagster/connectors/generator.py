@@ -149,6 +149,7 @@ class GeneratorSource(Source):
     name = "generator"
     Settings = GeneratorSettings
     sets_metadata = True
+    gives_json = True
     lag_unit = "records"
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:

@@ -22,6 +22,7 @@ class JoinSource(Source):
 
     name = "join"
     sets_metadata = True
+    gives_json = True
 
     def __init__(self, members: Mapping[str, LogSource]) -> None:
         first = next(iter(members.values()))

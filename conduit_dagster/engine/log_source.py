@@ -16,6 +16,7 @@ class LogSource(Source):
 
     name = "logged"
     sets_metadata = True
+    gives_json = True
 
     def __init__(self, real: Source) -> None:
         super().__init__(real.settings, real.context)

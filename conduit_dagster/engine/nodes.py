@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -10,6 +9,7 @@ import re2
 
 from conduit_dagster.engine.blame import blame
 from conduit_dagster.expressions import Clock, compile_condition
+from conduit_dagster.json_values import is_json
 from conduit_dagster.processors.base import DROP, Processor, Result, Results
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 
@@ -220,25 +220,6 @@ def _fault(record: Any) -> Nack | None:
         return Nack("processor.result_type", f"the processor returned a {kind}, not a record, a list of them or DROP")
     if record.operation not in OPERATIONS:
         return Nack("record.operation", f"operation {record.operation!r} is none of {', '.join(OPERATIONS)}")
-    if not all(_is_json(part) for part in (record.after, record.key, record.before)):
+    if not all(is_json(part) for part in (record.after, record.key, record.before)):
         return Nack("record.not_json", "the record holds a value that JSON cannot hold")
     return None
-
-
-_PLAIN = frozenset({str, int, bool, bytes, type(None)})
-
-
-def _is_json(value: Any) -> bool:
-    # most values are plain: told by a look at their type, without a call for each
-    if type(value) in _PLAIN:
-        return True
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            if not isinstance(key, str) or (type(inner) not in _PLAIN and not _is_json(inner)):
-                return False
-        return True
-    if isinstance(value, list):
-        return all(type(inner) in _PLAIN or _is_json(inner) for inner in value)
-    return isinstance(value, str | int | bytes)

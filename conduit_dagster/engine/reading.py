@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from conduit_dagster.connectors.base import Block, ReadOptions, Source, Split
+from conduit_dagster.connectors.base import Block, ReadOptions, Rows, Source, Split
 from conduit_dagster.engine.blame import blamed_each
 from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.json_values import finite
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+
+_PARTS = ("after", "key", "before")
 
 
 def read_blocks(
@@ -21,7 +24,18 @@ def read_blocks(
             if not source.sets_metadata:
                 _label(pipeline.program.pipeline, name, pipeline.clock.now_ns, block.records)
                 block = block._replace(again=None)
+            if not (source.gives_json or isinstance(block.records, Rows)):
+                _make_finite(block.records)
             yield block
+
+
+def _make_finite(records: list[Record]) -> None:
+    # before anything encodes them: that would make null of what JSON lacks
+    for record in records:
+        for part in _PARTS:
+            value = getattr(record, part)
+            if type(value) is dict and (made := finite(value)) is not value:
+                setattr(record, part, made)
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:

@@ -33,9 +33,8 @@ def recover(loop: StepLoop, plans: bool = True) -> None:
             blamed(loop.node(source), loop.pipeline.inlet(source).source.ack, state.position, state.generation)
     reached("after-reack", loop.pipeline.program.pipeline)
     open_steps = loop.state.open_steps
-    if loop.pipeline.remembering:
-        memories = [loop.state.memory, *(step.plan.memory for step in open_steps)]
-        loop.stager.memories.clean(memories, loop.state.decided)
+    memories = [loop.state.memory, *(step.plan.memory for step in open_steps)]
+    loop.stager.memories.clean(memories, loop.state.decided)
     loop.stager.clean([d for step in open_steps if step.decision for d in _staged(step, step.decision)])
     for step in open_steps:
         if step.decision is not None:

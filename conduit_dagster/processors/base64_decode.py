@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
-from conduit_dagster.processors.in_place import FieldProcessor
+from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import ChangeableField
 from conduit_dagster.reference import kind_of
 
@@ -48,6 +49,15 @@ class Base64Decode(FieldProcessor):
 
     def __init__(self, settings: Base64DecodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context, settings.field)
+
+    @override
+    def _loop(self, name: str) -> Loop:
+        def loop(rest: Iterator[Any]) -> None:
+            for record in rest:
+                document = record.after
+                document[name] = binascii.a2b_base64(document[name], strict_mode=True).decode()
+
+        return loop
 
     @override
     def changed(self, value: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import binascii
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from pydantic import Field as Describe
@@ -10,7 +12,7 @@ from typing_extensions import override
 
 from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.field_convert import to_string
-from conduit_dagster.processors.in_place import FieldProcessor
+from conduit_dagster.processors.in_place import FieldProcessor, LookAgain, Loop
 from conduit_dagster.processors.settings import ChangeableField
 from conduit_dagster.reference import kind_of
 
@@ -44,6 +46,18 @@ class Base64Encode(FieldProcessor):
 
     def __init__(self, settings: Base64EncodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context, settings.field)
+
+    @override
+    def _loop(self, name: str) -> Loop:
+        def loop(rest: Iterator[Any]) -> None:
+            for record in rest:
+                document = record.after
+                value = document[name]
+                if type(value) is not str:
+                    raise LookAgain
+                document[name] = binascii.b2a_base64(value.encode(), newline=False).decode()
+
+        return loop
 
     @override
     def changed(self, value: Any) -> str:

@@ -209,3 +209,19 @@ def test_not_among_the_processors_of_a_source(lab: Lab) -> None:
     once = processor("once", "deduplicate", **{"key": "after.k", "window.records": "9"})
     build(lab, connectors=[source() | {"processors": [DECODE, once]}, destination()])
     assert "processor.misplaced" in {finding.code for finding in lab.catalogue().findings}
+
+
+def test_without_the_processor_nothing_stays_on_disk(lab: Lab) -> None:
+    """Until a step has been done without it, it may come back as it was."""
+    build(lab)
+    assert lab.run().error is None
+    kept = files(lab)
+    assert kept
+    build(lab, processors=[DECODE])
+    assert lab.run().error is None
+    assert files(lab) == kept
+    lab.write("in.jsonl", [{"i": 15, "k": 1}], mode="a")
+    for _ in range(2):
+        assert lab.run().error is None
+    assert files(lab) == []
+    assert places(lab) == [*FIRST, 15]

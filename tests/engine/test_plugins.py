@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from support import Lab, destination, processor, queue
+from support import DECODE, Lab, destination, processor, queue, source
 
 MINE = '''
 import json
@@ -158,3 +158,56 @@ def test_a_broken_plugin_file_does_not_hide_the_others(lab: Lab) -> None:
     codes = [finding.code for finding in lab.catalogue().findings]
     assert codes == ["plugin.broken"]
     assert lab.catalogue().get("p") is not None
+
+
+ODD = """
+from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.record import Record
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Odd(Source):
+    name = "odd"
+    Settings = ConnectorSettings
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return 2
+
+    def split(self, start, end, n):
+        return [Split(start, 0, end - start)] if end > start else []
+
+    def read(self, split, options):
+        records = [
+            Record(1, {}, {"n": NAN, "l": [INF, {"x": -INF, "y": 1.5}]}, {"k": NAN}),
+            Record(2, {}, {"n": 2}, b"k", {"n": INF}, "update"),
+        ]
+        yield records[split.start:]
+"""
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_numbers_that_json_lacks_become_text_not_null(lab: Lab, log: str) -> None:
+    """JSON's encoder would write null for them: a value that is lost, and nobody is told."""
+    lab.write("plugins/odd.py", [ODD])
+    whole = {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}
+    connectors = [{"id": "in", "type": "source", "plugin": "odd", "settings": {}}, {**destination(), "settings": whole}]
+    lab.pipeline(connectors=connectors, delivery={"log": log})
+    assert lab.run().error is None
+    first, second = lab.documents("out.jsonl")
+    assert first["payload"]["after"] == {"n": "NaN", "l": ["Infinity", {"x": "-Infinity", "y": 1.5}]}
+    assert first["key"] == {"k": "NaN"}
+    assert second["payload"] == {"before": {"n": "Infinity"}, "after": {"n": 2}}
+
+
+def test_a_letter_shows_the_number_that_json_lacks(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": 1}])
+    (lab.root / "odd.py").write_text("def odd(record):\n    record.after['n'] = float('nan')\n    return record\n")
+    odd = processor("odd", "python", function="odd:odd")
+    lab.pipeline(connectors=[source(), destination()], processors=[DECODE, odd], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    [letter] = lab.documents("dead.jsonl")
+    assert letter["payload"]["after"]["payload"]["after"] == {"i": 1, "n": "NaN"}

@@ -12,8 +12,9 @@ import pytest
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors.base import Nack, Processor, ProcessorContext, Result
+from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.processors.registry import find
-from conduit_dagster.record import READ_AT, Record
+from conduit_dagster.record import READ_AT, Record, copy
 
 GOLDEN = Path(__file__).parents[2].parent / "shared" / "golden"
 Settings = dict[str, str]
@@ -23,6 +24,16 @@ def make(plugin: str, settings: Settings | None = None, now_ns: int = 0) -> Proc
     kind = find(plugin, {})
     assert kind is not None
     return kind(kind.Settings.model_validate(settings or {}), ProcessorContext("p", "p:x", Clock(now_ns)))
+
+
+def check_loop(plugin: str, settings: Settings, records: list[Record]) -> None:
+    """Usual records of a block go a faster way; it gives what each one alone gives, and nacks what that nacks."""
+    subject, alone = make(plugin, settings), [copy(record) for record in records]
+    assert isinstance(subject, InPlaceProcessor) and subject.loop is not None
+    results = list(subject.process_block(records))
+    subject.loop = None
+    assert results == [subject.process_block([record])[0] for record in alone]
+    assert records == alone
 
 
 @pytest.fixture

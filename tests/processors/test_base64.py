@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processors.conftest import make
+from processors.conftest import check_loop, make
 from pydantic import ValidationError
 
 from conduit_dagster.processors.base import Nack
@@ -40,6 +40,15 @@ def test_a_text_comes_back(text: str) -> None:
     make("base64.encode", FIELD).process_block([record])
     make("base64.decode", FIELD).process_block([record])
     assert record.after == {"v": text}
+
+
+ODD = [None, True, 5, 2**70, 1.5, "", "a", "é", "\ud800", "YQ==", "YQ\r\n==", "YQ", "YQ==YQ==", "/w==", [1], {"a": 1}]
+
+
+@given(st.sampled_from(["base64.encode", "base64.decode"]), st.lists(st.sampled_from(ODD)), st.booleans())
+def test_a_block_becomes_what_each_record_becomes_alone(name: str, values: list[Any], gap: bool) -> None:
+    documents: list[Any] = [{"v": value} for value in values] + [{}, b"raw", None] * gap + [{"v": "YQ=="}]
+    check_loop(name, FIELD, [Record(i, {}, document) for i, document in enumerate(documents)])
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processors.conftest import make
+from processors.conftest import check_loop, make
 from pydantic import ValidationError
 
 from conduit_dagster.processors.base import Nack
-from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.record import OPERATIONS, Record, copy, encode
 
 NAMES = ("unwrap.debezium", "unwrap.kafkaconnect", "unwrap.opencdc")
@@ -139,15 +138,8 @@ def wrapped(draw: Any) -> tuple[str, list[Record]]:
 
 @given(wrapped())
 def test_a_block_becomes_what_each_record_becomes_alone(case: tuple[str, list[Record]]) -> None:
-    """Usual records go a faster way; it gives what the other one gives, and nacks what that nacks."""
     name, records = case
-    subject, alone = make(name), [copy(record) for record in records]
-    results = subject.process_block(records)
-    assert isinstance(subject, InPlaceProcessor)
-    subject.loop = None
-    expected = [subject.process_block([record])[0] for record in alone]
-    assert list(results) == expected
-    assert records == alone
+    check_loop(name, {}, records)
 
 
 DATA = st.none() | st.binary() | st.dictionaries(st.text(st.characters(exclude_categories=["Cs"])), st.integers())

@@ -25,6 +25,8 @@ class Source(ABC):
     """True where ``read`` itself sets ``opencdc.readAt`` and ``conduit.source.connector.id``; else the engine does."""
     gives_rows: ClassVar[bool] = False
     """True where ``read`` gives :class:`Rows` when it is asked for them."""
+    gives_json: ClassVar[bool] = False
+    """True only where no document holds NaN or an infinity; else the engine looks at each, and makes them text."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
 

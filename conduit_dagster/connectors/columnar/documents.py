@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from conduit_dagster.connectors.columnar.columns import DataType
+from conduit_dagster.json_values import no_number
 from conduit_dagster.record import Document
 
 Batch = Any
@@ -53,13 +54,7 @@ def _floats(column: Any) -> list[Any]:
     found = column.to_pylist()
     if _compute.all(_compute.is_finite(column)).as_py() is not False:
         return found
-    return [None if value is None else _number(value) for value in found]
-
-
-def _number(value: float) -> float | str:
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return [value if value is None or math.isfinite(value) else no_number(value) for value in found]
 
 
 def _bytes(column: Any) -> list[Any]:

@@ -42,6 +42,7 @@ class FileSource(Source):
     name = "file"
     Settings = FileSourceSettings
     sets_metadata = True
+    gives_json = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)

@@ -24,6 +24,7 @@ class RowFiles(Source):
     """A document per row, file after file. The position names every file that was read and is still there."""
 
     sets_metadata = True
+    gives_json = True
     gives_rows = True
     lag_unit = "records"
 

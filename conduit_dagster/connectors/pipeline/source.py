@@ -30,6 +30,7 @@ class PipelineSource(Source):
     name = PLUGIN
     Settings = PipelineSourceSettings
     sets_metadata = True
+    gives_json = True
     lag_unit = "records"
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:

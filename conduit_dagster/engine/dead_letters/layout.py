@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conduit_dagster.json_values import finite
 from conduit_dagster.record import (
     CREATED_AT,
     DLQ_NACK_ERROR,
@@ -68,7 +69,8 @@ def _whole(record: Record) -> dict[str, Any]:
 
 
 def jsonable(value: Any) -> Any:
-    """The value, or a copy in which text that JSON cannot hold is escaped."""
+    """The value, or a copy in which text that JSON cannot hold is escaped, and numbers that it lacks are text."""
+    value = finite(value)
     try:
         msgspec.json.encode(value)
     except (ValueError, TypeError):

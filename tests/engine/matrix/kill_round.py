@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from chain_lab import upstream
 from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_evidence import Crash, crash, ending
 from engine.matrix.kill_process import killed
@@ -17,7 +18,7 @@ from engine.matrix.kill_scenarios import write_sources
 from engine.matrix.kill_verdicts import Verdict
 from kills import hooked
 from pyspark.sql import SparkSession
-from support import Lab
+from support import Lab, destination, source
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,16 @@ class Round:
         self._database = world.database()
         self.members = [Member(case, f"p{i}", f"n{i}") for i, case in enumerate(cases)]
         write_sources(self._lab)
+        if any(member.case.of.plan.chained for member in self.members):
+            self._log()
         for member in self.members:
             self._build(member)
+
+    def _log(self) -> None:
+        """The pipeline that others read has run."""
+        upstream(self._lab, source("./in3.jsonl"), destination("first"))
+        with Runs(self._lab.root, self._world.spark) as runs:
+            assert runs.once("a").error is None
 
     def _build(self, member: Member) -> None:
         of = member.case.of

@@ -32,7 +32,7 @@ class Runs:
 
     def __init__(self, root: Path, spark: SparkSession) -> None:
         self._project, self._spark = Project.find(root, {}), spark
-        self._options = RunOptions(self._project.staging_url, drain=True)
+        self._options = RunOptions(self._project.staging_url, drain=True, log=self._project.log_url)
         self.database = open_database(self._project.state_url)
 
     def __enter__(self) -> Self:

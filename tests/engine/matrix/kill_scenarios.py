@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from chain_lab import chained
 from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
 from support import DECODE, Lab, processor
 
@@ -55,6 +56,8 @@ class Scenario:
     """Whether of each three numbers in a row only the first one goes on; some of these lie in two steps."""
     query: bool = False
     """Whether both are a query's doing, which Spark computes while the stage runs."""
+    chained: bool = False
+    """Whether it reads the log of another pipeline instead of the file."""
     refused: str = ""
     """SQL of what refuses ``i % 10 == 7`` at the destination."""
     window: tuple[int, int] = (0, 0)
@@ -113,6 +116,8 @@ class Scenario:
         )
 
     def _source(self, source: str) -> dict[str, Any]:
+        if self.chained:
+            return chained(name=source, processors=[DECODE])
         settings = {"path": f"./{source}{self.steps}.jsonl"}
         return {"id": source, "type": "source", "plugin": "builtin:file", "settings": settings, "processors": [DECODE]}
 
@@ -173,6 +178,7 @@ _ALL = (
     # what is remembered of a step decides in the next one; 9 is nacked behind it
     Scenario("once", ("file", "postgres"), ("exactly-once",), once=True, nacked=(9,)),
     Scenario("query", ("file", "parquet"), ("exactly-once",), nacked=_BAD, filtered=True, query=True),
+    Scenario("chain", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, chained=True),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

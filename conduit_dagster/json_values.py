@@ -1,0 +1,49 @@
+"""What JSON can hold. msgspec writes NaN and infinities as null, and says nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+_PLAIN = frozenset({str, int, bool, bytes, type(None)})
+
+
+def is_json(value: Any) -> bool:
+    """Whether JSON holds the value, as it is; raw data counts as such."""
+    # most values are plain: told by a look at their type, without a call for each
+    if type(value) in _PLAIN:
+        return True
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str) or (type(inner) not in _PLAIN and not is_json(inner)):
+                return False
+        return True
+    if isinstance(value, list):
+        return all(type(inner) in _PLAIN or is_json(inner) for inner in value)
+    return isinstance(value, str | int | bytes)
+
+
+def finite(value: Any) -> Any:
+    """The value, or a copy in which numbers that JSON lacks are text; all else is as it is.
+
+    Not guaranteed for what is nested deeper than Python may call, some hundreds of levels.
+    """
+    try:
+        return value if is_json(value) else _finite(value)
+    except RecursionError:
+        return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else no_number(value)
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list) else value
+
+
+def no_number(value: float) -> str:
+    """NaN and the infinities as Spark writes them: ``NaN``, ``Infinity``, ``-Infinity``."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
