@@ -62,6 +62,23 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T]) -> T:
             raise _translated(spark, error, tag, run.cancelled.is_set()) from error
 
 
+@contextmanager
+def cancellable(spark: SparkSession, tag: str) -> Generator[threading.Event]:
+    """As :func:`run_job` for what is inside, but that errors of Spark are left as they are.
+
+    Gives the event that is set when another thread cancels it. Raises ``JobCancelled`` for what Spark raises then;
+    nothing where it came to its end all the same.
+    """
+    with _registered(spark, tag) as run:
+        try:
+            with _tagged(spark, tag):
+                yield run.cancelled
+        except Exception as error:
+            if not (run.cancelled.is_set() and is_sparks(error)):
+                raise
+            raise _cancelled(tag) from error
+
+
 def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
     """Cancel the run with this tag and wait for its end; return whether it has ended.
 
@@ -126,13 +143,17 @@ def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool
     if cut or _lost(spark) or _LOST.search(text):
         return _session_lost()
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
-        return JobCancelled(f"the job {tag} was cancelled", code="spark.job_cancelled")
+        return _cancelled(tag)
     # what a task raised has a code and a fix of its own
     return classified(error) or TransientError(
         explain(error),
         code="spark.job_failed",
         fix="start the pipeline again once the cause is gone; `conduit-dagster doctor` checks Java and Spark",
     )
+
+
+def _cancelled(tag: str) -> JobCancelled:
+    return JobCancelled(f"the job {tag} was cancelled", code="spark.job_cancelled")
 
 
 def _lost(spark: SparkSession, within: float = 0.0) -> bool:

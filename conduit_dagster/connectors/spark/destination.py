@@ -22,7 +22,7 @@ from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
 from conduit_dagster.connectors.columnar.writer import ColumnsWriter
 from conduit_dagster.connectors.parquet.folder_columns import FolderColumns
-from conduit_dagster.connectors.spark.session import current_session, register, spoken
+from conduit_dagster.connectors.spark.session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
 from conduit_dagster.state import storage
 
@@ -72,8 +72,7 @@ class SparkDestination(StagedDestination):
         """One append. Raises ``TransientError`` with what Spark said."""
         if delivery.parts:
             urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
-            with spoken(self.format, "be written to"):
-                spark = current_session()
+            with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
                 self._save(spark.read.parquet(*urls), delivery)
         return delivery.target

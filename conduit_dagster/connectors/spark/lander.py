@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import secrets
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from conduit_dagster.connectors.base.context import resolved
+from conduit_dagster.connectors.base import ConnectorContext
 from conduit_dagster.connectors.spark.landing import Landing
-from conduit_dagster.connectors.spark.session import current_session, register, spoken
+from conduit_dagster.connectors.spark.session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.learn import learn
+from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state import storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _PARQUET: Final = ".parquet"
 _STREAM: Final = "stream"
@@ -23,14 +29,17 @@ _SNAPSHOT: Final = "snapshot-"
 _CHECKPOINT: Final = "checkpoint"
 _LOG: Final = "_spark_metadata"
 _COMPACT: Final = ".compact"
+_LOOK: Final = 1
+"""Seconds between two looks at whether the pipeline was stopped by force."""
 
 
 class Lander(ABC):
     """Brings rows of one source to its landing. On the driver."""
 
-    def __init__(self, format_: str, settings: SparkSourceSettings, root: str, landing: Landing) -> None:
-        """``root``: the project's, where relative paths start."""
-        self._format, self._settings, self._root, self._landing = format_, settings, root, landing
+    def __init__(
+        self, format_: str, settings: SparkSourceSettings, context: ConnectorContext, landing: Landing
+    ) -> None:
+        self._format, self._settings, self._context, self._landing = format_, settings, context, landing
 
     @abstractmethod
     def is_due(self) -> bool:
@@ -46,12 +55,13 @@ class Lander(ABC):
         if self._settings.ddl:
             reader = reader.schema(self._settings.ddl)
         path = self._settings.path
-        return reader.load(resolved(path, self._root)) if path else reader.load()
+        return reader.load(self._context.resolve(path)) if path else reader.load()
 
-    def _session(self) -> Any:
-        spark = current_session()
-        register(spark, self._root, self._settings.register_)
-        return spark
+    @contextmanager
+    def _session(self, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
+        with asked(self._context.pipeline, self._format, doing) as (spark, cancelled):
+            register(spark, self._context.root, self._settings.register_)
+            yield spark, cancelled
 
 
 class SnapshotLander(Lander):
@@ -72,8 +82,8 @@ class SnapshotLander(Lander):
         number, folder = self._landing.next_number(), f"{_SNAPSHOT}{secrets.token_hex(8)}"
         url = storage.join(self._landing.url, folder)
         storage.make_folder(self._landing.url)
-        with spoken(self._format, "be read"):
-            self._loaded(self._session().read).write.parquet(url)
+        with self._session("be read") as (spark, _):
+            self._loaded(spark.read).write.parquet(url)
         names = [f"{folder}/{name}" for name in storage.files(url) if name.endswith(_PARQUET) and name[0] not in "._"]
         self._landing.land(number, names, folder)
         self._landing.clean(_SNAPSHOT)
@@ -93,13 +103,15 @@ class StreamLander(Lander):
         """Runs the query, and lists what its file sink has committed and no batch names yet."""
         number, url = self._landing.next_number(), storage.join(self._landing.url, _STREAM)
         storage.make_folder(self._landing.url)
-        with spoken(self._format, "be streamed"):
-            frame = self._loaded(self._session().readStream)
+        with self._session("be streamed") as (spark, cancelled):
+            frame = self._loaded(spark.readStream)
             checkpoint = storage.join(self._landing.url, _CHECKPOINT)
             writer = frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
             query = writer.option("path", url).trigger(availableNow=True).start()
             try:
-                query.awaitTermination()
+                while not query.awaitTermination(_LOOK):
+                    if cancelled.is_set():
+                        raise JobCancelled("the stream was cancelled", code="spark.job_cancelled")
             finally:
                 query.stop()
         self._asked = time.monotonic()

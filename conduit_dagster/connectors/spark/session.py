@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from conduit_dagster.processors.modules import module_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain, is_sparks
+from conduit_dagster.spark.pipeline_jobs import jobs_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,10 +47,15 @@ def has_session() -> bool:
 
 
 @contextmanager
-def spoken(format_: str, doing: str) -> Generator[None]:
-    """What Spark raises inside comes out as one line of ours; it names the format."""
+def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
+    """The session, and the event that is set when the pipeline is stopped by force, which ends jobs of Spark inside.
+
+    What Spark raises inside comes out as one line of ours, which names the format; of a stop as ``JobCancelled``.
+    """
+    spark = current_session()
     try:
-        yield
+        with jobs_of(pipeline, spark) as cancelled:
+            yield spark, cancelled
     except ConduitError:
         raise
     except Exception as error:
@@ -75,6 +82,8 @@ def register(spark: SparkSession, root: str, register: str) -> None:
             fix="correct the setting register",
         )
     spark.dataSource.register(found)
+    # makes it this thread's own session: a writer looks for Python data sources nowhere else
+    spark.createDataFrame([], "nothing INT")
 
 
 def _module(path: Path) -> Any:

@@ -51,7 +51,7 @@ class SparkSource(RowFiles):
     @cached_property
     def _lander(self) -> Lander:
         kind = SnapshotLander if self._settings.read == "batch" else StreamLander
-        return kind(self.format, self._settings, self.context.root, self._landing)
+        return kind(self.format, self._settings, self.context, self._landing)
 
     @property
     def _keys(self) -> Sequence[str]:

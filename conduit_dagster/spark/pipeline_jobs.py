@@ -1,0 +1,42 @@
+"""Spark jobs that a pipeline's connectors start on the driver: a forced stop ends them as it ends the engine's own."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from conduit_dagster.spark.jobs import cancel_job, cancellable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_lock = threading.Lock()
+_running: dict[str, dict[str, SparkSession]] = {}
+"""By pipeline, the tags of what runs, and where."""
+
+
+@contextmanager
+def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
+    """What runs inside is cancelled with the pipeline; gives the event that is set then, for who waits for more than
+    Spark's jobs. Raises ``JobCancelled`` where that ended it.
+    """
+    tag = f"conduit-{secrets.token_hex(6)}"
+    with _lock:
+        _running.setdefault(pipeline, {})[tag] = spark
+    try:
+        with cancellable(spark, tag) as cancelled:
+            yield cancelled
+    finally:
+        with _lock:
+            _running[pipeline].pop(tag)
+
+
+def cancel_jobs_of(pipeline: str) -> None:
+    """Ends all that run in this process, and waits for that as long as ``cancel_job`` does."""
+    with _lock:
+        running = dict(_running.get(pipeline, {}))
+    for tag, spark in running.items():
+        cancel_job(spark, tag)
