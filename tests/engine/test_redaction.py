@@ -231,3 +231,62 @@ def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, 
             told[redacts] = [*map(everything, errors), *map(str, causes)]
         assert (SECRET in " ".join(told[redacts])) == (not redacts)
     assert MASK in told[True][1]
+
+
+@pytest.mark.parametrize("plugin", ["direct", "driver"])
+def test_at_most_once_tells_nothing_either(lab: Lab, plugin: str) -> None:
+    """What was sent and failed is not sent again; the error is all that is left of it."""
+    lab.write("plugins/telling.py", [TELLING])
+    for redacts in (False, True):
+        name = f"p{redacts:d}"
+        build(
+            lab,
+            id=name,
+            connectors=[source(), {"id": "out", "type": "destination", "plugin": plugin}],
+            processors=[DECODE],
+            redact=[FIELD] if redacts else [],
+            delivery={"strategy": "at-most-once"},
+            **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
+        )
+        error = lab.run(name).error
+        assert error is not None and (SECRET in everything(error)) == (not redacts)
+
+
+def test_what_fails_before_it_is_logged_is_masked(lab: Lab) -> None:
+    """A join's sources are processed on their way into the log."""
+    lab.write("transforms.py", [BLOCKS])
+    lab.write("in2.jsonl", [{"i": 0}, {"i": 1}])
+    rename = processor("rename", "field.rename", mapping=f"{FIELD}:other")
+    broken = processor("broken", "python", function="transforms:fails", per="block")
+    first = {**source(), "processors": [DECODE, rename, broken]}
+    second = {**source("./in2.jsonl"), "id": "in2", "processors": [DECODE]}
+    for redact in ([], [FIELD]):
+        build(lab, processors=[], connectors=[first, second, destination()], redact=redact, **{"fan-in": "join"})
+        error = lab.run().error
+        assert error is not None and (SECRET in everything(error)) == (not redact)
+
+
+QUEUE = """
+from conduit_dagster.connectors.base import DriverDestination
+
+
+class Full(DriverDestination):
+    name = "full"
+
+    def deliver(self, records, delivery):
+        [letter] = records
+        raise ValueError(f"no room for {letter.after['payload']['after']['ssn']}")
+"""
+
+
+def test_a_queue_that_fails_tells_nothing_either(lab: Lab) -> None:
+    lab.write("plugins/full.py", [QUEUE])
+    for redact in ([], [FIELD]):
+        build(lab, "full", redact=redact)
+        for _ in range(2):  # of all letters together, then of each
+            error = lab.run().error
+            assert error is not None and (SECRET in everything(error)) == (not redact)
+        with lab.store() as store, reading(store) as connection:
+            told = " ".join(map(str, connection.execute(sa.select(history.c.detail)).scalars()))
+        assert (SECRET in told) == (not redact)
+        shutil.rmtree(lab.root / ".conduit")
