@@ -36,9 +36,10 @@ class DirectSender:
         count: int,
         skipped: dict[str, int],
         single: bool,
-        flushed: Callable[[Acked], None],
+        flushed: Callable[[Acked], bool] = lambda _: True,
     ) -> Sent:
-        """Sends ``count`` records from ``first`` on; ``flushed`` hears of acks as they become durable."""
+        """Sends ``count`` records from ``first`` on; ``flushed`` hears of acks as they become durable, of the same ones
+        again where it says that it could not keep them."""
         token = secrets.token_hex(8)
         job = SendJob(
             delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
@@ -50,7 +51,7 @@ class DirectSender:
         return msgspec.msgpack.decode(row, type=Sent)
 
     @contextmanager
-    def _following(self, staging: str, token: str, flushed: Callable[[Acked], None]) -> Generator[None]:
+    def _following(self, staging: str, token: str, flushed: Callable[[Acked], bool]) -> Generator[None]:
         ended = threading.Event()
         thread = threading.Thread(target=self._follow, args=(staging, token, flushed, ended), daemon=True)
         thread.start()
@@ -60,10 +61,12 @@ class DirectSender:
             ended.set()
             thread.join()
 
-    def _follow(self, staging: str, token: str, flushed: Callable[[Acked], None], ended: threading.Event) -> None:
+    def _follow(self, staging: str, token: str, flushed: Callable[[Acked], bool], ended: threading.Event) -> None:
         known: list[Acked] = []
         while not ended.wait(self._interval):
-            found = newest(staging, token)
-            if found and found != known:
+            try:
+                found = newest(staging, token)
+            except OSError:
+                continue  # of a file system that does not answer the job's own end tells
+            if found and found != known and flushed(found[0]):
                 known = found
-                flushed(found[0])

@@ -133,7 +133,7 @@ class Publisher:
             destination.publish(shipment.whole())
             return None
         total = shipment.staged.records
-        sent = self._direct.send(shipment.plan, shipment.staged, 0, total, {}, False, lambda acked: None)
+        sent = self._direct.send(shipment.plan, shipment.staged, 0, total, {}, False)
         if sent.error is None and not sent.nacks:
             return None
         redaction = self._pipeline.redaction
@@ -175,7 +175,7 @@ class Publisher:
         return refused_letter(sent, self._node(DEAD_LETTERS), self._pipeline.redaction)
 
     def _send_letter(self, staged: StagedDelivery, plan: Plan) -> None:
-        sent = self._direct.send(plan, staged, 0, staged.records, {}, True, lambda acked: None)
+        sent = self._direct.send(plan, staged, 0, staged.records, {}, True)
         if (refused := self._refused_letter(sent)) is not None:
             raise refused
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sqlalchemy.exc import SQLAlchemyError
+
 from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, Target
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.acks import Acked
@@ -219,15 +221,17 @@ class Redelivery:
         if not was_split:
             raise split_error(error.message, self._node) from self._shown_bulk(error)
 
-    def _flushed(self, acked: Acked) -> None:
+    def _flushed(self, acked: Acked) -> bool:
         """While the job runs: the store hears of acks at the flush interval, and is told again at the end."""
         shipment = self._shipment
         kept = shipment.progress
         shipment.progress = progress_of(acked, kept)
         try:
             self._keep_acked(acked)
-        except ConduitError:
-            shipment.progress = kept  # the job's own end says it
+        except (ConduitError, SQLAlchemyError):
+            shipment.progress = kept  # what goes wrong for good the job's own end says
+            return False
+        return True
 
     def _keep_acked(self, acked: Acked) -> None:
         plan = self._shipment.plan

@@ -15,6 +15,8 @@ from support import DECODE, Lab, queue, source
 from waiting import wait_until
 
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.overview import offset_rows
 
 ONE_RUN = Path(__file__).parents[1] / "one_run.py"
@@ -70,6 +72,28 @@ def test_c03_a_stop_waits_for_the_writers_and_then_the_rest_is_delivered_again(l
     assert lab.run().error is None
     assert set(script.values()) == set(range(100, 150))
     assert offset(lab) == 149
+
+
+def test_acks_that_could_not_be_kept_are_kept_at_the_next_interval(
+    lab: Lab, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store was away for a moment, and no further ack comes while the destination waits."""
+    keep, failed = DeliveryStore.progress, list[str]()
+
+    def fails_once(store: DeliveryStore, *args: Any) -> None:
+        if not failed:
+            failed.append("once")
+            raise TransientError("the state store does not answer", code="state.unreachable")
+        keep(store, *args)
+
+    monkeypatch.setattr(DeliveryStore, "progress", fails_once)
+    stop = StopFlag()
+    build(lab, **{"shutdown-timeout": "1s", "offset-flush-interval": "100ms"})
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(stop_when, stop, lambda: offset(lab) == 99, "100 records are acked")
+        result = lab.run(stop=stop)
+        asked.result()
+    assert failed and result.error is None
 
 
 def kill(lab: Lab, server: Any, when: Callable[[], bool], what: str) -> None:
