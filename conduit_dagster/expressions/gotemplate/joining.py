@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from conduit_dagster.expressions.gotemplate.values import printed
 from conduit_dagster.record import Record
 
 _AS_IS: Final = frozenset({str, int})
 """Types that Go prints just as an f-string does."""
-_FIELD: Final = "value if (value := after.get({name!r})).__class__ in as_is else printed(value)"
-_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else whole"
+_FIELD: Final = "{{value if (value := after.get(part_{i})).__class__ in as_is else printed(value)}}"
+_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{whole}'"
 
 
 class Printing(NamedTuple):
@@ -27,18 +26,19 @@ class Printing(NamedTuple):
 def joining(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
     """A function that gives what texts and actions write, one after another."""
     scope: dict[str, Any] = {"as_is": _AS_IS, "printed": printed, "one_by_one": _one_by_one(pieces)}
-    parts: list[ast.expr] = []
+    # nothing of the template is in the source: it is what these names stand for
+    parts: list[str] = []
     for i, piece in enumerate(pieces):
         if isinstance(piece, str):
-            parts.append(ast.Constant(piece))
-            continue
-        scope[f"piece_{i}"] = piece.call
-        text = f"piece_{i}(record)" if piece.field is None else _FIELD.format(name=piece.field)
-        parts.append(ast.FormattedValue(ast.parse(text, mode="eval").body, conversion=-1))
-    tree = ast.parse(_WHOLE, mode="eval")
-    cast(Any, tree.body).body.orelse = ast.JoinedStr(parts)
-    # nothing of the template's text is in it but as a constant
-    return eval(compile(ast.fix_missing_locations(tree), "<template>", "eval"), scope)
+            scope[f"part_{i}"] = piece
+            parts.append(f"{{part_{i}}}")
+        elif piece.field is None:
+            scope[f"part_{i}"] = piece.call
+            parts.append(f"{{part_{i}(record)}}")
+        else:
+            scope[f"part_{i}"] = piece.field
+            parts.append(_FIELD.format(i=i))
+    return eval(compile(_WHOLE.replace("{whole}", "".join(parts)), "<template>", "eval"), scope)
 
 
 def _one_by_one(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
