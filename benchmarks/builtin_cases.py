@@ -59,6 +59,7 @@ from conduit_dagster.processors.remembering import Entries, Remembering
 
 class InOrder(Remembering, Loop):
     name = "in-order"
+    basis = ""
 
     def recall(self, count, entries):
         pass

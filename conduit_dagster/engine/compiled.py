@@ -154,6 +154,8 @@ class _Maker:
         # a condition may look at the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
+        elif any(processor.reads_position for processor in self._processors):
+            keys = max(keys, Keys.POSITIONS)
         turn, remembering = self._turn, self._remembering
         return CompiledPipeline(
             program, self._clock, turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys,

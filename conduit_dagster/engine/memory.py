@@ -1,19 +1,23 @@
 """What processors remember from step to step: files that the tasks write, and that the steps' decisions name.
 
-``LOG/PIPELINE/~memory/STEP-TOKEN.parquet``. A step's plan names the files that it begins with, so that a repeat of it
-meets the same memory, and its decision those that the next one begins with. A file that neither names is left over.
+``LOG/PIPELINE/~memory/STEP-TOKEN.msgpack.zst``. A step's plan names the files that it begins with, so that a repeat
+of it meets the same memory, and its decision those that the next one begins with. A file that neither names is left
+over.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import secrets
+import sys
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from conduit_dagster.processors.remembering import KEY, OWNER, Entries, Remembering
+import msgspec
+
+from conduit_dagster.processors.remembering import Entries, Remembering
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 from conduit_dagster.state.sink import Sink
@@ -47,7 +51,7 @@ class Remembers:
         if self._at != memory or len(parts) < len(memory.parts):
             entries = Entries()
             for part in parts:
-                _read_into(entries, node, folder, part)
+                _read_into(entries, self._processor.basis, node, folder, part)
             self._processor.recall(memory.count, entries)
         # in a task that fails it is neither what it was nor what it would have been
         self._began, self._at = Memory(parts, memory.count), None
@@ -63,7 +67,7 @@ class Remembers:
             generations = {**_newest(parts), **generations}
             parts = []
         if fresh:
-            parts.append(_write(folder, step, fresh, generations))
+            parts.append(_write(folder, step, fresh, generations, processor.basis))
         processor.settle()
         self._at = Memory(parts, count)
         return self._at
@@ -77,33 +81,35 @@ def _newest(parts: Sequence[MemoryPart]) -> dict[str, int]:
     return {source: generation for part in parts for source, generation in part.generations.items()}
 
 
-def _schema() -> Any:
+class _File(msgspec.Struct, array_like=True):
+    basis: str
+    keys: list[Any]
+    owners: bytes
+    numbers: bytes
+    at_ns: bytes
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_File).decode
+
+
+def _write(folder: str, step: int, entries: Entries, generations: dict[str, int], basis: str) -> MemoryPart:
+    # here, because validating a pipeline must not import pyarrow
     import pyarrow as pa
-
-    kinds = {"key": pa.binary(KEY), "owner": pa.binary(OWNER), "number": pa.int64(), "at_ns": pa.int64()}
-    return pa.schema(list(kinds.items()))
-
-
-def _write(folder: str, step: int, entries: Entries, generations: dict[str, int]) -> MemoryPart:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
     storage.make_folder(folder)
     # random per attempt: a second one never meets the file of the first
-    name = f"{step:012d}-{secrets.token_hex(8)}.parquet"
-    file, schema, count = storage.NewFile(storage.join(folder, name)), _schema(), len(entries)
-    columns = (entries.keys, entries.owners, entries.numbers, entries.at_ns)
-    arrays = [
-        pa.Array.from_buffers(kind, count, [None, pa.py_buffer(column)])
-        for kind, column in zip(schema.types, columns, strict=True)
-    ]
-    pq.write_table(pa.Table.from_arrays(arrays, schema=schema), Sink(file), compression="zstd", use_dictionary=False)
+    name = f"{step:012d}-{secrets.token_hex(8)}.msgpack.zst"
+    file = storage.NewFile(storage.join(folder, name))
+    columns = map(_bytes_of, (entries.owners, entries.numbers, entries.at_ns))
+    with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
+        stream.write(_encode(_File(basis, entries.keys, *columns)))
     digest = file.finish()
-    return MemoryPart(name, count, file.bytes, digest, entries.numbers[-1], entries.at_ns[-1], generations)
+    return MemoryPart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1], generations)
 
 
-def _read_into(entries: Entries, node: str, folder: str, part: MemoryPart) -> None:
-    import pyarrow.parquet as pq
+def _read_into(entries: Entries, basis: str, node: str, folder: str, part: MemoryPart) -> None:
+    import pyarrow as pa
 
     url = storage.join(folder, part.name)
     try:
@@ -113,14 +119,24 @@ def _read_into(entries: Entries, node: str, folder: str, part: MemoryPart) -> No
         raise _damaged(node, url, "is gone") from None
     if (len(data), hashlib.sha256(data).hexdigest()) != (part.bytes, part.sha256):
         raise _damaged(node, url, "is not what was written")
-    for batch in pq.ParquetFile(io.BytesIO(data)).iter_batches():
-        keys, owners, numbers, at_ns = batch.columns
-        entries.extend(_bytes_of(keys), _bytes_of(owners), numbers.to_pylist(), at_ns.to_pylist())
+    stored = _decode(pa.CompressedInputStream(pa.BufferReader(data), "zstd").read())
+    if stored.basis == basis:
+        entries.extend(stored.keys, *map(_column_of, (stored.owners, stored.numbers, stored.at_ns)))
 
 
-def _bytes_of(column: Any) -> bytes:
-    """Of a column of values that are all as long."""
-    return b"".join(column.to_pylist())
+def _bytes_of(column: array[int]) -> bytes:
+    """As a machine of any kind reads them."""
+    return _little(array("q", column)).tobytes()
+
+
+def _column_of(data: bytes) -> array[int]:
+    return _little(array("q", data))
+
+
+def _little(column: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
 
 
 def _damaged(node: str, url: str, what: str) -> FatalError:

@@ -50,7 +50,7 @@ class Tee:
         if _holds_documents(batch):
             # JSON has made something else of what it can't hold exactly
             records = decode_batch(batch).records
-        elif self._pipeline.reads_keys is Keys.ALL:
+        elif self._pipeline.reads_keys >= Keys.POSITIONS:
             for record in records:
                 record.position = str(record.position)
         fill_in = block.complete if block.plain is not None else None

@@ -143,6 +143,11 @@ class Processor:
         return not self.keyless
 
     @property
+    def reads_position(self) -> bool:
+        """Whether ``record.position`` is looked at where :attr:`reads_key` is false."""
+        return False
+
+    @property
     def query(self) -> SqlQuery | None:
         """What it has Spark compute while it processes a block; None for what is all Python."""
         return None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-from bisect import bisect_left
-from collections.abc import Callable
-from typing import Any, ClassVar, Self, cast
+from bisect import bisect_left, bisect_right
+from hashlib import blake2b
+from typing import ClassVar, Final, Self, cast
 
 import msgspec
 from pydantic import Field as Describe
@@ -13,7 +12,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import PositiveDuration
-from conduit_dagster.expressions import compile_expression
+from conduit_dagster.expressions import Compiled, compile_expression, reads_key
 from conduit_dagster.processors.base import (
     DROP,
     Example,
@@ -24,11 +23,17 @@ from conduit_dagster.processors.base import (
     Result,
     Results,
 )
-from conduit_dagster.processors.remembering import KEY, OWNER, Entries, Remembering
+from conduit_dagster.processors.remembering import Entries, Key, Remembering
 from conduit_dagster.processors.settings import Expression, failure, refused
 
 _encode = msgspec.json.Encoder(order="sorted").encode
-_NS = 1_000_000_000
+_NS: Final = 1_000_000_000
+_LEAST: Final = -(2**63)
+_MOST: Final = 2**63
+_DIGITS: Final = len(str(_MOST))
+_SHORT: Final = 32
+"""Characters of a text that takes no more room than its hash would."""
+_DIGEST: Final = 16
 
 
 class DeduplicateSettings(ProcessorSettings):
@@ -66,7 +71,7 @@ class Deduplicate(Remembering):
     are told apart by their source, which is there, and their position.
 
     It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
-    in order, with one step in flight. A remembered key takes some 40 bytes on disk
+    in order, with one step in flight. A remembered key takes up to 40 bytes on disk
     and 200 in the task's memory, which holds those of two windows of records and of the block at hand.
     """
 
@@ -91,125 +96,119 @@ class Deduplicate(Remembering):
 
     def __init__(self, settings: DeduplicateSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._key: Callable[[Record], Any] = compile_expression(settings.key, context.clock)
-        # of another expression no key is a known one
-        salt = hashlib.blake2b(settings.key.encode(), digest_size=KEY).digest()
-        self._salted = hashlib.blake2b(digest_size=KEY, key=salt)
-        self._metadata: dict[str, str] | None = None
-        self._named = hashlib.blake2b(digest_size=OWNER)
+        self._value: Compiled = compile_expression(settings.key, context.clock)
         self._time_ns = None if settings.time is None else int(settings.time * _NS)
         self.recall(0, Entries())
 
     @property
     @override
     def reads_key(self) -> bool:
-        # positions name the records
+        return reads_key(self._value.names)
+
+    @property
+    @override
+    def reads_position(self) -> bool:
+        # it names the record
         return True
+
+    @property
+    @override
+    def basis(self) -> str:
+        return self.settings.key
 
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
         results = Results(records)
         self._turn_over()
-        young, old, kept, count = self._young, self._old, self._kept, self.count
-        keys, owners, numbers, times, free = kept.keys, kept.owners, kept.numbers, kept.at_ns, self._gone + len(kept)
-        value_of, salted, now_ns = self._key, self._salted, self.context.clock.now_ns
+        young, old, kept, count, now_ns = self._young, self._old, self._kept, self.count, self.context.clock.now_ns
+        keys, owners, numbers, times = kept.keys, kept.owners, kept.numbers, kept.at_ns
+        value_of, metadata, source = self._value, None, 0
         for place, record in enumerate(records):
             try:
-                value = value_of(record)
-                if value is None or (isinstance(value, list | tuple) and None in value):
-                    continue
-                named = salted.copy()
-                named.update(_encode(value))
+                key = value_of(record)
+                kind = type(key)
+                # most keys stand for themselves
+                plain = _LEAST < key < _MOST if kind is int else kind is str and len(key) <= _SHORT and key.isascii()
+                if not plain:
+                    if key is None or (isinstance(key, list | tuple) and None in key):
+                        continue
+                    key = blake2b(_encode(key), digest_size=_DIGEST).digest()
             except Exception as error:  # noqa: BLE001  # an expression may raise whatever Python raises for such operands
                 results.put(place, Nack("expression.failed", failure(error)))
                 continue
+            # records of one source mostly share their metadata
+            if record.metadata is not metadata:
+                metadata, source = record.metadata, self._source_of(record)
+            position = record.position
+            owner = source ^ (
+                position if type(position) is int and 0 <= position < _MOST else _number_of(str(position))
+            )
             count += 1
-            key, owner = named.digest(), self._owner(record)
-            before = young.get(key)
-            if before is None:
-                before = old.get(key)
-            if before is not None and not self._is_over(before, count):
-                if kept.owner(before - self._gone) != owner:
-                    results.put(place, DROP)
-                continue
-            young[key] = free
-            free += 1
-            keys += key
-            owners += owner
+            before = young.get(key) or old.get(key)
+            if before is not None:
+                self.count, at = count, bisect_left(numbers, before)
+                if not self.is_over(before, times[at]):
+                    if owners[at] != owner:
+                        results.put(place, DROP)
+                    continue
+            young[key] = count
+            keys.append(key)
+            owners.append(owner)
             numbers.append(count)
             times.append(now_ns)
         self.count = count
         return results if results.special else cast(list[Result], records)
 
-    def _owner(self, record: Record) -> bytes:
-        # records of one source mostly share their metadata
-        if record.metadata is not self._metadata:
-            source, _, _ = self.context.record_key(record)
-            self._metadata = record.metadata
-            self._named = hashlib.blake2b(f"{source}\0".encode("utf-8", "backslashreplace"), digest_size=OWNER)
-        named, position = self._named.copy(), record.position
-        # a number stands for its text
-        named.update(b"%d" % position if type(position) is int else str(position).encode("utf-8", "backslashreplace"))
-        return named.digest()
-
-    @property
-    def remembered(self) -> int:
-        """How many keys are in memory."""
-        return len(self._kept)
+    def _source_of(self, record: Record) -> int:
+        source, _, _ = self.context.record_key(record)
+        return _number_of(f"{source}\0")
 
     # -- its memory ---------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
         """Every so many records as are remembered, what was there the last time is over."""
-        records = self.settings.records
-        if records is None or self.count - self._turned <= records:
+        if self.settings.records is None or self.count - self._turned <= self.settings.records:
             return
-        over = self._first_young - self._gone
-        self._kept.forget(over)
-        self._gone += over
-        self._old, self._young = self._young, {}
-        self._turned, self._first_young = self.count, self._gone + len(self._kept)
+        self._kept.forget(bisect_right(self._kept.numbers, self._turned))
+        self._old, self._young, self._turned = self._young, {}, self.count
 
     @override
     def recall(self, count: int, entries: Entries) -> None:
-        self.count = self._turned = count
-        self._kept, self._gone, self._first_young = entries, 0, len(entries)
-        self._first_new = len(entries)
-        keys = bytes(entries.keys)
+        self.count = self._turned = self._settled = count
+        self._kept, self._young = entries, dict[Key, int]()
         # later ones of the same key come later
-        self._old = {keys[i * KEY : (i + 1) * KEY]: i for i in range(len(entries))}
-        self._young = {}
+        self._old = dict(zip(entries.keys, entries.numbers, strict=True))
 
     @override
     def news(self) -> Entries:
-        first = max(self._first_new - self._gone, 0)
-        if self.settings.records is not None:
-            # the count never falls: what is over by it will be for every step to come
-            first = max(first, bisect_left(self._kept.numbers, self.count - self.settings.records))
-        return self._kept.since(first)
+        return self._kept.since(max(bisect_right(self._kept.numbers, self._settled), self._first_within()))
 
     @override
     def settle(self) -> None:
-        self._first_new = self._gone + len(self._kept)
+        self._settled = self.count
 
     @override
     def entries(self) -> Entries:
-        kept, lasting = self._kept, Entries()
-        for place, (number, at_ns) in enumerate(zip(kept.numbers, kept.at_ns, strict=True)):
-            if not self.is_over(number, at_ns):
-                key = kept.keys[place * KEY : (place + 1) * KEY]
-                lasting.extend(key, kept.owner(place), (number,), (at_ns,))
-        return lasting
+        kept, first = self._kept, self._first_within()
+        while first < len(kept) and self.is_over(kept.numbers[first], kept.at_ns[first]):
+            first += 1
+        return kept.since(first)
+
+    def _first_within(self) -> int:
+        """The place of the first one that is not over by the count: that never falls, so it holds for all steps."""
+        if self.settings.records is None:
+            return 0
+        return bisect_left(self._kept.numbers, self.count - self.settings.records)
 
     @override
     def is_over(self, number: int, at_ns: int) -> bool:
-        return self._is_past(number, at_ns, self.count)
-
-    def _is_over(self, place: int, count: int) -> bool:
-        place -= self._gone
-        return self._is_past(self._kept.numbers[place], self._kept.at_ns[place], count)
-
-    def _is_past(self, number: int, at_ns: int, count: int) -> bool:
-        if self.settings.records is not None and count - number > self.settings.records:
+        if self.settings.records is not None and self.count - number > self.settings.records:
             return True
         return self._time_ns is not None and self.context.clock.now_ns - at_ns >= self._time_ns
+
+
+def _number_of(text: str) -> int:
+    """Of a number itself, of another text a hash that is as long."""
+    if len(text) < _DIGITS and text.isdecimal() and str(int(text)) == text:
+        return int(text)
+    return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()) >> 1

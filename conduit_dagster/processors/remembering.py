@@ -4,53 +4,43 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
-from typing import Final
 
 from conduit_dagster.processors.base import Processor
 
-KEY: Final = 16
-"""Bytes of a key."""
-OWNER: Final = 8
-"""Bytes that name the record it is of, the same for every attempt."""
+Key = int | str | bytes
 
 
 class Entries:
-    """What is remembered, in order, as columns: an object for each would take five times the memory, and as long."""
+    """What is remembered, in order, as columns: an object for each would take much more memory, and time."""
 
     def __init__(self) -> None:
-        self.keys, self.owners = bytearray(), bytearray()
+        self.keys: list[Key] = []
+        self.owners = array("q")
+        """A name of the record that each is of, the same for every attempt."""
         self.numbers = array("q")
         """Which of the records that came to the processor, from 1, over all steps: ascending."""
         self.at_ns = array("q")
         """The times of the steps."""
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.keys)
 
-    def extend(
-        self, keys: bytes | bytearray, owners: bytes | bytearray, numbers: Sequence[int], at_ns: Sequence[int]
-    ) -> None:
+    def extend(self, keys: list[Key], owners: array[int], numbers: array[int], at_ns: array[int]) -> None:
         """Appends columns of the same length."""
-        self.keys += keys
-        self.owners += owners
+        self.keys.extend(keys)
+        self.owners.extend(owners)
         self.numbers.extend(numbers)
         self.at_ns.extend(at_ns)
-
-    def owner(self, place: int) -> bytes:
-        """That of one entry."""
-        return bytes(self.owners[place * OWNER : (place + 1) * OWNER])
 
     def since(self, place: int) -> Entries:
         """A copy from a place on."""
         made = Entries()
-        keys, owners = self.keys[place * KEY :], self.owners[place * OWNER :]
-        made.extend(keys, owners, self.numbers[place:], self.at_ns[place:])
+        made.extend(self.keys[place:], self.owners[place:], self.numbers[place:], self.at_ns[place:])
         return made
 
     def forget(self, count: int) -> None:
         """Removes the first ones."""
-        del self.keys[: count * KEY], self.owners[: count * OWNER], self.numbers[:count], self.at_ns[:count]
+        del self.keys[:count], self.owners[:count], self.numbers[:count], self.at_ns[:count]
 
 
 class Remembering(Processor, ABC):
@@ -62,6 +52,11 @@ class Remembering(Processor, ABC):
 
     count: int = 0
     """Records that came to it, over all steps."""
+
+    @property
+    @abstractmethod
+    def basis(self) -> str:
+        """What the keys are of. What was remembered on another one is forgotten."""
 
     @abstractmethod
     def recall(self, count: int, entries: Entries) -> None:

@@ -47,7 +47,7 @@ def places(lab: Lab, name: str = "p") -> list[int]:
 
 def files(lab: Lab) -> list[str]:
     """What is remembered on disk."""
-    return sorted(path.name for path in lab.root.rglob("~memory/*.parquet"))
+    return sorted(path.name for path in lab.root.rglob("~memory/*"))
 
 
 @pytest.mark.parametrize("log", ["positions", "records"])
@@ -148,6 +148,16 @@ def test_a_rewound_source_is_looked_at_anew(lab: Lab, monkeypatch: pytest.Monkey
     assert places(lab) == FIRST * 2
 
 
+def test_another_key_knows_nothing(lab: Lab) -> None:
+    """Of what was remembered under ``after.k``, nothing is a value of ``after.i``."""
+    build(lab)
+    assert lab.run().error is None
+    lab.write("in.jsonl", [{"i": i, "k": 0} for i in (1, 2, 20)], mode="a")
+    build(lab, processors=[DECODE, processor("once", "deduplicate", **{"key": "after.i", "window.records": "100"})])
+    assert lab.run().error is None
+    assert places(lab) == [*FIRST, 1, 2, 20]
+
+
 def test_many_files_become_one_and_what_is_over_goes(lab: Lab) -> None:
     """Forty steps; once there are sixteen files the next one takes their place."""
     keys = [i % 30 for i in range(40)]
@@ -156,7 +166,7 @@ def test_many_files_become_one_and_what_is_over_goes(lab: Lab) -> None:
         build(lab, name=name, records=records, delivery={"batch-size": 1})
         assert lab.run(name).error is None
     assert places(lab, "all") == list(range(30)) and places(lab, "few") == list(range(40))
-    held = {path.parent.parent.name: len(list(path.parent.iterdir())) for path in lab.root.rglob("~memory/*.parquet")}
+    held = {path.parent.parent.name: len(list(path.parent.iterdir())) for path in lab.root.rglob("~memory/*")}
     assert held["all"] <= 17 and held["few"] <= 7
 
 
@@ -177,7 +187,7 @@ def test_what_never_counted_is_removed(lab: Lab) -> None:
 def test_a_damaged_file_is_named(lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None
-    [first, *_] = lab.root.rglob("~memory/*.parquet")
+    [first, *_] = lab.root.rglob("~memory/*")
     whole = first.read_bytes()
     first.write_bytes(whole[:-9] + b"x" + whole[-8:])
     lab.write("in.jsonl", [{"i": 15, "k": 4}, {"i": 16, "k": 9}], mode="a")

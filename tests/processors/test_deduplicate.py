@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -17,7 +18,11 @@ from conduit_dagster.processors.remembering import Entries
 from conduit_dagster.record import Record
 
 SECOND = 1_000_000_000
-VALUES: list[Any] = [0, 1, 1.0, "1", True, "", [1], [1, "1"], {"b": 1, "a": 2}, 2**70, "é", None]
+VALUES: list[Any] = [
+    *(0, 1, 1.0, True, 2**63, -(2**63), 2**70, None),
+    *("", "1", "é", "x" * 32, "x" * 33),
+    *([1], [1, "1"], {"b": 1, "a": 2}),
+]
 
 
 def expected(steps: list[list[Any]], records: int | None, seconds: int | None) -> list[Any]:
@@ -71,17 +76,40 @@ def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int 
     assert list(map(repr, on)) == list(map(repr, expected(steps, records, seconds)))
 
 
-def test_what_is_over_is_forgotten() -> None:
-    """Of a long step no more stays, in the memory and on disk, than a window holds, and the block that is open."""
-    one = Deduplicate(
-        DeduplicateSettings.model_validate({"key": "after.v", "window.records": 100}),
-        ProcessorContext("p", "p:x", Clock(0)),
-    )
-    for first in range(0, 10_000, 50):
+def windowed(records: int, key: str = "after.v") -> Deduplicate:
+    settings = DeduplicateSettings.model_validate({"key": key, "window.records": records})
+    return Deduplicate(settings, ProcessorContext("p", "p:x", Clock(0)))
+
+
+def feed(one: Deduplicate, count: int) -> None:
+    for first in range(0, count, 50):
         one.process_block([Record(i, {}, {"v": i}) for i in range(first, first + 50)])
-        assert one.remembered <= 300
-    assert len(one.news()) == len(one.entries()) == 101
-    assert list(one.news().numbers) == list(range(9_900, 10_001))
+
+
+def test_what_is_over_is_forgotten() -> None:
+    """Of a long step no more is written than a window holds."""
+    one = windowed(100)
+    feed(one, 10_000)
+    assert list(one.news().numbers) == list(one.entries().numbers) == list(range(9_900, 10_001))
+
+
+def test_memory_holds_two_windows() -> None:
+    """At some 200 bytes for each key, and not the keys of the whole step."""
+    one = windowed(1_000)
+    tracemalloc.start()
+    try:
+        feed(one, 50_000)
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2_100 * 250
+
+
+@pytest.mark.parametrize("position", [7, -7, 2**70, "7", "f:7", "\u0667", "1" * 5_000, "\udc80"])
+def test_a_number_stands_for_its_text(position: int | str) -> None:
+    one = windowed(10)
+    texts = [Record(at, {}, {"v": 1}) for at in (position, str(position), f"{position}0")]
+    assert one.process_block(texts) == [*texts[:2], DROP]
 
 
 def test_a_record_is_no_duplicate_of_itself() -> None:

@@ -96,7 +96,9 @@ class Keys(IntEnum):
     """No key, and no position."""
     OBJECTS = 1
     """Keys that are documents, or the JSON of one; no other key, and no position."""
-    ALL = 2
+    POSITIONS = 2
+    """Those, and every position."""
+    ALL = 3
     """Every key and position."""
 
 

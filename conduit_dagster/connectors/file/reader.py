@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import add
 from typing import Any
 
 import msgspec
@@ -48,11 +49,13 @@ class Reader:
 
     def _block(self, lines: list[bytes], at: Mark) -> Block:
         metadata, labels = self._metadata, _Labels(self, lines, at, self._metadata)
-        records = [Record(0, metadata, line) for line in lines]  # positions are filled in where they are asked for
-        if self._options.keys < Keys.ALL:  # a line's number is no object
-            return Block(records, labels.boundary, labels.complete, {}, labels.plain, labels.again)
-        labels.complete_all(records)
-        return Block(records, labels.boundary, again=labels.again)
+        if self._options.keys is Keys.ALL:
+            return Block(labels.records(labels.keys()), labels.boundary, again=labels.again)
+        if self._options.keys is Keys.POSITIONS:
+            records = labels.records(repeat(None))
+        else:  # a line's number is no object
+            records = [Record(0, metadata, line) for line in lines]
+        return Block(records, labels.boundary, labels.complete, {}, labels.plain, labels.again)
 
     def offset(self, offset: int) -> int:
         """The last line of a file may lack its end."""
@@ -85,17 +88,19 @@ class _Labels:
     def boundary(self, i: int) -> Any:
         return self._reader.boundary(Mark(self._offset(i), self._at.line + i + 1))
 
-    def complete_all(self, records: list[Record]) -> None:
-        """As :meth:`complete` for every record, at a third of its cost."""
-        line, begin = self._at.line + 1, self._at.offset + 1
-        for i, (record, length) in enumerate(zip(records, self._lengths, strict=True)):
-            record.key = b"%d" % (line + i)
-            record.position = begin + length + i
-        last = len(records) - 1
-        self.complete(last, records[last])  # the last line of a file may lack its end
+    def keys(self) -> Iterable[bytes]:
+        """Those of all."""
+        line = self._at.line + 1
+        return map(b"%d".__mod__, range(line, line + len(self._lines)))
+
+    def records(self, keys: Iterable[bytes | None]) -> list[Record]:
+        """All of them, with their positions: at a fifth of what :meth:`complete` takes for each."""
+        begin = self._at.offset + 1
+        positions: list[Any] = list(map(add, self._lengths, range(begin, begin + len(self._lines))))
+        positions[-1] = self._reader.offset(positions[-1])  # the last line of a file may lack its end
         if self._reader.prefix:
-            for record in records[:last]:
-                record.position = self._reader.position(int(record.position))
+            positions = list(map(self._reader.position, positions))
+        return list(map(Record, positions, repeat(self._metadata), self._lines, keys))
 
     def plain(self) -> Plain:
         """All of them as columns."""

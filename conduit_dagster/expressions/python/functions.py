@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import re2
@@ -101,6 +101,10 @@ def search(pattern: str) -> Callable[[Any], bool]:
         raise EvaluationError(f"regex() needs text, got {kind(value)}")
 
     return matches
+
+
+AS_THEY_ARE: Final = frozenset({int, str, bool, type(None), dict, list, bytes})
+"""What :func:`json_value` changes nothing of."""
 
 
 def json_value(value: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from conduit_dagster.expressions.compiled import PARTS
 from conduit_dagster.expressions.python.functions import (
+    AS_THEY_ARE,
     FUNCTIONS,
     TYPES,
     canonical,
@@ -31,6 +32,7 @@ _GLOBALS: dict[str, Any] = {
     "digest": digest,
     "joined": joined,
     "position_text": str,
+    "types_as_they_are": AS_THEY_ARE,
 }
 
 
@@ -225,7 +227,10 @@ class Bind(ast.NodeTransformer):
         """A value that JSON can hold: a finite float is one, as true for it as the multiplication is cheap."""
         named, value = self.named(node)
         zero = ast.Compare(ast.BinOp(value, ast.Mult(), ast.Constant(0.0)), [ast.Eq()], [ast.Constant(0.0)])
-        return ast.IfExp(ast.BoolOp(ast.And(), [_is_a(named, "float"), zero]), value, _call("json_value", value))
+        finite = ast.BoolOp(ast.And(), [_is_a(named, "float"), zero])
+        kind = ast.Attribute(value, "__class__", ast.Load())
+        plain = ast.Compare(kind, [ast.In()], [ast.Name("types_as_they_are", ast.Load())])
+        return ast.IfExp(ast.BoolOp(ast.Or(), [finite, plain]), value, _call("json_value", value))
 
 
 def _is_a(node: ast.expr, kind: str) -> ast.expr:

@@ -131,7 +131,7 @@ class SourceConformance:
             for part in (record.after, record.before, record.key):
                 assert isinstance(part, bytes) or _travelled(part) == part
 
-    @pytest.mark.parametrize("keys", [Keys.NONE, Keys.OBJECTS])
+    @pytest.mark.parametrize("keys", [Keys.NONE, Keys.OBJECTS, Keys.POSITIONS])
     def test_what_it_leaves_out_it_can_fill_in(
         self, make: Make, end: Position, records: list[Record], keys: Keys
     ) -> None:
@@ -139,6 +139,8 @@ class SourceConformance:
         source, place = make(), 0
         for block in blocks_of(source, source.initial(), end, keys=keys):
             for i, record in enumerate(block.records):
+                if keys is Keys.POSITIONS:
+                    assert str(record.position) == str(records[place].position)
                 if block.complete is not None:
                     block.complete(i, record)
                 assert (str(record.position), record.key) == (str(records[place].position), records[place].key)
