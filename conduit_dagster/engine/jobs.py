@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
+from conduit_dagster.spark.jobs import JobCancelled, run_job
+from conduit_dagster.spark.pipeline_jobs import cancel_jobs_of, tag_of
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.spark.sql.frame import with_queries
 from conduit_dagster.spark.sql.query import SqlQuery
@@ -23,12 +22,11 @@ T = TypeVar("T")
 
 
 class Jobs:
-    """Runs jobs on one session, each under a tag of its own."""
+    """Runs a pipeline's jobs on one session, each under a tag of its own."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkSession, pipeline: str) -> None:
         self.spark = spark
-        self._tags: dict[str, SparkSession] = {}
-        self._lock = threading.Lock()
+        self._pipeline = pipeline
         self._cancelled = False
 
     def each(
@@ -61,21 +59,13 @@ class Jobs:
         Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
         """
         spark = session or self.spark
-        tag = f"conduit-{secrets.token_hex(6)}"
-        with self._lock:
+        with tag_of(self._pipeline, spark) as tag:
+            # asked once the tag is known: whoever cancels meanwhile sees the one or the other
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
-            self._tags[tag] = spark
-        try:
             return run_job(spark, tag, action)
-        finally:
-            with self._lock:
-                self._tags.pop(tag, None)
 
     def cancel(self) -> None:
-        """Ends all that run, and lets no other begin."""
-        with self._lock:
-            self._cancelled = True
-            tags = dict(self._tags)
-        for tag, spark in tags.items():
-            cancel_job(spark, tag)
+        """Ends all of the pipeline's, those of its connectors as well, and lets no other of these begin."""
+        self._cancelled = True
+        cancel_jobs_of(self._pipeline)

@@ -115,7 +115,7 @@ class _Run:
         try:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
-            self._jobs = Jobs(self._opener())
+            self._jobs = Jobs(self._opener(), self._bound.id)
             # processors of the dead-letter queue run here as well
             open_with(self._opener)
             self._bound = with_open_replay(self._bound, self._store.load())

@@ -11,7 +11,6 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.spark.pipeline_jobs import cancel_jobs_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.recoveries import read
 
@@ -61,7 +60,6 @@ class _Watch:
             left -= _POLL
         while not self.ended.wait(_POLL):
             self._jobs.cancel()
-            cancel_jobs_of(self._pipeline)
 
     def ask(self) -> None:
         while not self.ended.wait(_ASK):

@@ -11,7 +11,7 @@ from typing_extensions import override
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.unwrapping import (
-    PLAIN_KEY,
+    PAYLOADS,
     PayloadField,
     document_in,
     invalid,
@@ -23,9 +23,7 @@ from conduit_dagster.reference import Reference, kind_of
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")
-_APART: Final = frozenset({"after", "before", "op", "source"})
-_NO_METADATA: Final = _APART | {"ts_ms"}
-_PAYLOADS: Final = frozenset({dict, type(None)})
+_NO_METADATA: Final = frozenset({"after", "before", "op", "source", "ts_ms"})
 _MILLISECOND: Final = 1_000_000
 
 
@@ -97,27 +95,12 @@ def _unwrapped(rest: Iterator[Any]) -> None:
     """For payloads that are such documents already, with no text in the place of a document."""
     for record in rest:
         change = record.after["payload"]
-        operation, source, after = _OPERATIONS[change["op"]], change["source"], change["after"]
-        before = change.get("before")
-        if type(source) is not dict or type(after) not in _PAYLOADS or type(before) not in _PAYLOADS:
+        operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
+        if type(after) not in PAYLOADS or type(before) not in PAYLOADS:
             raise LookAgain
-        metadata = record.metadata.copy()
-        for name in change:
-            if name not in _NO_METADATA:
-                metadata.update(_flat(f"debezium.{name}", change[name]))
-        if "ts_ms" in change:
-            metadata[READ_AT] = _nanoseconds(change["ts_ms"])
-        # last: it wins
-        for name, value in source.items():
-            if type(value) is str:
-                metadata[name] = value
-            else:
-                metadata.update(_flat(name, value))
-        key = record.key
-        if type(key) is not bytes or key[:1] not in PLAIN_KEY:
-            record.key = unwrapped_key(key)
-        record.metadata, record.operation = metadata, operation
+        record.metadata, record.operation = _metadata(change, record.metadata), operation
         record.before, record.after = before, after
+        record.key = unwrapped_key(record.key)
 
 
 def _data(change: Document, name: str) -> Data:
@@ -130,14 +113,21 @@ def _data(change: Document, name: str) -> Data:
 
 
 def _metadata(change: Document, known: dict[str, str]) -> dict[str, str]:
-    found = dict(known)
-    for name, value in change.items():
-        if name == "ts_ms":
-            found[READ_AT] = _nanoseconds(value)
-        elif name not in _APART:
-            found.update(_flat(f"debezium.{name}", value))
+    found, source = known.copy(), change["source"]
+    for name in change:
+        if name not in _NO_METADATA:
+            found.update(_flat(f"debezium.{name}", change[name]))
+    if "ts_ms" in change:
+        found[READ_AT] = _nanoseconds(change["ts_ms"])
     # last: it wins
-    found.update(_flat("", change["source"]))
+    if type(source) is not dict:
+        found.update(_flat("", source))
+        return found
+    for name, value in source.items():
+        if type(value) is str:
+            found[name] = value
+        else:
+            found.update(_flat(name, value))
     return found
 
 

@@ -13,11 +13,10 @@ from typing_extensions import override
 from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.settings import DataField
-from conduit_dagster.processors.unwrapping import document_in, invalid, text_of
+from conduit_dagster.processors.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
 from conduit_dagster.reference import Reference, kind_of
 
-_PAYLOADS: Final = frozenset({dict, type(None)})
 _TEXT: Final = {str}
 
 
@@ -72,13 +71,13 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         inner = record.after
         operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]
         key, before, after = inner.get("key"), payload.get("before"), payload.get("after")
-        if type(metadata) is not dict or type(before) not in _PAYLOADS or type(after) not in _PAYLOADS:
+        if type(metadata) is not dict or type(before) not in PAYLOADS or type(after) not in PAYLOADS:
             raise LookAgain
         if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
             raise LookAgain
         if type(key) is str:
             key = binascii.a2b_base64(key, strict_mode=True)
-        elif type(key) not in _PAYLOADS:
+        elif type(key) not in PAYLOADS:
             raise LookAgain
         record.operation, record.metadata = operation, metadata
         record.key, record.before, record.after = key, before, after

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from pydantic import AfterValidator
@@ -14,7 +14,9 @@ from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.reference import FieldError, Reference, kind_of
 
 INVALID = "unwrap.invalid"
-PLAIN_KEY = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
+PAYLOADS: Final = frozenset({dict, type(None)})
+"""The types of a payload that is taken as it is."""
+_PLAIN_KEY: Final = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
 """First bytes of raw keys that hold no document."""
 _document = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -50,7 +52,7 @@ def unwrapped_key(key: Data) -> Data:
     """What a key of Kafka Connect holds in its ``payload``; another key as it is."""
     document: Any = key
     if isinstance(key, bytes):
-        if key[:1] in PLAIN_KEY:
+        if key[:1] in _PLAIN_KEY:
             return key  # most of them: to have them refused as JSON takes longer
         try:
             document = _document(key)

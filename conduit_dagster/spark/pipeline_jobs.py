@@ -1,4 +1,4 @@
-"""Spark jobs that a pipeline's connectors start on the driver: a forced stop ends them as it ends the engine's own."""
+"""Which of this process's Spark jobs are whose: a forced stop of a pipeline ends its engine's and its connectors'."""
 
 from __future__ import annotations
 
@@ -19,19 +19,25 @@ _running: dict[str, dict[str, SparkSession]] = {}
 
 
 @contextmanager
-def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
-    """What runs inside is cancelled with the pipeline; gives the event that is set then, for who waits for more than
-    Spark's jobs. Raises ``JobCancelled`` where that ended it.
-    """
+def tag_of(pipeline: str, spark: SparkSession) -> Generator[str]:
+    """A new tag: what runs under it meanwhile is the pipeline's."""
     tag = f"conduit-{secrets.token_hex(6)}"
     with _lock:
         _running.setdefault(pipeline, {})[tag] = spark
     try:
-        with cancellable(spark, tag) as cancelled:
-            yield cancelled
+        yield tag
     finally:
         with _lock:
             _running[pipeline].pop(tag)
+
+
+@contextmanager
+def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
+    """What runs inside is cancelled with the pipeline; gives the event that is set then, for who waits for more than
+    Spark's jobs. Raises ``JobCancelled`` where that ended it.
+    """
+    with tag_of(pipeline, spark) as tag, cancellable(spark, tag) as cancelled:
+        yield cancelled
 
 
 def cancel_jobs_of(pipeline: str) -> None:

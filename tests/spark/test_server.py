@@ -49,7 +49,7 @@ def opened(**settings):
     return ServerFiles(home).read().pid
 
 def stage(task=same):
-    return len(Jobs(spark).each(10, task, "id long"))
+    return len(Jobs(spark, 'p').each(10, task, "id long"))
 
 print("ready", flush=True)
 for line in sys.stdin:

@@ -82,8 +82,6 @@ def register(spark: SparkSession, root: str, register: str) -> None:
             fix="correct the setting register",
         )
     spark.dataSource.register(found)
-    # makes it this thread's own session: a writer looks for Python data sources nowhere else
-    spark.createDataFrame([], "nothing INT")
 
 
 def _module(path: Path) -> Any:

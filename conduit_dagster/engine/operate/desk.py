@@ -37,8 +37,8 @@ OpenSpark = Callable[[], "SparkSession"]
 class LateJobs(Jobs):
     """Spark jobs of which most operations need none: the session is opened when the first one is made."""
 
-    def __init__(self, opener: OpenSpark) -> None:
-        super().__init__(cast(Any, None))
+    def __init__(self, opener: OpenSpark, pipeline: str) -> None:
+        super().__init__(cast(Any, None), pipeline)
         self._opener = opener
         del self.spark
 
@@ -98,7 +98,7 @@ def owned(
     try:
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
-        yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark), by)
+        yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark, bound.id), by)
     finally:
         lease.release()
 

@@ -11,7 +11,7 @@ from conduit_dagster.record import Record
 _AS_IS: Final = frozenset({str, int})
 """Types that Go prints just as an f-string does."""
 _FIELD: Final = "{{value if (value := after.get(part_{i})).__class__ in as_is else printed(value)}}"
-_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{whole}'"
+_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{}'"
 
 
 class Printing(NamedTuple):
@@ -38,7 +38,7 @@ def joining(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
         else:
             scope[f"part_{i}"] = piece.field
             parts.append(_FIELD.format(i=i))
-    return eval(compile(_WHOLE.replace("{whole}", "".join(parts)), "<template>", "eval"), scope)
+    return eval(compile(_WHOLE.format("".join(parts)), "<template>", "eval"), scope)
 
 
 def _one_by_one(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:

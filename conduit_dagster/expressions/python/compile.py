@@ -18,6 +18,8 @@ from conduit_dagster.expressions.python.source import Source
 from conduit_dagster.expressions.python.translate import Bind, Guard
 
 Wrap = Callable[[Bind, ast.expr], ast.expr]
+_one_at_a_time = threading.Lock()
+"""Python 3.11 counts the depth of trees for all threads together, and fails where two make one at once."""
 
 
 def python_condition(text: str, clock: Clock) -> Compiled:
@@ -35,10 +37,6 @@ def _truth(bind: Bind, body: ast.expr) -> ast.expr:
     if isinstance(body, (ast.Compare, ast.UnaryOp)) and not isinstance(getattr(body, "op", None), (ast.USub, ast.UAdd)):
         return body
     return ast.IfExp(body, ast.Constant(True), ast.Constant(False))
-
-
-_one_at_a_time = threading.Lock()
-"""Python 3.11 counts the depth of trees for all threads together, and fails where two make one at once."""
 
 
 def _compile(text: str, clock: Clock, wrap: Wrap) -> Compiled:
