@@ -6,10 +6,18 @@ from typing import Any
 
 from support import DECODE, Lab, destination, queue, source
 
+from conduit_dagster.engine.operate.desk import owned
+from conduit_dagster.engine.operate.readers import drop_reader
+from conduit_dagster.engine.operate.rewind import rewind
+from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.readers import Reader, readers_of
 
+ROWS = [{"i": i} for i in range(100)]
+SMALL = {"log-segment-size": "1KB", "batch-size": 10}
+"""Every ten entries are a segment. A reader that comes after compaction finds what is left: it comes first here."""
 LOGGED = {"log": "records", "strategy": "exactly-once"}
 
 
@@ -62,3 +70,25 @@ def events(lab: Lab, pipeline: str, *kinds: str) -> list[dict[str, Any]]:
     with lab.store() as database:
         found = [row for row in newest_events(database, pipeline, 1000) if row["event"] in kinds]
     return [{"event": row["event"], **row["detail"]} for row in reversed(found)]
+
+
+def entries(lab: Lab) -> list[int]:
+    """How many entries each segment of the log of ``a`` has."""
+    with lab.store() as database, database.connect() as connection:
+        return [part.entries for part in LogStore("a").segments(connection, "in")]
+
+
+def drop(lab: Lab, reader: str = "p:in") -> dict[str, Any]:
+    """As ``offsets drop`` does."""
+    with lab.store() as database:
+        return drop_reader(database, "a", reader, "a test", 10.0)
+
+
+def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) -> dict[str, Any]:
+    """As ``positions rewind`` does."""
+    catalogue = lab.catalogue()
+    bound, project = catalogue.get(pipeline), catalogue.project
+    assert bound is not None
+    options = RunOptions(project.staging_url, log=project.log_url)
+    with lab.store() as database, owned(bound, database, options, lambda: None, "a test") as desk:  # type: ignore[arg-type]
+        return rewind(desk, database, name, wish, force)

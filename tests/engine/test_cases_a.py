@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stopping import forced_stop_once, run_until
 from support import DECODE, Lab, destination, processor, queue, source
-from waiting import wait_until
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import pipeline_rows, source_rows
@@ -120,15 +119,14 @@ def test_a09_graceful_stop_finishes_the_batch_in_flight(lab: Lab) -> None:
         connectors=[source(), destination()],
         processors=[DECODE, processor("gate", "gate")],
     )
-    stop, results = StopFlag(), list[Any]()
-    run = threading.Thread(target=lambda: results.append(lab.run(drain=False, stop=stop)))
-    run.start()
-    wait_until((lab.root / "started").exists, "the processor has a record", over=lambda: not run.is_alive())
-    stop.request()
-    lab.write("in.jsonl", [{"i": 4}], mode="a")
-    (lab.root / "go").touch()
-    run.join(60)
-    assert [(r.status, r.reason, r.error) for r in results] == [("stopped", "user", None)]
+
+    def then(stop: StopFlag) -> None:
+        stop.request()
+        lab.write("in.jsonl", [{"i": 4}], mode="a")
+        (lab.root / "go").touch()
+
+    result = run_until(lab, (lab.root / "started").exists, "the processor has a record", then, drain=False)
+    assert (result.status, result.reason, result.error) == ("stopped", "user", None)
     assert lab.documents("out.jsonl") == numbers(3)
     assert stored(lab)["status"] == "stopped"
     lab.run()
@@ -140,13 +138,7 @@ def test_a09_forced_stop_prepares_nothing(lab: Lab) -> None:
     lab.write("in.jsonl", numbers(3))
     lab.write("plugins/gate.py", [BLOCKING.replace("FOLDER", str(lab.root))])
     lab.pipeline(connectors=[source(), destination()], processors=[DECODE, processor("gate", "gate")])
-    stop, results = StopFlag(), list[Any]()
-    run = threading.Thread(target=lambda: results.append(lab.run(stop=stop)))
-    run.start()
-    wait_until((lab.root / "started").exists, "the processor has a record", over=lambda: not run.is_alive())
-    stop.force()
-    run.join(60)
-    assert [(r.status, r.error.code) for r in results] == [("degraded", "pipeline.forced_stop")]
+    forced_stop_once(lab, (lab.root / "started").exists, "the processor has a record")
     assert lab.documents("out.jsonl") == []
     (lab.root / "go").touch()
     lab.run()

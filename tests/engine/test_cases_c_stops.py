@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 from scripted import Script, scripted
+from stopping import run_until
 from support import DECODE, Lab, queue, source
 from waiting import wait_until
 
+from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.delivery_store import DeliveryStore
@@ -51,20 +52,13 @@ def offset(lab: Lab) -> int:
     return rows.get(("out", "*"), -1)
 
 
-def stop_when(stop: StopFlag, condition: Callable[[], bool], what: str) -> None:
-    try:
-        wait_until(condition, what, 120)
-    finally:
-        stop.request()
+def stopped_at_100(lab: Lab) -> RunResult:
+    return run_until(lab, lambda: offset(lab) == 99, "100 records are acked", StopFlag.request)
 
 
 def test_c03_a_stop_waits_for_the_writers_and_then_the_rest_is_delivered_again(lab: Lab, script: Script) -> None:
-    stop = StopFlag()
     build(lab, **{"shutdown-timeout": "1s", "offset-flush-interval": "100ms"})
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(stop_when, stop, lambda: offset(lab) == 99, "100 records are acked")
-        result = lab.run(stop=stop)
-        asked.result()
+    result = stopped_at_100(lab)
     assert (result.status, result.reason, result.error) == ("stopped", "user", None)
     assert script.values() == list(range(100))
     (lab.root / "go").touch()
@@ -87,13 +81,9 @@ def test_acks_that_could_not_be_kept_are_kept_at_the_next_interval(
         keep(store, *args)
 
     monkeypatch.setattr(DeliveryStore, "progress", fails_once)
-    stop = StopFlag()
     build(lab, **{"shutdown-timeout": "1s", "offset-flush-interval": "100ms"})
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(stop_when, stop, lambda: offset(lab) == 99, "100 records are acked")
-        result = lab.run(stop=stop)
-        asked.result()
-    assert failed and result.error is None
+    assert stopped_at_100(lab).error is None
+    assert failed
 
 
 def kill(lab: Lab, server: Any, when: Callable[[], bool], what: str) -> None:

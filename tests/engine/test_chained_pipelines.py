@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_lab import chained, downstream, events, readers, runs, upstream
-from kills import at
+from chain_lab import ROWS, SMALL, chained, downstream, entries, readers, rewound, runs, upstream
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, source
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.desk import owned
-from conduit_dagster.engine.operate.readers import drop_reader
-from conduit_dagster.engine.operate.rewind import Wish, rewind
-from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.operate.rewind import Wish
 from conduit_dagster.engine.trial.dry_run import dry_run
-from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
-from conduit_dagster.state.log_store import LogStore
-
-ROWS = [{"i": i} for i in range(100)]
-SMALL = {"log-segment-size": "1KB", "batch-size": 10}
-"""Every ten entries are a segment. A reader that comes after compaction finds what is left: it comes first here."""
 
 
 @pytest.fixture
@@ -34,17 +23,6 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
     lab = Lab(tmp_path, spark)
     lab.write("in.jsonl", ROWS)
     return lab
-
-
-def entries(lab: Lab) -> list[int]:
-    """How many entries each segment of the log of ``a`` has."""
-    with lab.store() as database, database.connect() as connection:
-        return [part.entries for part in LogStore("a").segments(connection, "in")]
-
-
-def drop(lab: Lab, reader: str = "p:in") -> dict[str, Any]:
-    with lab.store() as database:
-        return drop_reader(database, "a", reader, "a test", 10.0)
 
 
 def whole(lab: Lab, name: str) -> list[Any]:
@@ -136,103 +114,6 @@ def test_of_a_reader_that_logs_its_records_as_well(lab: Lab, crashes: Crashes, p
     assert readers(lab) == {"p:in": 100}
 
 
-@pytest.mark.parametrize(("point", "kept"), [("after-plan:3", 40), ("before-stage:3", 40), ("after-done:3", 60)])
-def test_compaction_keeps_what_the_reader_has_not_acked(lab: Lab, crashes: Crashes, point: str, kept: int) -> None:
-    """A step that was planned is staged after the log was compacted."""
-    upstream(lab, delivery=SMALL)
-    downstream(lab, delivery={"batch-size": 20})
-    runs(lab, "p", "a")
-    crashes(lab, point)
-    runs(lab, "a")  # a run begins with a compaction
-    assert readers(lab) == {"p:in": kept}
-    closed = entries(lab)[:-1]
-    assert closed == [1] * (kept // 10) + [10] * (9 - kept // 10)
-    runs(lab, "p")
-    assert lab.documents("out.jsonl") == ROWS
-    runs(lab, "a")
-    assert entries(lab) == [1] * 9 + [10]
-
-
-def test_compaction_between_plan_and_stage_and_while_tasks_are_about_to_read(lab: Lab) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab, delivery={"batch-size": 20})
-    runs(lab, "p", "a")
-    with at("before-stage", lambda: runs(lab, "a"), passage=3):
-        runs(lab, "p")
-    assert lab.documents("out.jsonl") == ROWS
-    assert entries(lab)[:5] == [1, 1, 1, 1, 10]
-
-
-@pytest.mark.parametrize("delivery", [{}, {"log": "records"}])
-def test_a_prepared_step_whose_staging_is_lost_is_rebuilt_after_a_compaction(
-    lab: Lab, crashes: Crashes, delivery: Any
-) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab, delivery={"batch-size": 20, **delivery})
-    runs(lab, "p", "a")
-    crashes(lab, "after-prepare:3")
-    shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
-    runs(lab, "a", "p")
-    assert lab.documents("out.jsonl") == ROWS
-
-
-def test_one_that_comes_late_begins_with_what_is_whole(lab: Lab) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab)
-    runs(lab, "a", "p")
-    assert lab.documents("out.jsonl") == ROWS[90:]
-
-
-def test_of_two_readers_the_slower_one_counts(lab: Lab, crashes: Crashes) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab, delivery={"batch-size": 20})
-    downstream(lab, chained(), destination("other"), id="q")
-    runs(lab, "p", "q", "a", "q")
-    crashes(lab, "after-done:2")
-    runs(lab, "a")
-    assert readers(lab) == {"p:in": 40, "q:in": 100}
-    assert entries(lab)[:-1] == [1] * 4 + [10] * 5
-    runs(lab, "p", "a")
-    assert entries(lab)[:-1] == [1] * 9
-    assert lab.documents("out.jsonl") == lab.documents("other.jsonl") == ROWS
-
-
-def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab: Lab, crashes: Crashes) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab, delivery={"batch-size": 20})
-    runs(lab, "p", "a")
-    crashes(lab, "after-done:2")
-    assert drop(lab) == {"pipeline": "a", "reader": "p:in", "source": "in", "offset": 39, "unread": 60}
-    assert readers(lab) == {}
-    runs(lab, "a")
-    assert entries(lab)[:-1] == [1] * 9
-    result = lab.run()
-    assert result.error is not None and result.error.fatal
-    assert result.error.code == "chain.log_gap"
-    assert "40 to 49" in result.error.message
-    # it holds what is left from its place on, so that nothing more goes
-    assert readers(lab) == {"p:in": 40}
-    assert [row["offset"] for row in events(lab, "a", "reader_dropped")] == [40]
-    assert [row["offset"] for row in events(lab, "p", "reader_dropped", "reader_back")] == [40, 40]
-    assert lab.documents("out.jsonl") == ROWS[:40]
-    # as the error says
-    assert "conduit-dagster positions rewind p in --to 90 --force" in (result.error.fix or "")
-    assert rewound(lab, "p", "in", Wish("position", 90), force=True)["skipped"] == 50
-    runs(lab, "p")
-    assert lab.documents("out.jsonl") == [*ROWS[:40], *ROWS[90:]]
-
-
-def test_one_that_is_dropped_and_comes_back_in_time_goes_on_where_it_stood(lab: Lab, crashes: Crashes) -> None:
-    upstream(lab)
-    downstream(lab, delivery={"batch-size": 20})
-    runs(lab, "a")
-    crashes(lab, "after-done:2")
-    drop(lab)
-    runs(lab, "p")
-    assert lab.documents("out.jsonl") == ROWS
-    assert readers(lab) == {"p:in": 100}
-
-
 def test_a_source_that_leaves_its_file_is_no_reader_any_more(lab: Lab) -> None:
     upstream(lab)
     downstream(lab)
@@ -260,39 +141,6 @@ def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> 
     runs(lab, "a", "p")
     assert lab.documents("first.jsonl") and len(lab.lines("first.jsonl")) == 200
     assert lab.documents("out.jsonl") == ROWS
-
-
-def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) -> dict[str, Any]:
-    catalogue = lab.catalogue()
-    bound, project = catalogue.get(pipeline), catalogue.project
-    assert bound is not None
-    options = RunOptions(project.staging_url, log=project.log_url)
-    with lab.store() as database, owned(bound, database, options, lambda: None, "a test") as desk:  # type: ignore[arg-type]
-        return rewind(desk, database, name, wish, force)
-
-
-def test_a_reader_is_rewound(lab: Lab) -> None:
-    upstream(lab)
-    downstream(lab)
-    runs(lab, "a", "p")
-    assert rewound(lab, "p", "in", Wish("position", 90))["now"] == 90
-    assert readers(lab) == {"p:in": 90}
-    runs(lab, "p")
-    assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]
-    assert rewound(lab, "p", "in", Wish("start"))["now"] == 0
-    runs(lab, "p")
-    assert len(lab.lines("out.jsonl")) == 210
-
-
-def test_a_rewind_behind_what_is_gone_is_refused(lab: Lab) -> None:
-    upstream(lab, delivery=SMALL)
-    downstream(lab)
-    runs(lab, "p", "a", "p", "a")
-    with pytest.raises(FatalError, match="are gone"):
-        rewound(lab, "p", "in", Wish("position", 55))
-    assert rewound(lab, "p", "in", Wish("start"))["now"] == 90
-    runs(lab, "p")
-    assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]
 
 
 def test_nacks_of_a_joins_sources_are_not_given_on(lab: Lab) -> None:

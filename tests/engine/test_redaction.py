@@ -209,21 +209,28 @@ def test_an_exception_that_fails_a_block_is_masked(lab: Lab) -> None:
         assert (MASK in error.message) == bool(redact)
 
 
+def build_telling(lab: Lab, plugin: str, redacts: bool, **more: Any) -> str:
+    """A pipeline whose destination tells what it was given; its id."""
+    lab.write("plugins/telling.py", [TELLING])
+    name = f"p{redacts:d}"
+    build(
+        lab,
+        id=name,
+        connectors=[source(), {"id": "out", "type": "destination", "plugin": plugin}],
+        processors=[DECODE],
+        redact=[FIELD] if redacts else [],
+        **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
+        **more,
+    )
+    return name
+
+
 @pytest.mark.parametrize("plugin", ["direct", "driver"])
 def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, plugin: str) -> None:
     """An error that names no record: which values it may hold is known once the record is sent alone."""
-    lab.write("plugins/telling.py", [TELLING])
     told: dict[bool, list[str]] = {}
     for redacts in (False, True):
-        name = f"p{redacts:d}"
-        build(
-            lab,
-            id=name,
-            connectors=[source(), {"id": "out", "type": "destination", "plugin": plugin}],
-            processors=[DECODE],
-            redact=[FIELD] if redacts else [],
-            **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
-        )
+        name = build_telling(lab, plugin, redacts)
         errors = [lab.run(name).error for _ in range(2)]
         assert [error.code for error in errors if error] == ["delivery.bulk_failed", "delivery.record_failed"]
         with lab.store() as store, reading(store) as connection:
@@ -236,19 +243,8 @@ def test_what_a_destination_says_of_many_records_and_of_one_is_masked(lab: Lab, 
 @pytest.mark.parametrize("plugin", ["direct", "driver"])
 def test_at_most_once_tells_nothing_either(lab: Lab, plugin: str) -> None:
     """What was sent and failed is not sent again; the error is all that is left of it."""
-    lab.write("plugins/telling.py", [TELLING])
     for redacts in (False, True):
-        name = f"p{redacts:d}"
-        build(
-            lab,
-            id=name,
-            connectors=[source(), {"id": "out", "type": "destination", "plugin": plugin}],
-            processors=[DECODE],
-            redact=[FIELD] if redacts else [],
-            delivery={"strategy": "at-most-once"},
-            **{"dead-letter-queue": queue(path=f"./{name}-dead.jsonl")},
-        )
-        error = lab.run(name).error
+        error = lab.run(build_telling(lab, plugin, redacts, delivery={"strategy": "at-most-once"})).error
         assert error is not None and (SECRET in everything(error)) == (not redacts)
 
 

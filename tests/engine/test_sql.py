@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import pytest
 from kills import crashing, hooked
 from pyspark.sql import SparkSession
+from stopping import forced_stop_once
 from support import DECODE, Lab, destination, processor, queue, source
-from waiting import wait_until
 
-from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.spark.sql.session import BATCH, sql_session
 
 TOTAL = "SELECT *, price * count AS total FROM record WHERE count <> 0"
@@ -251,13 +249,7 @@ def test_a_forced_stop_between_two_questions(lab: Lab) -> None:
     (lab.root / "waiting.py").write_text(WAITING.format(root=str(lab.root)))
     steps = [sql(), processor("wait", "python", function="waiting:wait"), sql("r", "SELECT * FROM record", "i INT")]
     build(lab, *steps)
-    stop, results = StopFlag(), list[Any]()
-    run = threading.Thread(target=lambda: results.append(lab.run(stop=stop)))
-    run.start()
-    wait_until((lab.root / "started").exists, "the first question is answered", over=lambda: not run.is_alive())
-    stop.force()
-    run.join(60)
-    assert [(r.status, r.error.code) for r in results] == [("degraded", "pipeline.forced_stop")]
+    forced_stop_once(lab, (lab.root / "started").exists, "the first question is answered")
     assert lab.documents("p.jsonl") == []
     (lab.root / "go").touch()
     assert lab.run().error is None

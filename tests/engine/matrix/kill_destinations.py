@@ -83,15 +83,17 @@ class DeltaPlace(Place):
     """A Delta table."""
 
     plugin = "builtin:delta"
+    suffix = "delta"
+    """Of the folder's name."""
 
     def settings(self, name: str, letters: bool) -> dict[str, str]:
         """Columns are inferred for dead letters, whose payload is nested."""
         columns = {} if letters else {"columns": "i:long, m:string"}
-        return {"path": f"./{name}.delta", **columns}
+        return {"path": f"./{name}.{self.suffix}", **columns}
 
     def rows(self, name: str) -> list[Row]:
         """File by file: within one rows are in order, and their names sort by step."""
-        path = self.root / f"{name}.delta"
+        path = self.root / f"{name}.{self.suffix}"
         if not DeltaTable.is_deltatable(str(path)):
             return []
         files = sorted(DeltaTable(str(path)).file_uris(), key=lambda uri: uri.rpartition("/")[2])
@@ -102,10 +104,11 @@ class ParquetPlace(DeltaPlace):
     """A folder of Parquet files, with the columns of the Delta table."""
 
     plugin = "builtin:parquet"
+    suffix = "parquet"
 
     def rows(self, name: str) -> list[Row]:
         """Step by step, part by part."""
-        files = sorted((self.root / f"{name}.delta").glob("step=*/*.parquet"))
+        files = sorted((self.root / f"{name}.{self.suffix}").glob("step=*/*.parquet"))
         return [row for path in files for row in pq.ParquetFile(path).read().to_pylist()]
 
 
