@@ -1,0 +1,36 @@
+"""Runs that are stopped in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from support import Lab
+from waiting import wait_until
+
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.stop import StopFlag
+
+
+def run_until(
+    lab: Lab, condition: Callable[[], object], what: str, then: Callable[[StopFlag], object], **options: Any
+) -> RunResult:
+    """What becomes of a run of the lab's pipeline with which ``then`` does something once the condition holds."""
+    stop = StopFlag()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(lab.run, stop=stop, **options)
+        try:
+            wait_until(condition, what, 120, over=run.done, said=lambda: str(run.result(0)))
+        except BaseException:
+            stop.force()
+            raise
+        then(stop)
+        return run.result(60)
+
+
+def forced_stop_once(lab: Lab, condition: Callable[[], object], what: str) -> None:
+    """Stops it by force once the condition holds: it ends at once, as what was stopped so."""
+    result = run_until(lab, condition, what, StopFlag.force)
+    assert result.error is not None
+    assert (result.status, result.error.code) == ("degraded", "pipeline.forced_stop")

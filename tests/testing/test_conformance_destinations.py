@@ -1,0 +1,223 @@
+"""The conformance suite of destinations: every built-in passes, and one that breaks a rule does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import delta_deliveries
+import file_deliveries
+import pyarrow.parquet as pq
+import pytest
+from conformance_runs import Make, context, run_check
+from deltalake import DeltaTable
+from parts_stream import read_folder
+from postgres_lab import PostgresLab
+from postgres_server import PostgresServer
+from pyspark.sql import SparkSession
+from structlog.testing import capture_logs
+
+from conduit_dagster.connectors.base import (
+    ConnectorSettings,
+    Destination,
+    DirectDestination,
+    DriverDestination,
+    Receipt,
+    Sender,
+)
+from conduit_dagster.connectors.log import LogDestination
+from conduit_dagster.connectors.parquet.destination import ParquetDestination
+from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings
+from conduit_dagster.connectors.registry import find_destination
+from conduit_dagster.record import Record
+from conduit_dagster.testing.conformance import DestinationConformance
+from conduit_dagster.testing.conformance.destinations import Steps
+
+
+class TestOrderedFile(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: file_deliveries.make(tmp_path, strategy="exactly-once")
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "out.jsonl"
+        return lambda: file_deliveries.rows(path) if path.exists() else []
+
+
+class TestFolder(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: file_deliveries.make(tmp_path, "out/", strategy="exactly-once")
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "out"
+        return lambda: [json.loads(line)["i"] for line in read_folder(path)] if path.exists() else []
+
+
+class TestDelta(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: delta_deliveries.make(tmp_path)
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        def read() -> list[int]:
+            path = tmp_path / "table"
+            if not DeltaTable.is_deltatable(str(path)):
+                return []
+            files = sorted(DeltaTable(str(path)).file_uris(), key=lambda uri: uri.rpartition("/")[2])
+            return [row["i"] for uri in files for row in pq.read_table(uri).to_pylist()]
+
+        return read
+
+
+class TestParquetFolder(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        settings = ParquetDestinationSettings.model_validate({"path": "out"})
+        return lambda: ParquetDestination(settings, context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        def read() -> list[int]:
+            files = sorted((tmp_path / "out").glob("step=*/*.parquet"))
+            return [row["i"] for path in files for row in pq.ParquetFile(path).read().to_pylist()]
+
+        return read
+
+
+class TestSparkOrc(DestinationConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path, spark: SparkSession) -> Make:
+        kind: Any = find_destination("spark:orc", {})
+        return lambda: kind(kind.Settings.model_validate({"path": "out"}), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path, spark: SparkSession) -> Callable[[], list[int]]:
+        path = tmp_path / "out"
+        return lambda: [row.i for row in spark.read.orc(str(path)).sort("i").collect()] if path.exists() else []
+
+
+class TestPostgres(DestinationConformance):
+    @pytest.fixture
+    def lab(self, postgres_server: PostgresServer, tmp_path: Path) -> PostgresLab:
+        made = PostgresLab(postgres_server.create_database(), tmp_path)
+        made.reset()
+        made.execute("CREATE TABLE t (n bigserial PRIMARY KEY, i bigint)")
+        return made
+
+    @pytest.fixture
+    def make(self, lab: PostgresLab) -> Make:
+        return lab.destination
+
+    @pytest.fixture
+    def delivered(self, lab: PostgresLab) -> Callable[[], list[int]]:
+        return lambda: [i for _, i in lab.rows()]
+
+
+class TestLog(DestinationConformance):
+    @pytest.fixture
+    def logged(self) -> Iterator[list[Any]]:
+        with capture_logs() as logged:
+            yield logged
+
+    @pytest.fixture
+    def make(self, tmp_path: Path, logged: list[Any]) -> Make:
+        return lambda: LogDestination(LogDestination.Settings(), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, logged: list[Any]) -> Callable[[], list[int]]:
+        return lambda: [json.loads(row["record"])["payload"]["after"]["i"] for row in logged if "record" in row]
+
+
+class Shelf(DriverDestination):
+    """Keeps numbers in a file."""
+
+    name = "shelf"
+
+    def deliver(self, records: Any, delivery: Any) -> None:
+        with Path(self.context.resolve("shelf")).open("a") as file:
+            file.writelines(f"{record.after['i']}\n" for record in records)
+
+
+class Post(DirectDestination):
+    """The same, by a sender."""
+
+    name = "post"
+
+    def sender(self, task: Any) -> Sender:
+        return Posting(Path(self.context.resolve("shelf")))
+
+
+class Posting(Sender):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def send(self, records: list[Record], first: int) -> Any:
+        with self.path.open("a") as file:
+            file.writelines(f"{record.after['i']}\n" for record in records)
+        return [Receipt(first + len(records) - 1, upto=True)]
+
+
+class OfShelves(DestinationConformance):
+    kind: type[Destination]
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: self.kind(ConnectorSettings(), context(tmp_path))
+
+    @pytest.fixture
+    def delivered(self, tmp_path: Path) -> Callable[[], list[int]]:
+        path = tmp_path / "shelf"
+        return lambda: [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+class TestShelf(OfShelves):
+    kind = Shelf
+
+
+class TestPost(OfShelves):
+    kind = Post
+
+
+class Boasts(Shelf):
+    strategies = frozenset({"exactly-once"})
+
+
+class Loses(Shelf):
+    def deliver(self, records: Any, delivery: Any) -> None:
+        super().deliver(list(records)[1:], delivery)
+
+
+class Early(Shelf):
+    def writer(self, task: Any) -> Any:
+        self.deliver([Record(1, {}, {"i": 9})], None)
+        return super().writer(task)
+
+
+@pytest.mark.parametrize(
+    ("kind", "check"),
+    [
+        (Boasts, "publishing_again_changes_nothing"),
+        (Boasts, "it_knows_what_it_holds"),
+        (Loses, "all_of_it_is_there_once_and_in_order"),
+        (Early, "nothing_is_there_before_it_is_published"),
+        (Early, "a_task_that_is_given_up_leaves_nothing"),
+    ],
+)
+def test_a_destination_that_breaks_a_rule_is_found(tmp_path: Path, kind: type[Destination], check: str) -> None:
+    path = tmp_path / "shelf"
+
+    def make() -> Destination:
+        return kind(ConnectorSettings(), context(tmp_path))
+
+    def delivered() -> list[int]:
+        return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+    every = {"make": make, "tmp_path": tmp_path, "delivered": delivered, "steps": Steps(make, tmp_path)}
+    with pytest.raises(AssertionError):
+        run_check(DestinationConformance(), check, every)

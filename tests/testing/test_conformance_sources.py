@@ -1,0 +1,205 @@
+"""The conformance suite of sources: every built-in passes, and one that breaks a rule does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sqlalchemy as sa
+from commit_log_lab import LogLab
+from conformance_runs import Make, context, run_check
+from pyspark.sql import SparkSession
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.base import (
+    ConnectorSettings,
+    Limit,
+    ReadOptions,
+    Source,
+    Split,
+)
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
+from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
+from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings
+from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
+from conduit_dagster.connectors.registry import find_source
+from conduit_dagster.record import Record
+from conduit_dagster.state import schema
+from conduit_dagster.state.project_store import project_store
+from conduit_dagster.testing.conformance import SourceConformance
+
+
+class TestFile(SourceConformance):
+    @pytest.fixture(params=["one", "several"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        for number in range(1 if request.param == "one" else 3):
+            lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
+            (tmp_path / f"in{number}.jsonl").write_text("\n".join([*lines, "", "no json", ""]))
+        path = "in0.jsonl" if request.param == "one" else "in*.jsonl"
+        return lambda: FileSource(FileSourceSettings.model_validate({"path": path}), context(tmp_path))
+
+
+class TestGenerator(SourceConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        settings = {
+            "format.type": "structured",
+            "format.options.id": "int",
+            "format.options.name": "string",
+            "operations": "create,update,delete,snapshot",
+            "recordCount": "50",
+        }
+        return lambda: GeneratorSource(GeneratorSettings.model_validate(settings), context(tmp_path))
+
+
+class TestParquet(SourceConformance):
+    @pytest.fixture(params=["one", "several"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        for number in range(1 if request.param == "one" else 3):
+            rows = pa.table({"i": list(range(30)), "text": ["é" * (i % 9) for i in range(30)]})
+            pq.write_table(rows, tmp_path / f"in{number}.parquet", row_group_size=7)
+        settings = {"path": "in0.parquet" if request.param == "one" else "in*.parquet", "key": "i"}
+        return lambda: ParquetSource(ParquetSourceSettings.model_validate(settings), context(tmp_path))
+
+
+class TestSpark(SourceConformance):
+    @pytest.fixture
+    def make(self, tmp_path: Path, spark: SparkSession) -> Make:
+        lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
+        (tmp_path / "in.jsonl").write_text("\n".join(lines))
+        kind: Any = find_source("spark:json", {})
+        settings = {"path": "in.jsonl", "key": "i"}
+        return lambda: kind(kind.Settings.model_validate(settings), context(tmp_path))
+
+
+class TestPipeline(SourceConformance):
+    """The log of another pipeline, in files of seven entries, some of them nacked; and its output."""
+
+    @pytest.fixture(params=["log", "ordered file", "folder"])
+    def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
+        project = Project.find(tmp_path, {})
+        database = project_store(project)
+        settings = {"pipeline": "p", "connector": "in"}
+        if request.param == "log":
+            lab = LogLab(project.log_url, database, "in")
+            for first in range(0, 49, 7):
+                lab.append(["a", "b", "a", "", "b", "a", "b"], files=2, nacked=[first, first + 3])
+        else:
+            settings = {"pipeline": "p", KEY: written(tmp_path, database, request.param == "folder")}
+        database.dispose()
+        return lambda: PipelineSource(PipelineSourceSettings.model_validate(settings), context(tmp_path))
+
+
+def written(root: Path, database: sa.Engine, is_folder: bool) -> str:
+    """What a file destination has published, as the state store knows it; and more behind that."""
+    path = root / "out"
+    lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) + "\n" for i in range(30)]
+    if is_folder:
+        for step in range(1, 5):
+            part = path / f"step={step:012d}-{0:016d}-abc" / "part-00000.jsonl"
+            part.parent.mkdir(parents=True)
+            part.write_text("".join(lines[10 * step - 10 : 10 * step] if step < 4 else ["not yet\n"]))
+        target: dict[str, Any] = {"path": str(path), "naming": 2}
+    else:
+        path.write_text("".join(lines) + "not yet\n")
+        target = {"path": str(path), "inode": path.stat().st_ino, "length": len("".join(lines).encode())}
+    row = {"pipeline": "p", "consumer": "out", "kind": "data", "delivered": 30, "step": 3, "target": json.dumps(target)}
+    with database.begin() as connection:
+        connection.execute(schema.consumers.insert().values(**row))
+    return Upstream("out", {"path": "./out", "sdk.record.format": "payload/json"}).encode()
+
+
+class Numbers(Source):
+    """Thirty of them; a position is a number."""
+
+    name = "numbers"
+
+    def initial(self) -> int:
+        return 0
+
+    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
+        return min(30, start + limit.records)
+
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        size = max(1, -(-(end - start) // n))
+        return [Split(at, at - start, None, 0, {"to": min(at + size, end)}) for at in range(start, end, size)]
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        del options
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, split.detail["to"])]
+
+
+class TestNumbers(SourceConformance):
+    """As an author writes it."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path) -> Make:
+        return lambda: Numbers(ConnectorSettings(), context(tmp_path))
+
+
+class Overlaps(Numbers):
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        found = super().split(start, end, n)
+        for one in found[:-1]:
+            one.detail["to"] += 1
+        return found
+
+
+class IgnoresTheLimit(Numbers):
+    def latest(self, start: int, limit: Limit, horizon: Any = None) -> int:
+        return 30
+
+
+class StartsOver(Numbers):
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.detail["to"])]
+
+
+class ForgetsOrdinals(Numbers):
+    def split(self, start: int, end: int, n: int) -> list[Split]:
+        return [Split(one.start, 0, None, 0, one.detail) for one in super().split(start, end, n)]
+
+
+class HasTuples(Numbers):
+    def initial(self) -> Any:
+        return (0,)
+
+
+class Twins(Numbers):
+    def read(self, split: Split, options: ReadOptions) -> Iterator[list[Record]]:
+        for block in super().read(split, options):
+            yield [Record(1, {}, record.after) for record in block]
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "more"),
+    [
+        (Overlaps, "however_it_is_cut", {"n": 3}),
+        (IgnoresTheLimit, "steps_add_up", {"most": 3}),
+        (StartsOver, "it_goes_on_at_any_record", {}),
+        (ForgetsOrdinals, "splits_know_their_place", {}),
+        (HasTuples, "positions_are_json", {}),
+        (Twins, "records_are_whole", {}),
+    ],
+)
+def test_a_source_that_breaks_a_rule_is_found(
+    tmp_path: Path, kind: type[Numbers], check: str, more: dict[str, Any]
+) -> None:
+    sound, broken = (lambda k=k: k(ConnectorSettings(), context(tmp_path)) for k in (Numbers, kind))
+    every = {"make": broken, "end": 30, **more}
+    every["records"] = _all(broken if check == "records_are_whole" else sound)
+    with pytest.raises((AssertionError, TypeError)):
+        run_check(SourceConformance(), check, every)
+
+
+def _all(make: Make) -> list[Record]:
+    return [record for block in make().read(Split(0, 0, None, 0, {"to": 30}), ReadOptions()) for record in block]
