@@ -72,7 +72,7 @@ class Deduplicate(Remembering):
 
     It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
     in order, with one step in flight. A remembered key takes up to 40 bytes on disk
-    and 200 in the task's memory, which holds those of two windows of records and of the block at hand.
+    and 200 in the task's memory, which holds those of two windows and of the block at hand.
     """
 
     name: ClassVar[str] = "deduplicate"
@@ -166,10 +166,11 @@ class Deduplicate(Remembering):
     # -- its memory ---------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
-        """Every so many records as are remembered, what was there the last time is over."""
-        if self.settings.records is None or self.count - self._turned <= self.settings.records:
+        """Once all that was there the last time is over, it goes, and what came since is the old."""
+        kept, old = self._kept, bisect_right(self._kept.numbers, self._turned)
+        if old and not self.is_over(kept.numbers[old - 1], kept.at_ns[old - 1]):
             return
-        self._kept.forget(bisect_right(self._kept.numbers, self._turned))
+        kept.forget(old)
         self._old, self._young, self._turned = self._young, {}, self.count
 
     @override

@@ -76,13 +76,15 @@ def test_as_the_model(steps: list[list[Any]], records: int | None, seconds: int 
     assert list(map(repr, on)) == list(map(repr, expected(steps, records, seconds)))
 
 
-def windowed(records: int, key: str = "after.v") -> Deduplicate:
-    settings = DeduplicateSettings.model_validate({"key": key, "window.records": records})
-    return Deduplicate(settings, ProcessorContext("p", "p:x", Clock(0)))
+def windowed(records: int | None, time: str | None = None) -> Deduplicate:
+    settings = {"key": "after.v", "window.records": records, "window.time": time}
+    return Deduplicate(DeduplicateSettings.model_validate(settings), ProcessorContext("p", "p:x", Clock(0)))
 
 
 def feed(one: Deduplicate, count: int) -> None:
+    """Fifty records a second, all of which have keys of their own."""
     for first in range(0, count, 50):
+        one.context.clock.now_ns += SECOND
         one.process_block([Record(i, {}, {"v": i}) for i in range(first, first + 50)])
 
 
@@ -93,9 +95,10 @@ def test_what_is_over_is_forgotten() -> None:
     assert list(one.news().numbers) == list(one.entries().numbers) == list(range(9_900, 10_001))
 
 
-def test_memory_holds_two_windows() -> None:
-    """At some 200 bytes for each key, and not the keys of the whole step."""
-    one = windowed(1_000)
+@pytest.mark.parametrize(("records", "time"), [(1_000, None), (None, "20s"), (1_000, "1h"), (10_000, "20s")])
+def test_memory_holds_two_windows(records: int | None, time: str | None) -> None:
+    """At some 200 bytes for each key, and not the keys of all steps."""
+    one = windowed(records, time)
     tracemalloc.start()
     try:
         feed(one, 50_000)
