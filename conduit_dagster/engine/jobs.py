@@ -66,6 +66,9 @@ class Jobs:
             return run_job(spark, tag, action)
 
     def cancel(self) -> None:
-        """Ends all of the pipeline's, those of its connectors as well, and lets no other of these begin."""
+        """Ends all of the pipeline's in this process, those of its connectors as well; of its own none begins any more.
+
+        Ask until the run has ended: a connector may begin another. Raises what Spark does for a session that is gone.
+        """
         self._cancelled = True
         cancel_jobs_of(self._pipeline)

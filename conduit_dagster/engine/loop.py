@@ -86,12 +86,18 @@ class StepLoop:
                 return None  # a step before was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
             nacked = self._nacked(only, ranges)
-            memory = {node: self.state.memory.get(node, Memory()) for node in self.pipeline.remembering}
+            memory = self.memory()
             plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, nacked, logs, replay, memory)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
         return plan
+
+    def memory(self) -> dict[str, Memory]:
+        """What the processors that remember begin with, by node."""
+        sources = self.state.sources.items()
+        generations = {name: one.generation for name, one in sources if not (one.late or one.is_replay)}
+        return {node: self.state.memory.get(node, Memory()).under(generations) for node in self.pipeline.remembering}
 
     def _missed(self) -> tuple[str, list[Range]] | None:
         """A destination that catches up, and what it gets next."""

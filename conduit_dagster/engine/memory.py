@@ -11,9 +11,10 @@ import hashlib
 import secrets
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -42,43 +43,47 @@ class Remembers:
         self._processor = processor
         self._at: Memory | None = None
         """What it stands at; None where a step has begun since."""
-        self._began, self._generations = Memory(), dict[str, int]()
+        self._began = Memory()
 
-    def recall(self, node: str, memory: Memory, folder: str, generations: Mapping[str, int]) -> None:
+    def recall(self, node: str, memory: Memory, folder: str) -> None:
         """Makes it remember what a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
-        parts = [part for part in memory.parts if not _is_rewound(part, generations)]
-        self._generations = dict(generations)
-        if self._at != memory or len(parts) < len(memory.parts):
+        before = _newest.get((folder, node))
+        if before is not None and before is not self:
+            before.forget()
+        _newest[folder, node] = self
+        if self._at != memory:
             entries = Entries()
-            for part in parts:
+            for part in memory.parts:
                 _read_into(entries, self._processor.basis, node, folder, part)
             self._processor.recall(memory.count, entries)
         # in a task that fails it is neither what it was nor what it would have been
-        self._began, self._at = Memory(parts, memory.count), None
+        self._began, self._at = memory, None
+
+    def forget(self) -> None:
+        """Lets go of what it holds: another one, of a file that has changed or of a replay, has taken its place."""
+        self._at = None
+        self._processor.recall(0, Entries())
 
     def keep(self, folder: str, step: int) -> Memory:
-        """Stores what was added; gives what the next step begins with."""
-        processor, count = self._processor, self._processor.count
-        parts = [part for part in self._began.parts if not processor.is_over(part.number, part.at_ns)]
+        """Stores what was added; gives what the next step begins with.
+
+        What the processor knows is then what those files hold: a worker that reads them must give the same answers.
+        """
+        processor, parts = self._processor, list(self._began.parts)
+        while parts and processor.is_over(parts[0].number, parts[0].at_ns):
+            processor.forget(parts.pop(0).number)
         fresh = processor.news()
-        generations = dict(self._generations)
         if len(parts) >= _MOST_PARTS:
-            fresh = processor.entries()
-            generations = {**_newest(parts), **generations}
-            parts = []
+            fresh, parts = processor.entries(), []
         if fresh:
-            parts.append(_write(folder, step, fresh, generations, processor.basis))
+            parts.append(_write(folder, step, fresh, processor.basis))
         processor.settle()
-        self._at = Memory(parts, count)
+        self._at = Memory(parts, processor.count, self._began.generations)
         return self._at
 
 
-def _is_rewound(part: MemoryPart, generations: Mapping[str, int]) -> bool:
-    return any(generations.get(source, was) > was for source, was in part.generations.items())
-
-
-def _newest(parts: Sequence[MemoryPart]) -> dict[str, int]:
-    return {source: generation for part in parts for source, generation in part.generations.items()}
+_newest: WeakValueDictionary[tuple[str, str], Remembers] = WeakValueDictionary()
+"""Who remembers, by folder and node: a worker keeps several programs of a pipeline, and one memory."""
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -93,7 +98,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_File).decode
 
 
-def _write(folder: str, step: int, entries: Entries, generations: dict[str, int], basis: str) -> MemoryPart:
+def _write(folder: str, step: int, entries: Entries, basis: str) -> MemoryPart:
     # here, because validating a pipeline must not import pyarrow
     import pyarrow as pa
 
@@ -105,7 +110,7 @@ def _write(folder: str, step: int, entries: Entries, generations: dict[str, int]
     with pa.CompressedOutputStream(pa.PythonFile(Sink(file), "w"), "zstd") as stream:
         stream.write(_encode(_File(basis, entries.keys, *columns)))
     digest = file.finish()
-    return MemoryPart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1], generations)
+    return MemoryPart(name, len(entries), file.bytes, digest, entries.numbers[-1], entries.at_ns[-1])
 
 
 def _read_into(entries: Entries, basis: str, node: str, folder: str, part: MemoryPart) -> None:

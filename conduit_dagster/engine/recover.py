@@ -19,7 +19,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
-from conduit_dagster.state.steps import Decision, Letter, Memory, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, StagedDelivery
 
 
 def recover(loop: StepLoop, plans: bool = True) -> None:
@@ -68,10 +68,10 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
             return False
         if (state.generation, state.position) != (span.generation, span.start):
             return False
-    for node in loop.pipeline.remembering:
-        # its processor has come into the file, or come back, since
-        if plan.memory.get(node, Memory()) != loop.state.memory.get(node, Memory()):
-            return False
+    # a processor that remembers may have come into the file, or come back, since
+    memory = loop.memory()
+    if any(plan.memory.get(node) != memory[node] for node in memory):
+        return False
     return loop.can_stage(plan)
 
 

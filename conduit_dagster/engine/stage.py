@@ -91,11 +91,8 @@ class _Task:
         return self._ledger
 
     def _recall(self) -> None:
-        job, known = self._job, self._pipeline.known
-        # which replay it is says nothing of the sources
-        generations = {n: g for n, g in job.generations.items() if not ((inlet := known(n)) and inlet.is_replay)}
         for node, one in self._pipeline.remembering.items():
-            one.recall(node, job.memory.get(node, Memory()), job.memories, generations)
+            one.recall(node, self._job.memory.get(node, Memory()), self._job.memories)
 
     def _keep_memory(self) -> None:
         folder, step = self._job.archive

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
@@ -59,7 +59,9 @@ class _Watch:
                 return
             left -= _POLL
         while not self.ended.wait(_POLL):
-            self._jobs.cancel()
+            # a session that is gone can't be asked: the run finds out by itself
+            with suppress(Exception):
+                self._jobs.cancel()
 
     def ask(self) -> None:
         while not self.ended.wait(_ASK):

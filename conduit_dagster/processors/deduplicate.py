@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from hashlib import blake2b
-from typing import ClassVar, Final, Self, cast
+from typing import Any, ClassVar, Final, Self, cast
 
 import msgspec
 from pydantic import Field as Describe
@@ -12,7 +12,8 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import PositiveDuration
-from conduit_dagster.expressions import Compiled, compile_expression, reads_key
+from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
+from conduit_dagster.json_values import is_json
 from conduit_dagster.processors.base import (
     DROP,
     Example,
@@ -45,7 +46,7 @@ class DeduplicateSettings(ProcessorSettings):
         "duplicate; a missing field is null."
     )
     records: int | None = Describe(
-        default=None, ge=1, alias="window.records", description="For how many records a key is remembered."
+        default=None, ge=1, alias="window.records", description="For how many records with a key one is remembered."
     )
     time: PositiveDuration | None = Describe(
         default=None,
@@ -65,10 +66,10 @@ class Deduplicate(Remembering):
     """Let on the first record with a key, and drop those that follow within a window. Drops are acked.
 
     The keys are kept with the steps, so that it holds over restarts and crashes: a record is a duplicate of one that
-    went on from here, whatever became of that behind. A dead letter that is replayed, and the pieces of one record,
-    are no duplicates of themselves. A rewound source is looked at anew, and with it those whose records shared its
-    steps. A key that can't be computed is a nack. Put it before what replaces the metadata (`unwrap.opencdc`): records
-    are told apart by their source, which is there, and their position.
+    went on from here, whatever became of that behind. A dead letter that had passed it does not pass it again when it
+    is replayed, and the pieces of one record are no duplicates of one another. Once a source is rewound or its settings
+    make it another one, all is forgotten. A key that can't be computed is a nack. Put it before what replaces the
+    metadata (`unwrap.opencdc`): records are told apart by their source, which is there, and their position.
 
     It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
     in order, with one step in flight. A remembered key takes up to 40 bytes on disk
@@ -122,7 +123,7 @@ class Deduplicate(Remembering):
         self._turn_over()
         young, old, kept, count, now_ns = self._young, self._old, self._kept, self.count, self.context.clock.now_ns
         keys, owners, numbers, times = kept.keys, kept.owners, kept.numbers, kept.at_ns
-        value_of, metadata, source = self._value, None, 0
+        value_of, forgotten, metadata, source = self._value, self._forgotten, None, 0
         for place, record in enumerate(records):
             try:
                 key = value_of(record)
@@ -132,7 +133,7 @@ class Deduplicate(Remembering):
                 if not plain:
                     if key is None or (isinstance(key, list | tuple) and None in key):
                         continue
-                    key = blake2b(_encode(key), digest_size=_DIGEST).digest()
+                    key = _digest(key)
             except Exception as error:  # noqa: BLE001  # an expression may raise whatever Python raises for such operands
                 results.put(place, Nack("expression.failed", failure(error)))
                 continue
@@ -144,8 +145,8 @@ class Deduplicate(Remembering):
                 position if type(position) is int and 0 <= position < _MOST else _number_of(str(position))
             )
             count += 1
-            before = young.get(key) or old.get(key)
-            if before is not None:
+            before = young.get(key) or old.get(key)  # numbers begin at 1
+            if before and before > forgotten:
                 self.count, at = count, bisect_left(numbers, before)
                 if not self.is_over(before, times[at]):
                     if owners[at] != owner:
@@ -166,16 +167,22 @@ class Deduplicate(Remembering):
     # -- its memory ---------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
-        """Once all that was there the last time is over, it goes, and what came since is the old."""
-        kept, old = self._kept, bisect_right(self._kept.numbers, self._turned)
-        if old and not self.is_over(kept.numbers[old - 1], kept.at_ns[old - 1]):
-            return
-        kept.forget(old)
-        self._old, self._young, self._turned = self._young, {}, self.count
+        """Once nothing matters any more that was there the last time, it goes, and what came since is the old."""
+        records = self.settings.records
+        gone = self._forgotten if records is None else max(self._forgotten, self.count - records - 1)
+        if self._turned <= gone:
+            self._kept.forget(bisect_right(self._kept.numbers, gone))
+            self._old, self._young, self._turned = self._young, {}, self.count
+
+    @override
+    def forget(self, number: int) -> None:
+        self._kept.forget(bisect_right(self._kept.numbers, number))
+        self._forgotten = number
 
     @override
     def recall(self, count: int, entries: Entries) -> None:
         self.count = self._turned = self._settled = count
+        self._forgotten = 0
         self._kept, self._young = entries, dict[Key, int]()
         # later ones of the same key come later
         self._old = dict(zip(entries.keys, entries.numbers, strict=True))
@@ -193,7 +200,9 @@ class Deduplicate(Remembering):
         kept, first = self._kept, self._first_within()
         while first < len(kept) and self.is_over(kept.numbers[first], kept.at_ns[first]):
             first += 1
-        return kept.since(first)
+        if first:
+            self.forget(kept.numbers[first - 1])
+        return kept.since(0)
 
     def _first_within(self) -> int:
         """The place of the first one that is not over by the count: that never falls, so it holds for all steps."""
@@ -205,11 +214,20 @@ class Deduplicate(Remembering):
     def is_over(self, number: int, at_ns: int) -> bool:
         if self.settings.records is not None and self.count - number > self.settings.records:
             return True
-        return self._time_ns is not None and self.context.clock.now_ns - at_ns >= self._time_ns
+        # a clock that was far ahead once must not make keys last until then
+        return self._time_ns is not None and abs(self.context.clock.now_ns - at_ns) >= self._time_ns
+
+
+def _digest(key: Any) -> bytes:
+    """Of its JSON. Raises for what JSON can't hold: two of those would look the same."""
+    if not is_json(key):
+        raise EvaluationError("a part of the key is nothing that JSON can hold")
+    text = b"\0" + key if isinstance(key, bytes) else _encode(key)
+    return blake2b(text, digest_size=_DIGEST).digest()
 
 
 def _number_of(text: str) -> int:
-    """Of a number itself, of another text a hash that is as long."""
-    if len(text) < _DIGITS and text.isdecimal() and str(int(text)) == text:
+    """Of a number that fits itself, of another text a hash that does."""
+    if len(text) <= _DIGITS and text.isdecimal() and str(int(text)) == text and int(text) < _MOST:
         return int(text)
     return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()) >> 1

@@ -18,7 +18,7 @@ class Entries:
         self.owners = array("q")
         """A name of the record that each is of, the same for every attempt."""
         self.numbers = array("q")
-        """Which of the records that came to the processor, from 1, over all steps: ascending."""
+        """Which of the records with a key, from 1, over all steps: ascending."""
         self.at_ns = array("q")
         """The times of the steps."""
 
@@ -51,7 +51,7 @@ class Remembering(Processor, ABC):
     """
 
     count: int = 0
-    """Records that came to it, over all steps."""
+    """Records with a key that came to it, over all steps."""
 
     @property
     @abstractmethod
@@ -72,7 +72,11 @@ class Remembering(Processor, ABC):
 
     @abstractmethod
     def entries(self) -> Entries:
-        """All that still matters."""
+        """All that still matters. What came before is forgotten."""
+
+    @abstractmethod
+    def forget(self, number: int) -> None:
+        """Forgets what came up to this one, over or not."""
 
     @abstractmethod
     def is_over(self, number: int, at_ns: int) -> bool:

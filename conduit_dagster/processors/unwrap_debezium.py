@@ -98,9 +98,9 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
         if type(after) not in PAYLOADS or type(before) not in PAYLOADS:
             raise LookAgain
+        key = unwrapped_key(record.key)
         record.metadata, record.operation = _metadata(change, record.metadata), operation
-        record.before, record.after = before, after
-        record.key = unwrapped_key(record.key)
+        record.key, record.before, record.after = key, before, after
 
 
 def _data(change: Document, name: str) -> Data:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,13 @@ def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
 
 
 def cancel_jobs_of(pipeline: str) -> None:
-    """Ends all that run in this process, and waits for that as long as ``cancel_job`` does."""
+    """Ends all that run in this process, side by side, and waits for that as long as ``cancel_job`` does.
+
+    What is about to begin may be missed: ask again. Raises what the first of them raised, once all have been asked.
+    """
     with _lock:
         running = dict(_running.get(pipeline, {}))
-    for tag, spark in running.items():
-        cancel_job(spark, tag)
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(cancel_job, spark, tag) for tag, spark in running.items()]
+    for one in asked:
+        one.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -47,8 +48,6 @@ class MemoryPart(msgspec.Struct, frozen=True):
     """The newest entry's: how many records had come to the processor."""
     at_ns: int
     """The newest entry's time."""
-    generations: dict[str, int] = {}
-    """Of the sources that its records came from: a source that was rewound since is looked at anew."""
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -56,7 +55,14 @@ class Memory(msgspec.Struct, frozen=True):
 
     parts: list[MemoryPart] = []
     count: int = 0
-    """Records that have come to it."""
+    """Records with a key that have come to it."""
+    generations: dict[str, int] = {}
+    """Those that the sources had."""
+
+    def under(self, generations: Mapping[str, int]) -> Memory:
+        """What a step begins with: nothing, once a source was rewound or has become another one."""
+        same = all(generations.get(source, was) == was for source, was in self.generations.items())
+        return Memory(self.parts if same else [], self.count, dict(generations))
 
 
 class Plan(msgspec.Struct, frozen=True):

@@ -45,6 +45,16 @@ def places(lab: Lab, name: str = "p") -> list[int]:
     return [row["i"] for row in lab.documents(f"{name}.jsonl")]
 
 
+def windowed(first: int, records: int) -> list[int]:
+    """What goes on of the records from a place on, where keys are forgotten after so many."""
+    last, wanted = dict[int, int](), list[int]()
+    for place, key in enumerate(KEYS[first:], first):
+        if key not in last or place - last[key] > records:
+            last[key] = place
+            wanted.append(place)
+    return wanted
+
+
 def files(lab: Lab) -> list[str]:
     """What is remembered on disk."""
     return sorted(path.name for path in lab.root.rglob("~memory/*"))
@@ -117,13 +127,7 @@ def test_a_window_of_records(lab: Lab) -> None:
     """After four records a key is forgotten."""
     build(lab, records=4)
     assert lab.run().error is None
-    last: dict[int, int] = {}
-    wanted: list[int] = []
-    for place, key in enumerate(KEYS):
-        if key not in last or place - last[key] > 4:
-            last[key] = place
-            wanted.append(place)
-    assert places(lab) == wanted and len(wanted) > len(FIRST)
+    assert places(lab) == windowed(0, 4) and len(places(lab)) > len(FIRST)
 
 
 def test_a_dead_letter_is_no_duplicate_of_itself(lab: Lab) -> None:
@@ -137,6 +141,36 @@ def test_a_dead_letter_is_no_duplicate_of_itself(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": 15, "k": 1}], mode="a")
     assert lab.run().error is None
     assert sorted(places(lab)) == FIRST
+
+
+def test_a_dead_letter_whose_key_came_again_is_delivered_all_the_same(lab: Lab) -> None:
+    """It had passed the processor: another one that came once the window was over is no reason to drop it."""
+    lab.write("in.jsonl", [{"i": 15, "k": KEYS[0]}], mode="a")
+    build(lab, processor("refuse", "error", "after.i == 0", message="no"), records=4)
+    assert lab.run().error is None
+    went = places(lab)
+    assert 0 not in went and 15 in went
+    build(lab, records=4)
+    assert lab.replay()["delivered"] == {"out": 1}
+    assert places(lab) == [*went, 0]
+
+
+def test_a_rewind_forgets_what_a_replay_has_left(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A letter that was nacked before the processor passes it when it is replayed, and is remembered."""
+    once = processor("once", "deduplicate", **{"key": "after.k", "window.records": "4"})
+    delivery = {"batch-size": 3, "log": "records"}
+    for refused in (0, 99):
+        refuse = processor("refuse", "error", f"after.i == {refused}", message="no")
+        build(lab, processors=[DECODE, refuse, once], delivery=delivery)
+        if refused == 0:
+            assert lab.run().error is None
+    went = places(lab)
+    assert went == windowed(1, 4)
+    assert lab.replay()["delivered"] == {"out": 1}
+    monkeypatch.chdir(lab.root)
+    assert main(("positions", "rewind", "p", "--to-offset", "2")) == 0
+    assert lab.run().error is None
+    assert places(lab) == [*went, 0, *windowed(2, 4)]
 
 
 def test_a_rewound_source_is_looked_at_anew(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,8 +74,9 @@ class SparkDestination(StagedDestination):
             urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
-                # makes it this thread's own session: a writer looks for Python data sources nowhere else
-                spark.createDataFrame([], "nothing INT")
+                if self._settings.register_:
+                    # makes it this thread's own session: a writer looks for Python data sources nowhere else
+                    spark.createDataFrame([], "nothing INT")
                 self._save(spark.read.parquet(*urls), delivery)
         return delivery.target
 

@@ -47,12 +47,30 @@ def way_of(pipeline: CompiledPipeline, inlet: Inlet, replayed: Replayed) -> Way 
             "dead_letters.before_join", "it was nacked before it was joined, so its partners went on: discard it"
         )
     if not replayed.at_node:
-        return Way(every, branches)
+        source = f"{pipeline.program.pipeline}:{inlet.origin}"
+        before = {source, *(step.node for step in every)}
+        nodes = _to_pass(pipeline, every, replayed.node, {source})
+        return Way(
+            nodes, [one._replace(nodes=_to_pass(pipeline, one.nodes, replayed.node, before)) for one in branches]
+        )
     edits, rest = every[: inlet.edits], every[inlet.edits :]
     for place, step in enumerate(rest):
         if step.node == replayed.node:
             return Way([*edits, *rest[place:]], branches)
     return _within(edits, branches, replayed.node)
+
+
+def _to_pass(pipeline: CompiledPipeline, nodes: Sequence[Step], nacked_by: str, before: set[str]) -> Sequence[Step]:
+    """Without those that remember and that the record has passed, as far as that is known.
+
+    To them it would be a duplicate of one that came since, and be lost. ``before``: nodes that are in front of these.
+    """
+    if nacked_by in before:
+        return nodes
+    names = [step.node for step in nodes]
+    # one that has left the file may have stood behind all of them
+    passed = names.index(nacked_by) if nacked_by in names else len(names)
+    return [step for i, step in enumerate(nodes) if i >= passed or step.node not in pipeline.remembering]
 
 
 def _is_behind(every: Sequence[Step], pipeline: CompiledPipeline, node: str) -> bool:
