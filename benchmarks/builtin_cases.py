@@ -75,6 +75,9 @@ class InOrder(Remembering, Loop):
 
     def is_over(self, number, at_ns):
         return False
+
+    def forget(self, number):
+        pass
 """
 """Behind it, for a loop that has to see all records in order: it runs in one task, and stores nothing."""
 
