@@ -104,7 +104,9 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
     def shared(*_: object, **__: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr("conduit_dagster.cli.session.spark_session", shared)
+    # some verbs look it up when they need it, and what runs pipelines has it by a name of its own
+    for module in ("session", "running"):
+        monkeypatch.setattr(f"conduit_dagster.cli.{module}.spark_session", shared)
 
 
 @pytest.fixture
