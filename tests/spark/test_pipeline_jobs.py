@@ -29,7 +29,7 @@ def test_one_that_does_not_end_keeps_no_other_waiting(spark: SparkSession) -> No
             second = pool.submit(obedient)
             wait_until(lambda: len(_running["p"]) == 2, "both are there")
             asked = pool.submit(cancel_jobs_of, "p")
-            assert second.result(30)
+            assert second.result(5)
             assert not first.done() and not asked.done()
         finally:
             go_on.set()
