@@ -171,7 +171,7 @@ class Deduplicate(Remembering):
         records = self.settings.records
         gone = self._forgotten if records is None else max(self._forgotten, self.count - records - 1)
         if self._turned <= gone:
-            self._kept.forget(bisect_right(self._kept.numbers, gone))
+            self.forget(gone)
             self._old, self._young, self._turned = self._young, {}, self.count
 
     @override

@@ -48,7 +48,8 @@ def cancel_jobs_of(pipeline: str) -> None:
     """
     with _lock:
         running = dict(_running.get(pipeline, {}))
-    with ThreadPoolExecutor() as pool:
+    # one each: none may wait for another's end
+    with ThreadPoolExecutor(max(1, len(running))) as pool:
         asked = [pool.submit(cancel_job, spark, tag) for tag, spark in running.items()]
     for one in asked:
         one.result()
