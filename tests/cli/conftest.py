@@ -18,6 +18,7 @@ from scripted import Script
 from support import Lab
 from waiting import wait_until
 
+from conduit_dagster.cli import running, session
 from conduit_dagster.cli.main import main
 
 PIPELINE = """
@@ -104,9 +105,10 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
     def shared(*_: object, **__: object) -> Iterator[SparkSession]:
         yield spark
 
-    # some verbs look it up when they need it, and what runs pipelines has it by a name of its own
-    for module in ("session", "running"):
-        monkeypatch.setattr(f"conduit_dagster.cli.{module}.spark_session", shared)
+    # some verbs look it up when they need it, and what runs pipelines has it by a name of its own; both modules are
+    # there before either is patched: one imported in between would take the patch for its own, and keep it
+    for module in (session, running):
+        monkeypatch.setattr(module, "spark_session", shared)
 
 
 @pytest.fixture
