@@ -54,17 +54,15 @@ def combinations(kinds: list[str]) -> list[Combination]:
     ]
 
 
-_WITH_FILES_ONLY = ("merge", "cut", "join")
-_NOT_TWO = (*_WITH_FILES_ONLY, "two")
-_LEFT_OUT = {"file": (), "folder": _NOT_TWO, "parquet": _NOT_TWO, "delta": _NOT_TWO}
-"""In the choice. A folder is the file destination's other layout, Parquet files lie in one, and Delta is second to
-PostgreSQL."""
-_FULL_ONLY = ("nacks", "once", "query", "chain")
-"""Nacks are in the scenarios ``two``, ``flight`` and ``records`` as well."""
+_WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
+"""In the choice. The scenario ``two`` has nacks as well."""
+_FULL_ONLY = ("once", "query", "chain")
+_LEFT_OUT = {"file": (), "folder": (*_WITH_FILES_ONLY, "two"), "parquet": (*_WITH_FILES_ONLY, "two")}
+"""A folder is the file destination's other layout, and Parquet files lie in one."""
 
 
 def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
-    """Those that are tried. By default a choice of five minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
+    """Those that are tried. By default a choice of six minutes; ``CONDUIT_MATRIX=full`` (``make matrix``): all.
 
     At-least-once and exactly-once take the same way through the engine where a destination keeps both.
     """
@@ -73,5 +71,5 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
-    both = kind == "file" and scenario.name == "two"
+    both = kind == "file" and scenario.name in ("two", "nacks", "join")
     return ("exactly-once", "at-most-once") if both else scenario.strategies[:1]
