@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,12 +12,12 @@ from typing import Any, TypeVar
 ServerT = TypeVar("ServerT", bound=ThreadingHTTPServer)
 
 
-class QuietHandler(BaseHTTPRequestHandler):
+class QuietHandler(BaseHTTPRequestHandler, ABC):
     """Writes nothing about what it is asked."""
 
+    @abstractmethod
     def respond(self) -> None:
         """Whatever the method: calls :meth:`answer`."""
-        raise NotImplementedError
 
     def do_GET(self) -> None:
         """As the library calls it."""
