@@ -11,6 +11,7 @@ import msgspec
 from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.connectors.base import Block, Split
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.log_store import LogPart
 
 _GRAIN = 20_000
@@ -71,6 +72,33 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
         "parts": [msgspec.to_builtins(part) for part in mine],
     }
     return Split(start, ordinal, stop - start, weight, detail)
+
+
+def read_whole(split: Split, keys: bool = True) -> Iterator[Block]:
+    """As :func:`read_log`. Raises ``FatalError`` (``log.gap``) where an entry of the split is missing.
+
+    A step reads no range with gaps: passing one over would lose records without a word (audit P3).
+    """
+    expected = split.start
+    for block in read_log(split, keys):
+        count = len(block.records)
+        if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
+            raise _gap(split, expected)
+        expected += count
+        yield block
+    if expected != split.detail["to"]:
+        raise _gap(split, expected)
+
+
+def _gap(split: Split, offset: int) -> FatalError:
+    detail = split.detail
+    return FatalError(
+        f"the log of {detail['source']} lacks offset {offset}, and a step is to read {split.start} to {detail['to'] - 1}",
+        code="log.gap",
+        place=LogFolder(detail["base"], detail["pipeline"], detail["source"]).url,
+        fix="put the log's files back; or go on behind what is missing, and lose it: "
+        f"conduit-dagster positions rewind {detail['pipeline']} {detail['source']} --to-offset N --force",
+    )
 
 
 def read_log(split: Split, keys: bool = True) -> Iterator[Block]:

@@ -43,7 +43,7 @@ def make_loop(
     slots = 1 if pipeline.remembering else slots
     memories = Memories(memory_folder(log, bound.id))
     stager = Stager(jobs, pipeline, staging, archive, memories, slots, store.epoch)
-    restaged = Restaged(stager)
+    restaged = Restaged(pipeline, state, stager)
     direct = DirectSender(pipeline, jobs, delivery.offset_flush_interval)
     bisect = delivery.redelivery == "bisect"
     publisher = Publisher(pipeline, store, state, window, direct, restaged, archive, bisect)

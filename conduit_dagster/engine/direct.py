@@ -13,8 +13,8 @@ import msgspec
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.moves import generations
 from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
@@ -43,7 +43,7 @@ class DirectSender:
         token = secrets.token_hex(8)
         job = SendJob(
             delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
-            token, plan.hashes, generations(plan, self._pipeline.inlets),
+            token, plan.hashes, generations(plan),
         )  # fmt: skip
         function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
         with self._following(delivery.staging, token, flushed):

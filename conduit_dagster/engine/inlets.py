@@ -12,7 +12,6 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
-from conduit_dagster.state.steps import Plan, Range
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,6 @@ class Inlet:
         if isinstance(source, CatchUpSource):
             return source.source
         return source.origin if isinstance(source, ReplaySource) else self.id
-
-    def offsets(self, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
-        """The offsets ``[first, stop)`` of the range's first ``count`` records, by the source they belong to."""
-        if isinstance(self.source, JoinSource):
-            # entries of joined records are not told apart: their offsets move with the whole range
-            return {name: (span.start[name], span.end[name]) for name in self.source.members} if whole else {}
-        return {self.origin: (span.offset, span.offset + count)}
 
 
 def replay_inlets(program: Program, inlets: Sequence[Inlet], edits: Sequence[Step]) -> Sequence[Inlet]:
@@ -85,14 +77,3 @@ def inlets_of(program: Program, sources: Sequence[Inlet]) -> Sequence[Inlet]:
 
 def _catch_up(inlet: Inlet, consumer: str) -> Inlet:
     return Inlet(catch_up_id(inlet.id, consumer), CatchUpSource(inlet.source, inlet.id, consumer), inlet.nodes)
-
-
-def generations(plan: Plan, inlets: Sequence[Inlet]) -> dict[str, int]:
-    """The generation of each source of a step; those of a join have the join's."""
-    members = joined_members(inlets)
-    return {name: span.generation for span in plan.ranges for name in members.get(span.source, [span.source])}
-
-
-def joined_members(inlets: Sequence[Inlet]) -> dict[str, list[str]]:
-    """The sources behind each join."""
-    return {inlet.id: list(inlet.source.members) for inlet in inlets if isinstance(inlet.source, JoinSource)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from conduit_dagster.commit_log.splits import behind, log_split, read_log
+from conduit_dagster.commit_log.splits import behind, log_split, read_whole
 from conduit_dagster.connectors.base import Block, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.record import Nack, Record
@@ -106,7 +106,7 @@ class _Entries:
 
     @staticmethod
     def _all(split: Split) -> Iterator[tuple[int, Record, tuple[str, Nack] | None]]:
-        for block in read_log(split):
+        for block in read_whole(split):
             for i, record in enumerate(block.records):
                 yield block.boundary(i), record, block.nacks.get(i)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import cut, reach, read_log, relocated
+from conduit_dagster.commit_log.splits import cut, reach, read_whole, relocated
 from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.record import Record
 
@@ -47,8 +47,8 @@ class LogSource(Source):
         return cut(self.manifest, start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
-        """The entries as they were logged; those that a node nacked before come as nacked."""
-        yield from read_log(split, options.keys > Keys.NONE)
+        """The entries as they were logged; those that a node nacked before come as nacked. Refuses a gap."""
+        yield from read_whole(split, options.keys > Keys.NONE)
 
     def relocate(self, split: Split) -> Split:
         """The split with the files that hold it now: compaction may have put others in their place."""

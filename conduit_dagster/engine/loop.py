@@ -7,12 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import joined_members
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.moves import joined_members
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.prepare import Preparer
@@ -78,7 +80,6 @@ class StepLoop:
         return self._planned(ranges, "", {}) if ranges else None
 
     def _planned(self, ranges: list[Range], only: str, logs: dict[str, Reach]) -> Plan | None:
-        hashes, targets = self._names.of_step(ranges), self._targets()
         replay = self.pipeline.replay_of(ranges[0].source)
         reached("before-plan", self._name)
         with self._planning:
@@ -86,8 +87,10 @@ class StepLoop:
                 return None  # a step before was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
             nacked = self._nacked(only, ranges)
-            memory = self.memory()
-            plan = Plan(number, time.time_ns(), ranges, targets, hashes, reads, only, nacked, logs, replay, memory)
+            plan = Plan(
+                number, time.time_ns(), ranges, self._targets(), {}, reads, only, nacked, logs, replay, self.memory()
+            )
+            plan = self._names.named(plan)
             self.store.plan(plan)
         reached("after-plan", self._name)
         self.tail.planned(plan)
@@ -140,8 +143,10 @@ class StepLoop:
         if end == known.position:
             return None
         # an entry of the log has its offset, wherever a rewind has put the source
-        logged = isinstance(self.pipeline.inlet(source).source, LogSource)
-        return Range(source, known.generation, known.position, end, known.position if logged else known.records)
+        inlet = self.pipeline.inlet(source)
+        logged = isinstance(inlet.source, LogSource)
+        offset = known.position if logged else known.records
+        return Range(source, known.generation, known.position, end, offset, inlet.origin)
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
         inlet = self.pipeline.inlet(source)
@@ -211,9 +216,7 @@ class StepLoop:
     def _cut(self, plan: Plan, row: NackRow, refused: ConduitError) -> Plan:
         with self._planning:
             self._closed = True
-            successor = cut(plan, row, self._within, self.state.next_step, time.time_ns(), self._names.of_step)
-            if successor is not None:
-                self.state.next_step += 1
+            successor = self._successor(plan, cut(plan, row, self._within))
             reached("before-replan", self._name)
             # the step, every later one and the successor in one transaction
             self.store.replan(plan.step, successor)
@@ -221,6 +224,13 @@ class StepLoop:
         if successor is None:
             raise refused
         return successor
+
+    def _successor(self, plan: Plan, ranges: list[Range]) -> Plan | None:
+        """A step of these ranges in the place of one that is void; None where there are none."""
+        if not ranges:
+            return None
+        number, now = self._take_number(), time.time_ns()
+        return self._names.named(msgspec.structs.replace(plan, step=number, clock_ns=now, ranges=ranges, logs={}))
 
     def _within(self, span: Range, boundary: Any) -> Any:
         return self.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
@@ -231,6 +241,6 @@ class StepLoop:
         self.state.finished(plan, decision)
         refused = self.publisher.refusals.take_rows()
         seconds = time.monotonic() - started
-        self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(self.pipeline.inlets)))
+        self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(plan)))
         self.restaged.discard()
         self.stager.memories.forget(plan.memory, decision.memory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.state.offsets import EVERYTHING
 from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
 
@@ -10,27 +9,27 @@ Offsets = dict[str, dict[str, int]]
 """Source to namespace to the last offset that is handled."""
 
 
-def after_step(pipeline: CompiledPipeline, plan: Plan, decision: Decision) -> Offsets:
-    """Where a consumer stands that has handled all of the step."""
+def after_step(plan: Plan, decision: Decision) -> Offsets:
+    """Offsets of a consumer that has handled the whole step. Needs nothing but what the store knows of it."""
     moves: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = decision.sources.get(span.source, SourceCount())
-        for source, (first, stop) in _offsets(pipeline, span, count.read, whole=True).items():
+        for source, (first, stop) in _offsets(plan, span, count.read, whole=True).items():
             if stop > first:
                 # a join's namespaces are not told apart
-                seen = decision.namespaces.get(span.source, {}) if source == origin_of(pipeline, span.source) else {}
+                seen = decision.namespaces.get(span.source, {}) if source == span.connector else {}
                 named = {namespace: first + last.ordinal for namespace, last in seen.items()}
                 moves[source] = {**named, EVERYTHING: stop - 1}
     return moves
 
 
-def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
+def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
     """Where a consumer stands whose next unhandled record is this one: right before it (CASES C12)."""
     moves: Offsets = {}
     for span in plan.ranges if not plan.replay else ():
         count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
         whole = span.source != source
-        for real, (first, stop) in _offsets(pipeline, span, count, whole).items():
+        for real, (first, stop) in _offsets(plan, span, count, whole).items():
             if stop > first:
                 moves[real] = {EVERYTHING: stop - 1}
         if span.source == source:
@@ -38,24 +37,40 @@ def before_record(pipeline: CompiledPipeline, plan: Plan, decision: Decision, so
     return moves
 
 
-def before_next(
-    pipeline: CompiledPipeline, plan: Plan, decision: Decision, following: tuple[str, int] | None
-) -> Offsets:
+def before_next(plan: Plan, decision: Decision, following: tuple[str, int] | None) -> Offsets:
     """Where a consumer stands whose next record comes from this record of a source; None: it has handled all."""
     if following is None:
-        return after_step(pipeline, plan, decision)
-    return before_record(pipeline, plan, decision, *following)
+        return after_step(plan, decision)
+    return before_record(plan, decision, *following)
 
 
-def _offsets(pipeline: CompiledPipeline, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
-    inlet = pipeline.known(span.source)
-    return {span.source: (span.offset, span.offset + count)} if inlet is None else inlet.offsets(span, count, whole)
+def _offsets(plan: Plan, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
+    """The offsets ``[first, stop)`` of the range's first ``count`` records, by the connector they belong to."""
+    if is_joined(plan):
+        # entries of joined records are not told apart: their offsets move with the whole range
+        return {name: (span.start[name], span.end[name]) for name in span.start} if whole else {}
+    return {span.connector: (span.offset, span.offset + count)}
 
 
-def origin_of(pipeline: CompiledPipeline, source: str) -> str:
+def is_joined(plan: Plan) -> bool:
+    """Whether its positions are offsets of several logs that are read as one."""
+    return plan.reads == "join" and not plan.replay
+
+
+def joined_members(plan: Plan) -> dict[str, list[str]]:
+    """The sources behind each join of the step."""
+    return {span.source: list(span.start) for span in plan.ranges} if is_joined(plan) else {}
+
+
+def generations(plan: Plan) -> dict[str, int]:
+    """The generation of each source of a step; those of a join have the join's."""
+    members = joined_members(plan)
+    return {name: span.generation for span in plan.ranges for name in members.get(span.source, [span.source])}
+
+
+def origin_of(plan: Plan, source: str) -> str:
     """The connector whose records a step reads under this name."""
-    inlet = pipeline.known(source)
-    return source if inlet is None else inlet.origin
+    return span_of(plan, source).connector
 
 
 def offset_of(plan: Plan, source: str, ordinal: int) -> int:

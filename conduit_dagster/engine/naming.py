@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.hashes import delivery_hash
 from conduit_dagster.state.steps import Plan, Range
@@ -20,14 +22,15 @@ class Names:
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline
 
-    def of_step(self, ranges: Sequence[Range]) -> dict[str, str]:
-        """Consumer to hash; under the empty name the step's own. Computed once, stored with the plan."""
-        sources = self._sources(ranges)
-        return {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
+    def named(self, plan: Plan) -> Plan:
+        """The plan with a hash for each consumer, and under the empty name the step's own: computed once, stored."""
+        sources = self._sources(plan.ranges)
+        hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
+        return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
     def child(self, plan: Plan, consumer: str, skip: int, take: int) -> str:
         """The hash of a part of a delivery."""
-        return self._hash(consumer, self._sources(plan.ranges), skip, take)
+        return self._hash(consumer, plan.named or self._sources(plan.ranges), skip, take)
 
     def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:
         return [self._source(span) for span in ranges]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,9 +10,8 @@ import msgspec
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.index import index_rows
-from conduit_dagster.engine.moves import after_step, origin_of
+from conduit_dagster.engine.moves import after_step
 from conduit_dagster.engine.namespaces import merged
-from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, as_rows
@@ -29,14 +27,13 @@ class Preparer:
 
     def __init__(self, pipeline: CompiledPipeline, store: PipelineStore, state: PipelineState, stager: Stager) -> None:
         self._pipeline, self._store, self._state, self._stager = pipeline, store, state, stager
-        self._names = Names(pipeline)
         self._name = pipeline.program.pipeline
 
     def prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         """Makes staging durable and records what is decided; nothing is published before it returns."""
         decision = self._decision(plan, staged, resolution)
         self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
-        moves = after_step(self._pipeline, plan, decision) if decision.once else None
+        moves = after_step(plan, decision) if decision.once else None
         letters = self._letters(plan, staged)
         self._stager.memories.sync(plan.memory, decision.memory)
         reached("before-prepare", self._name)
@@ -47,11 +44,10 @@ class Preparer:
 
     def _letters(self, plan: Plan, staged: Staged) -> Letters:
         parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._stager.archive
-        origin = partial(origin_of, self._pipeline)
         if parts:
             # the index names no file that a crash could take
             archive.sync()
-        return Letters(parts, lambda: index_rows(archive, parts, plan, origin))
+        return Letters(parts, lambda: index_rows(archive, parts, plan))
 
     def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         return Decision(
@@ -70,9 +66,7 @@ class Preparer:
         parts = staged.parts(consumer)
         kind = "dlq" if consumer == DEAD_LETTERS else "data"
         target = self._target(consumer) if parts else {}
-        # a consumer that was added after the step was planned has its name computed here
-        name = plan.hashes.get(consumer) or self._names.of_step(plan.ranges)[consumer]
-        made = StagedDelivery(consumer, kind, name, staged.staging[consumer], parts, target)
+        made = StagedDelivery(consumer, kind, plan.hashes[consumer], staged.staging[consumer], parts, target)
         if not parts or self._pipeline.program.strategy != "at-most-once":
             return made
         expected = self._pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))

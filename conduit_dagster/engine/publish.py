@@ -15,6 +15,7 @@ from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.reads_same import reads_same
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
@@ -208,17 +209,19 @@ class Publisher:
         """Done, and only then the acks: a source is never acked ahead of its stored position."""
         reached("before-done", self._name)
         if not decision.once:
-            moves = after_step(self._pipeline, plan, decision)
-            names = [name for name in self._pipeline.consumers() if plan.is_for(name)]
-            self._store.done(plan, decision, moves, names)
+            # of a consumer that the decision does not name nothing was delivered, so its offset stays
+            names = [delivery.consumer for delivery in decision.deliveries if plan.is_for(delivery.consumer)]
+            self._store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", self._name)
         for span in plan.ranges:
-            if inlet := self._pipeline.known(span.source):
+            inlet = self._pipeline.known(span.source)
+            # to a source that is another one by now the position means nothing
+            if inlet is not None and reads_same(self._pipeline, inlet, self._state):
                 blamed(f"{self._name}:{inlet.id}", inlet.source.ack, span.end, span.generation)
         reached("after-ack", self._name)
 
     def _moves(self, shipment: Shipment) -> Offsets:
-        return after_step(self._pipeline, shipment.plan, shipment.decision)
+        return after_step(shipment.plan, shipment.decision)
 
     def _destination(self, shipment: Shipment) -> Destination:
         return self._pipeline.consumers()[shipment.consumer]

@@ -13,6 +13,7 @@ from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
+from conduit_dagster.engine.reads_same import changed_source, reads_same
 from conduit_dagster.engine.shipment import Records, Shipment, as_delivery, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError
@@ -25,12 +26,14 @@ from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, Staged
 def recover(loop: StepLoop, plans: bool = True) -> None:
     """Acks every source at its stored position, then finishes what the run before left open, in chain order.
 
+    Before anything is registered: with the consumers, sources and generations that the open steps were planned with.
     Without ``plans`` a step that is only planned is dropped: the next run plans it anew.
     """
-    for source, state in loop.state.sources.items():
-        if any(inlet.id == source for inlet in loop.pipeline.inlets):
-            # an ack may have been lost in the crash
-            blamed(loop.node(source), loop.pipeline.inlet(source).source.ack, state.position, state.generation)
+    for inlet in loop.pipeline.inlets:
+        # an ack may have been lost in the crash; to a source that is another one by now the position means nothing
+        if reads_same(loop.pipeline, inlet, loop.state):
+            state = loop.state.sources[inlet.id]
+            blamed(loop.node(inlet.id), inlet.source.ack, state.position, state.generation)
     reached("after-reack", loop.pipeline.program.pipeline)
     open_steps = loop.state.open_steps
     memories = [loop.state.memory, *(step.plan.memory for step in open_steps)]
@@ -52,18 +55,17 @@ def _staged(step: OpenStep, decision: Decision) -> list[StagedDelivery]:
 
 
 def _is_current(loop: StepLoop, plan: Plan) -> bool:
-    """Whether a planned step still fits: its sources are there, and stand where it begins."""
-    present = {inlet.id for inlet in loop.pipeline.inlets}
+    """Whether a planned step still fits the file: the same consumers, and sources that stand where it begins."""
     if plan.reads != loop.pipeline.reads or plan.replay:
         return False  # letters that no prepared step has are open again
+    if plan.hashes.keys() != {"", *loop.pipeline.consumers()} or changed_source(loop.pipeline, plan, loop.state):
+        return False
     for name, destination in loop.pipeline.consumers().items():
         # it would be prepared for another target than the plan says
         if plan.targets.get(name, identity(destination)) != identity(destination):
             return False
     for span in plan.ranges:
-        state = loop.state.sources.get(span.source)
-        if span.source not in present or state is None:
-            return False
+        state = loop.state.sources[span.source]
         if loop.pipeline.inlet(span.source).source.gives_up(span.start, span.end):
             return False
         if (state.generation, state.position) != (span.generation, span.start):

@@ -276,4 +276,4 @@ class Redelivery:
         return self._before((following.source, following.ordinal))
 
     def _before(self, following: tuple[str, int] | None) -> Offsets:
-        return before_next(self._pipeline, self._shipment.plan, self._shipment.decision, following)
+        return before_next(self._shipment.plan, self._shipment.decision, following)

@@ -111,7 +111,7 @@ class Refusals:
     def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
         plan, name = shipment.plan, record.source
         nack = Nack(nack.code, self.masked(shipment, record, nack.message))
-        source, offset = origin_of(self._pipeline, name), offset_of(plan, name, record.ordinal)
+        source, offset = origin_of(plan, name), offset_of(plan, name, record.ordinal)
         return _Refused(
             shipment,
             place,
@@ -187,7 +187,7 @@ class Refusals:
         part = file.finish()
         assert part is not None
         self._archive.sync()
-        return index_row(letter, found.source, span_of(plan, letter.source), name, part.name, 0), part
+        return index_row(letter, span_of(plan, letter.source), name, part.name, 0), part
 
     def _letter(self, found: _Refused) -> Letter:
         plan, decision, record, row = found.shipment.plan, found.shipment.decision, found.record, found.row
@@ -214,7 +214,7 @@ class Refusals:
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
         node = self._node(shipment.consumer)
         offset = offset_of(plan, record.source, record.ordinal)
-        origin = Origin(program.pipeline, origin_of(self._pipeline, record.source), offset, name)
+        origin = Origin(program.pipeline, origin_of(plan, record.source), offset, name)
         failed = self._pipeline.redaction.record(record.record) if queue.prints else record.record
         rows, origins = processed(self._pipeline, [dead_letter(origin, node, nack, failed, plan.clock_ns)], [0])
         writer.place(record.source, record.ordinal, origins)

@@ -13,12 +13,11 @@ from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.log_registry import LogRegistry
-from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.registry import Registry
-from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -33,12 +32,13 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Every source and consumer, and what each destination owns, in one transaction; then each ``check``.
 
-    Raises ``FatalError`` (``destination.owned``, and what :func:`register_sources` raises) with nothing registered,
-    and what a ``check`` finds.
+    Only once no step is open (:func:`~conduit_dagster.engine.recover.recover`): a step ends with the consumers, sources
+    and generations that it was planned with, and what a newcomer catches up on follows from where sources stand then.
+    Raises ``FatalError`` (``destination.owned``, ``log.not_read_up``) with nothing registered, and what a ``check``
+    finds.
     """
     name, consumers = pipeline.program.pipeline, pipeline.consumers()
     owned = {consumer: destination.owned for consumer, destination in consumers.items()}
-    _require_same_reading(pipeline, store)
     # apart, and whatever comes of the rest: what is written to no more is free for whoever waits for it
     store.registering(lambda registry, _: _give_up(registry, owned))
     initials = _initials(pipeline)
@@ -80,11 +80,10 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Every source, in the way in which its records are read now.
+    """Every source, in the way in which its records are read now; only once no step is open.
 
-    Raises ``FatalError`` (``delivery.reading_changed``, ``delivery.source_changed``, ``log.not_read_up``).
+    Raises ``FatalError`` (``log.not_read_up``).
     """
-    _require_same_reading(pipeline, store)
     initials = _initials(pipeline)
     store.registering(lambda registry, logs: _register_sources(pipeline, initials, registry, logs))
 
@@ -101,58 +100,24 @@ def _register_sources(
     logs.leave({inlet.id for inlet in pipeline.inlets})
     registry.readers.retire({inlet.id for inlet in pipeline.sources})
     for inlet in pipeline.sources:
-        unit = inlet.source.unit
-        initial = registry.readers.admit(inlet.id, unit, initials[inlet.id])
+        unit = unit_of(pipeline, inlet)
+        initial = registry.readers.admit(inlet.id, inlet.source.unit, initials[inlet.id])
         if pipeline.program.log == "records":
             logs.register(inlet.id, unit, initial)
         else:
-            logs.unlog(inlet.id, unit)
+            logs.unlog(inlet.id)
             registry.register_source(inlet.id, unit, initial)
     for inlet in pipeline.inlets:
         if isinstance(inlet.source, JoinSource):
-            logs.register_joined(inlet.id, inlet.source.unit, list(inlet.source.members))
+            logs.register_joined(inlet.id, unit_of(pipeline, inlet), list(inlet.source.members))
 
 
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: one that is known by now is never new again
     late = [inlet for inlet in pipeline.inlets if inlet.only]
-    logs.drop_catch_ups({inlet.id for inlet in late})
+    logs.drop_catch_ups({inlet.id for inlet in late}, pipeline.consumers())
     for inlet in late:
         logs.register_catch_up(inlet.id, inlet.origin, inlet.only)
-
-
-def _require_same_reading(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    # the ranges of a prepared step mean something else behind a switch: it is finished before
-    state = store.load()
-    for step in state.open_steps:
-        if step.plan.replay or (step.plan.only and step.plan.only not in pipeline.consumers()):
-            continue  # letters are read from their archive; what it held for a destination that is gone is void
-        if step.decision is not None and step.plan.reads == pipeline.reads != "positions":
-            _require_same_log(pipeline, step.plan, state)
-        if step.decision is not None and step.plan.reads != pipeline.reads:
-            raise FatalError(
-                f"step {step.plan.step} was prepared reading {_WORDS[step.plan.reads]}, "
-                f"but the file asks for {_WORDS[pipeline.reads]} now",
-                code="delivery.reading_changed",
-                node=pipeline.program.pipeline,
-                fix="set delivery.log and fan-in back, let the pipeline finish the step (run --once), then change them",
-            )
-
-
-def _require_same_log(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> None:
-    # offsets of the log of one source; where that means other data now, the step's end would not be known as such
-    for span in plan.ranges:
-        inlet, known = pipeline.known(span.source), state.sources.get(span.source)
-        if inlet is None or known is None or (not inlet.only and inlet.source.unit != known.unit):
-            raise FatalError(
-                f"step {plan.step} was prepared reading {span.source}, which the file removes or changes",
-                code="delivery.source_changed",
-                node=f"{pipeline.program.pipeline}:{span.source}",
-                fix="set the source back, let the pipeline finish the step (run --once), then change it",
-            )
-
-
-_WORDS = {"positions": "log: positions", "records": "log: records", "join": "fan-in: join"}
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
@@ -162,7 +127,8 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
         folder, every = archive_folder(base, pipeline.program.pipeline), [outlet.id for outlet in pipeline.outlets]
         units = [source.unit for source in store.load().sources.values() if source.late]
         for source in replays:
-            late = {unit["destination"]: unit["upto"] for unit in units if unit["source"] == source.origin}
+            mine = [unit for unit in units if unit["source"] == source.origin]
+            late = {unit["destination"]: range(unit.get("first", 0), unit["upto"]) for unit in mine}
             source.attach(store.replays, folder, late, every)
     for inlet in pipeline.inlets:
         for name, source in _logged(inlet).items():

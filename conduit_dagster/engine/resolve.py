@@ -58,26 +58,17 @@ def base_of(plan: Plan, counts: Mapping[str, SourceCount], source: str) -> int:
     return sum(counts[name].read for name in before)
 
 
-def cut(
-    plan: Plan,
-    refused: NackRow,
-    within: Within,
-    step: int,
-    clock_ns: int,
-    hashes: Callable[[list[Range]], dict[str, str]],
-) -> Plan | None:
-    """The plan's successor: the same ranges up to right before the refused record; None when nothing is left."""
+def cut(plan: Plan, refused: NackRow, within: Within) -> list[Range]:
+    """The plan's ranges up to right before the refused record; none when nothing is left."""
     ranges: list[Range] = []
     for span in plan.ranges:
         if span.source == refused.source:
             end = within(span, refused.before)
             if end != span.start:
-                ranges.append(Range(span.source, span.generation, span.start, end, span.offset))
+                ranges.append(msgspec.structs.replace(span, end=end))
             break
         ranges.append(span)
-    if not ranges:
-        return None
-    return msgspec.structs.replace(plan, step=step, clock_ns=clock_ns, ranges=ranges, hashes=hashes(ranges), logs={})
+    return ranges
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, from_rows
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Part, Plan, StagedDelivery
 
 
 class Restaged:
     """Stages prepared steps again from the same splits; the decision does not change by it."""
 
-    def __init__(self, stager: Stager) -> None:
-        self._stager = stager
+    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, stager: Stager) -> None:
+        self._pipeline, self._state, self._stager = pipeline, state, stager
         self._made: list[Staged] = []
 
     def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
@@ -40,6 +43,8 @@ class Restaged:
         return as_delivery(msgspec.structs.replace(old, staging=folder, parts=parts), plan.step)
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
+        if changed := changed_source(self._pipeline, plan, self._state):
+            raise _unreadable(plan, changed, self._pipeline.program.pipeline)
         tasks = self._stager.relocated(from_rows(decision.splits))
         staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
@@ -50,6 +55,15 @@ class Restaged:
         for staged in self._made:
             self._stager.discard(staged.staging)
         self._made.clear()
+
+
+def _unreadable(plan: Plan, source: str, pipeline: str) -> FatalError:
+    return FatalError(
+        f"step {plan.step} was prepared, its staging is gone, and the file removes or changes {source}, which it read",
+        code="delivery.source_changed",
+        node=f"{pipeline}:{source}",
+        fix="set the source, delivery.log and fan-in back, let the pipeline finish the step (run --once), then change",
+    )
 
 
 def _differs(plan: Plan, old: StagedDelivery) -> FatalError:

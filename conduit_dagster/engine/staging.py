@@ -12,10 +12,10 @@ import msgspec
 from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.inlets import generations
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.memory import Memories
+from conduit_dagster.engine.moves import generations
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.teed import TeeTo
@@ -82,7 +82,7 @@ class Stager:
         reached("before-stage", self._pipeline.program.pipeline)
         tasks = self._tasks(plan) if tasks is None else tasks
         staging = self._folders(plan.step)
-        known = generations(plan, self._pipeline.inlets)
+        known = generations(plan)
         job = StageJob(
             plan.clock_ns,
             tasks,

@@ -122,7 +122,6 @@ class _Run:
             self._pipeline = self._bound.compiled
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
-            register(self._pipeline, self._store)
             self._move()
         except Exception as error:  # noqa: BLE001  # the last line of defence: the status must say how the run ended
             return self._life.failed(error)
@@ -135,10 +134,10 @@ class _Run:
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id):
             appender = self._appender()
+            recover(self._loop(appender))
+            register(self._pipeline, self._store)
             loop = self._loop(appender)
-            recover(loop)
             settle_letters(loop)
-            loop = self._loop(appender)
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:
                 try:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
+from conduit_dagster.state.generations import Generations, SourceUnit, change_unit
 from conduit_dagster.state.lease import is_free
 from conduit_dagster.state.pipeline_state import OPEN
 from conduit_dagster.state.readers import ReaderRegistry
-from conduit_dagster.state.schema import consumers, deliveries, history, offsets, owners, pipelines, sources, steps
-
-_REMEMBERED = 100
-"""Changes of sources that are looked through for where one was left."""
-
-
-def first_generation() -> int:
-    """The generation of a source that this store sees for the first time: the time, in seconds.
-
-    A store that is begun anew must not give deliveries the names of the lost one's: a destination that stores hashes
-    would take them for delivered, and their records would be lost without a word.
-    """
-    return int(time.time())
+from conduit_dagster.state.schema import consumers, deliveries, offsets, owners, pipelines, sources, steps
 
 
 class Registry:
@@ -35,38 +22,24 @@ class Registry:
     def __init__(self, connection: sa.Connection, pipeline: str) -> None:
         self._connection = connection
         self._id = pipeline
+        self._generations = Generations(connection, pipeline)
         self.readers = ReaderRegistry(connection, pipeline)
 
-    def register_source(self, source: str, unit: Mapping[str, Any], initial: Any) -> None:
-        """Makes a source known. Where it now means other data, it starts anew under a new generation."""
-        text = json.dumps(unit, sort_keys=True)
+    def register_source(self, source: str, unit: SourceUnit, initial: Any) -> None:
+        """Makes a source known. Where it now means other data, it goes on where that was left, or starts anew."""
         mine = (sources.c.pipeline == self._id, sources.c.source == source)
         row = self._connection.execute(sa.select(sources).where(*mine)).mappings().first()
+        text = unit.text()
         if row is None:
-            fresh = {"generation": first_generation(), "records": 0, "acked": 0, "filtered": 0, "nacked": 0}
+            fresh = {"generation": self._generations.new(source, text), "records": 0, "acked": 0}
             values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
-            self._connection.execute(sources.insert().values(**values, **fresh))
-        elif row["unit"] != text:
-            self._change(row, unit, initial)
-
-    def _change(self, row: Any, unit: Mapping[str, Any], initial: Any) -> None:
-        """Another unit: from its beginning, or, where the source had it before, from where it was left then."""
-        source, was = row["source"], json.loads(row["unit"])
-        position, generation = self._left(source, unit) or (initial, row["generation"] + 1)
-        values = {"unit": json.dumps(unit, sort_keys=True), "position": json.dumps(position), "generation": generation}
-        mine = (sources.c.pipeline == self._id, sources.c.source == source)
-        self._connection.execute(sa.update(sources).where(*mine).values(**values))
-        left = {"source": source, "position": json.loads(row["position"]), "generation": row["generation"]}
-        record_event(self._connection, self._id, "source_changed", was=was, now=unit, **left)
-
-    def _left(self, source: str, unit: Mapping[str, Any]) -> tuple[Any, int] | None:
-        mine = (history.c.pipeline == self._id, history.c.event == "source_changed")
-        newest = sa.select(history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(_REMEMBERED)
-        for text in self._connection.execute(newest).scalars():
-            known = json.loads(text)
-            if (known["source"], known["was"]) == (source, unit) and "generation" in known:
-                return known["position"], known["generation"]
-        return None
+            self._connection.execute(sources.insert().values(**values, **fresh, filtered=0, nacked=0))
+        elif unit.is_same_as(json.loads(row["unit"])):
+            self._connection.execute(sa.update(sources).where(*mine).values(unit=text))
+        else:
+            left = change_unit(self._connection, self._id, row, json.loads(row["position"]), unit, initial)
+            values = {"unit": text, "position": json.dumps(left.position), "generation": left.generation}
+            self._connection.execute(sa.update(sources).where(*mine).values(**values))
 
     def register_consumer(self, consumer: str, kind: str) -> None:
         """Makes a destination or the dead-letter queue known; a new one starts at the current boundary."""

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Tab
 
 from conduit_dagster.state.words import Words
 
-VERSION = 4
+VERSION = 5
 """Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
 
 LONGEST = 256
@@ -51,6 +51,16 @@ sources = Table(
     Column("acked", BigInteger, nullable=False),
     Column("filtered", BigInteger, nullable=False),
     Column("nacked", BigInteger, nullable=False),
+)
+
+generations = Table(
+    "conduit_generations",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("generation", BigInteger, primary_key=True, autoincrement=False),
+    Column("unit", Text, nullable=False),  # JSON: what it was given for
+    Column("position", Text, nullable=False),  # JSON: where the source itself stood when it was left; else empty
 )
 
 consumers = Table(

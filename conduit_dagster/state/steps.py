@@ -28,6 +28,13 @@ class Range(msgspec.Struct, frozen=True):
     end: Any
     offset: int
     """How many records of the source lie before it: the offset of its first record."""
+    origin: str = ""
+    """The connector whose records these are, where it is not ``source`` itself: of a catch-up, or of dead letters."""
+
+    @property
+    def connector(self) -> str:
+        """The connector whose records these are."""
+        return self.origin or self.source
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -88,6 +95,8 @@ class Plan(msgspec.Struct, frozen=True):
     """Of a step that sends dead letters again: which replay's; positions in its ranges are keys of letters."""
     memory: dict[str, Memory] = {}
     """By node, what processors remember of the steps before: a repeat of the step meets the same."""
+    named: list[dict[str, Any]] = []
+    """The ranges as they are in delivery hashes: names of parts need no source (P8: the source may be gone)."""
 
     def is_for(self, consumer: str) -> bool:
         """Whether this destination is one of those that it moves on."""

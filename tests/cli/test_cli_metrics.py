@@ -16,6 +16,7 @@ import pytest
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.life import Start
 from conduit_dagster.state.schema import sources
@@ -32,7 +33,7 @@ def known(project: Path) -> Path:
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
     store.life.begin(Start("first", "pipelines/orders.yaml"))
-    store.registering(lambda registry, _: registry.register_source("in", {}, {"files": [], "seen": 0}))
+    store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0}))
     with database.begin() as connection:
         connection.execute(sources.update().values(records=7))
     store.life.ended("stopped", "user")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from as_owner import owned
 
+from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.life import Start
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
@@ -17,7 +18,9 @@ def failed(project: Path) -> Path:
     """A project whose pipeline ran and failed."""
     with owned(project) as store:
         store.life.begin(Start("first", "pipelines/orders.yaml"))
-        store.registering(lambda registry, _: registry.register_source("in", {}, {"files": [], "seen": 0}))
+        store.registering(
+            lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
+        )
         store.registering(lambda registry, _: registry.register_consumer("out", "data"))
         store.life.failed(ERROR, None, "first")
     return project

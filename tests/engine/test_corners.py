@@ -163,7 +163,10 @@ def test_a_target_that_changes_while_a_step_is_only_planned(lab: Lab, crashes: C
 def test_a_range_without_a_record_is_logged_as_none(lab: Lab) -> None:
     """A last line without an end was read; then its end arrives, alone."""
     (lab.root / "in.jsonl").write_text('{"i": 0}')
-    lab.pipeline(connectors=[source(), destination()], processors=[DECODE], delivery={"log": "records"})
+    endless = {"path": "./in.jsonl", "read-unterminated": "true", "unterminated-wait": "0s"}
+    lab.pipeline(
+        connectors=[source(settings=endless), destination()], processors=[DECODE], delivery={"log": "records"}
+    )
     assert lab.run().error is None
     with (lab.root / "in.jsonl").open("a") as file:
         file.write("\n")

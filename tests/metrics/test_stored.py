@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from conduit_dagster.metrics.families import page
 from conduit_dagster.metrics.stored import StoredMetrics
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.history import deprovision
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.life import Start
@@ -28,7 +29,7 @@ def store(database: sa.Engine) -> Iterator[PipelineStore]:
     lease = acquire(database, "p", 60.0)
     store = PipelineStore(database, lease)
     store.life.begin(Start("r1", "p.yaml"))
-    store.registering(lambda registry, _: registry.register_source("in", {}, 0))
+    store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), 0))
     for consumer, kind in (("out", "data"), ("dead_letters", "dlq")):
         store.registering(lambda registry, _, own=(consumer, kind): registry.register_consumer(*own))
     yield store

@@ -13,6 +13,7 @@ from commit_log_lab import PIPELINE, LogLab
 from waiting import wait_until
 
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.pipeline_state import load
@@ -46,7 +47,7 @@ def register(store: PipelineStore, unit: dict[str, Any] = UNIT, logs: bool = Fal
     def work(registry: Any, log_registry: Any) -> None:
         registry.readers.retire({"x"})
         initial = registry.readers.admit("x", unit, 0)
-        (log_registry.register if logs else registry.register_source)("x", unit, initial)
+        (log_registry.register if logs else registry.register_source)("x", SourceUnit(unit, "/"), initial)
 
     store.registering(work)
 

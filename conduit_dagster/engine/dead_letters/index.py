@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.archive import Archive, Letter
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 
 
-def index_rows(
-    archive: Archive, parts: Sequence[LetterPart], plan: Plan, origin_of: Callable[[str], str]
-) -> Iterator[list[DeadLetter]]:
-    """A few thousand at a time, in the order of the records: a million nacks are never in memory together.
-
-    ``origin_of``: the connector whose records a step reads under this name.
-    """
+def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Iterator[list[DeadLetter]]:
+    """A few thousand at a time, in the order of the records: a million nacks are never in memory together."""
     spans = {span.source: span for span in plan.ranges}
-    origins = {source: origin_of(source) for source in spans}
     before = {source: frozenset(offsets) for source, offsets in plan.nacked.items()}
     queued = "" if plan.replay else plan.hashes.get(DEAD_LETTERS, "")
     for part in parts:
@@ -27,15 +21,15 @@ def index_rows(
             for place, one in enumerate(letters, line):
                 span = spans[one.source]
                 name = "" if span.offset + one.ordinal in before.get(one.source, ()) else queued
-                rows.append(index_row(one, origins[one.source], span, name, part.name, place))
+                rows.append(index_row(one, span, name, part.name, place))
             yield rows
             line += len(letters)
 
 
-def index_row(letter: Letter, source: str, span: Range, name: str, part: str, line: int) -> DeadLetter:
+def index_row(letter: Letter, span: Range, name: str, part: str, line: int) -> DeadLetter:
     """The row of a letter of a step's range. ``name``: of its delivery to the queue, where it goes there."""
     return DeadLetter(
-        source,
+        span.connector,
         span.generation,
         letter.position,
         span.offset + letter.ordinal,

@@ -48,13 +48,13 @@ class ReplaySource(Source):
         self.origin, self._replay, self._failed = origin, replay, failed
         self._letters: LetterReplays | None = None
         self._folder = ""
-        self._late: Mapping[str, int] = {}
+        self._late: Mapping[str, range] = {}
         self._every: Sequence[str] = ()
 
-    def attach(self, letters: LetterReplays, folder: str, late: Mapping[str, int], every: Sequence[str]) -> None:
+    def attach(self, letters: LetterReplays, folder: str, late: Mapping[str, range], every: Sequence[str]) -> None:
         """Called on the driver; tasks need no index, since their splits name files and rows.
 
-        ``late``: destinations that catch up on the source from its log, each up to this offset; of ``every`` one.
+        ``late``: destinations that the source's log was sent to, each with the offsets of it; of ``every`` one.
         """
         self._letters, self._folder, self._late, self._every = letters, folder, late, every
 
@@ -87,7 +87,7 @@ class ReplaySource(Source):
 
     def _missed(self, one: Chosen) -> str:
         """A destination that was added later got the record from the log, or will: a replay must not double it."""
-        late = {name for name, upto in self._late.items() if one.offset < upto}
+        late = {name for name, sent in self._late.items() if one.offset in sent}
         if one.missed or not late:
             return one.missed
         return encode_missed([name for name in self._every if name not in late])

@@ -144,10 +144,10 @@ class _Import:
     def _stand_at_first(self, connection: sa.Connection) -> None:
         join = joined_of(self._state).get(self._source)
         if join is None:
-            move_source(connection, self._desk.id, self._source, self._first, self._first, anew=False)
+            move_source(connection, self._desk.id, self._source, self._first, self._first)
         else:
             moved = {**self._state.sources[join].position, self._source: self._first}
-            move_source(connection, self._desk.id, join, moved, None, anew=False)
+            move_source(connection, self._desk.id, join, moved, None)
 
     def _written(self) -> Iterator[LogPart]:
         size = self._desk.bound.config.delivery.log_segment_size

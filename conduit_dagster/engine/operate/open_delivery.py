@@ -53,7 +53,7 @@ class OpenDelivery:
         """The consumer's offsets when this is its next record; None: when all of it is handled."""
         shipment = self.shipment
         place = None if following is None else (following.source, following.ordinal)
-        return before_next(self.desk.pipeline, shipment.plan, shipment.decision, place)
+        return before_next(shipment.plan, shipment.decision, place)
 
 
 def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:

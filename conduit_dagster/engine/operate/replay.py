@@ -76,10 +76,9 @@ def _edited(desk: Desk, order: Replay) -> BoundPipeline:
 def _finish_open(desk: Desk) -> None:
     attach_logs(desk.pipeline, desk.store, desk.options.log_url)
     fence(desk.pipeline, desk.store)
+    recover(desk.loop(), plans=False)
     register(desk.pipeline, desk.store)
-    loop = desk.loop()
-    recover(loop, plans=False)
-    settle_letters(loop)
+    settle_letters(desk.loop())
 
 
 class _Replaying:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,7 +13,14 @@ from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.positions import joined_of
 from conduit_dagster.engine.operate.reading_on import Skipped, check_position, skipped_by
 from conduit_dagster.engine.operate.refused import chosen, refused
-from conduit_dagster.engine.operate.writes import drop_planned, forget_collections, move_source, put_offsets
+from conduit_dagster.engine.operate.writes import (
+    drop_planned,
+    forget_collections,
+    move_source,
+    put_offsets,
+    renew_source,
+)
+from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
@@ -60,9 +66,10 @@ def rewind(
     same = move.position == move.state.position
     if not same and move.is_forward and not force:
         raise _forward(desk, move)
-    if not same and not dry_run:
-        _apply(desk, move)
-    return _told(desk, move, same)
+    generation = move.state.generation
+    if not same:
+        generation = generation + 1 if dry_run else _apply(desk, move)
+    return _told(desk, move, same, generation)
 
 
 def _require_no_step(desk: Desk, state: PipelineState) -> None:
@@ -124,7 +131,7 @@ def _joined(desk: Desk, name: str, one: SourceState, wish: Wish, logs: dict[str,
 
 def _plain(desk: Desk, name: str, one: SourceState, wish: Wish) -> _Move:
     inlet = next((inlet for inlet in desk.pipeline.sources if inlet.id == name), None)
-    if inlet is None or json.loads(json.dumps(inlet.source.unit)) != one.unit:
+    if inlet is None or not unit_of(desk.pipeline, inlet).is_same_as(one.unit):
         message = f"{name} is not what it was when the pipeline ran last: its file has changed"
         raise refused("positions.source_changed", message, "run it once with the new file, then rewind")
     source = inlet.source
@@ -155,31 +162,33 @@ def _forward(desk: Desk, move: _Move) -> Exception:
     )
 
 
-def _apply(desk: Desk, move: _Move) -> None:
+def _apply(desk: Desk, move: _Move) -> int:
+    """The source's new generation."""
     was, now = move.state.position, move.position
 
-    def work(connection: sa.Connection) -> None:
+    def work(connection: sa.Connection) -> int:
         drop_planned(connection, desk.id)
-        move_source(connection, desk.id, move.source, now, move.records, anew=True)
+        move_source(connection, desk.id, move.source, now, move.records)
+        generation = renew_source(connection, desk.id, move.source)
         for log, offset in move.offsets.items():
             put_offsets(connection, desk.id, log, offset - 1)
         if not move.skipped.forward:
             forget_collections(connection, desk.id, move.source, move.records or 0)
-        generation = move.state.generation + 1
         detail = {"source": move.source, "was": was, "now": now, "generation": generation, "by": desk.by}
         record_event(connection, desk.id, "rewound", **detail)
+        return generation
 
-    desk.store.transactions.run(work)
+    return desk.store.transactions.run(work)
 
 
-def _told(desk: Desk, move: _Move, same: bool) -> dict[str, Any]:
+def _told(desk: Desk, move: _Move, same: bool, generation: int) -> dict[str, Any]:
     return {
         "pipeline": desk.id,
         "source": move.source,
         "changed": not same,
         "was": move.state.position,
         "now": move.position,
-        "generation": move.state.generation + (not same),
+        "generation": generation,
         "next_offset": move.state.records if move.records is None else move.records,
         "offsets": move.offsets,
         "skipped": move.skipped.amount if move.skipped.forward else None,

@@ -6,8 +6,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.moves import origin_of
+from conduit_dagster.engine.moves import is_joined
 from conduit_dagster.engine.operate.cut import Cut
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.operate.refused import refused
@@ -75,7 +74,7 @@ def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:
     for span in opened.shipment.plan.ranges:
         behind = behind or span.source == following.source
         # the offsets of a join's members move with the whole step only
-        if behind and not isinstance(opened.desk.pipeline.inlet(span.source).source, JoinSource):
+        if behind and not is_joined(opened.shipment.plan):
             ordinal = following.ordinal if span.source == following.source else 0
-            found.append((origin_of(opened.desk.pipeline, span.source), span.offset + ordinal - 1))
+            found.append((span.connector, span.offset + ordinal - 1))
     return found

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.generations import LOGGED, Generations
 from conduit_dagster.state.offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.schema import collections, consumers, logs, offsets, sources, steps
 
@@ -28,17 +29,26 @@ def put_offsets(connection: sa.Connection, pipeline: str, source: str, upto: int
         put_offset(connection, pipeline, consumer, source, upto)
 
 
-def move_source(
-    connection: sa.Connection, pipeline: str, source: str, position: Any, records: int | None, anew: bool
-) -> None:
-    """Where a source stands from now on; ``anew``: under a new generation, so that old names meet no new ones."""
+def move_source(connection: sa.Connection, pipeline: str, source: str, position: Any, records: int | None) -> None:
+    """Where a source stands from now on; ``records`` None: offsets count on."""
     values: dict[str, Any] = {"position": json.dumps(position)}
     if records is not None:
         values["records"] = records
-    if anew:
-        values["generation"] = sources.c.generation + 1
-    mine = (sources.c.pipeline == pipeline, sources.c.source == source)
-    connection.execute(sa.update(sources).where(*mine).values(**values))
+    connection.execute(sa.update(sources).where(*_source(pipeline, source)).values(**values))
+
+
+def renew_source(connection: sa.Connection, pipeline: str, source: str) -> int:
+    """Gives a source a new generation, so that old names meet no new ones."""
+    mine = _source(pipeline, source)
+    unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
+    unit.pop(LOGGED, None)
+    generation = Generations(connection, pipeline).new(source, json.dumps(unit, sort_keys=True))
+    connection.execute(sa.update(sources).where(*mine).values(generation=generation))
+    return generation
+
+
+def _source(pipeline: str, source: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return sources.c.pipeline == pipeline, sources.c.source == source
 
 
 def drop_planned(connection: sa.Connection, pipeline: str) -> None:

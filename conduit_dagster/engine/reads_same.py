@@ -1,0 +1,46 @@
+"""Whether the pipeline's file still means the data that a step, or the store, knows a source by."""
+
+from __future__ import annotations
+
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.state.generations import LOGGED, SourceUnit
+from conduit_dagster.state.pipeline_state import PipelineState, SourceState
+from conduit_dagster.state.steps import Plan
+
+
+def unit_of(pipeline: CompiledPipeline, inlet: Inlet) -> SourceUnit:
+    """Which data an inlet reads."""
+    return SourceUnit(inlet.source.unit, pipeline.program.root)
+
+
+def reads_same(pipeline: CompiledPipeline, inlet: Inlet | None, state: PipelineState) -> bool:
+    """Whether the inlet reads the data that the store knows it by, with positions of the same kind.
+
+    The generation, positions and offsets that are stored mean nothing to any other.
+    """
+    known = None if inlet is None else state.sources.get(inlet.id)
+    if inlet is None or known is None:
+        return False
+    if inlet.is_replay:
+        return known.is_replay
+    if inlet.only:
+        return known.late == inlet.only and _is_same(pipeline, inlet, state.sources.get(inlet.origin))
+    return _is_same(pipeline, inlet, known)
+
+
+def _is_same(pipeline: CompiledPipeline, inlet: Inlet, known: SourceState | None) -> bool:
+    is_logged = bool(inlet.source.unit.get(LOGGED))
+    return (
+        known is not None
+        and is_logged == bool(known.unit.get(LOGGED))
+        and unit_of(pipeline, inlet).is_same_as(known.unit)
+    )
+
+
+def changed_source(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> str | None:
+    """A source of the step that is gone, or means other data now; None where each of them can still be read."""
+    for span in plan.ranges:
+        if not reads_same(pipeline, pipeline.known(span.source), state):
+            return span.source
+    return None
