@@ -93,7 +93,7 @@ def read_whole(split: Split, keys: bool = True) -> Iterator[Block]:
 def _gap(split: Split, offset: int) -> FatalError:
     detail = split.detail
     return FatalError(
-        f"the log of {detail['source']} lacks offset {offset}, and a step is to read {split.start} to {detail['to'] - 1}",
+        f"the log of {detail['source']} lacks offset {offset}; a step reads {split.start} to {detail['to'] - 1} of it",
         code="log.gap",
         place=LogFolder(detail["base"], detail["pipeline"], detail["source"]).url,
         fix="put the log's files back; or go on behind what is missing, and lose it: "

@@ -78,6 +78,10 @@ class Ledger(msgspec.Struct):
     filtered: dict[str, int] = {}
     parts: dict[str, Part] = {}
     """Consumer to what was staged for it; missing where there was nothing."""
+    origins: dict[str, Part] = {}
+    """Consumer to the origins of what was staged for it, where it keeps them (``origins.py``)."""
+    records: dict[str, Part] = {}
+    """Consumer to its share as whole records, where that was asked for."""
     namespaces: Namespaces = {}
     teed: list[Teed] = []
     """What it has logged as well, in order."""

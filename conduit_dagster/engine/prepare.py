@@ -66,7 +66,8 @@ class Preparer:
         parts = staged.parts(consumer)
         kind = "dlq" if consumer == DEAD_LETTERS else "data"
         target = self._target(consumer) if parts else {}
-        made = StagedDelivery(consumer, kind, plan.hashes[consumer], staged.staging[consumer], parts, target)
+        name, folder, origins = plan.hashes[consumer], staged.staging[consumer], staged.origins(consumer)
+        made = StagedDelivery(consumer, kind, name, folder, parts, target, origins=origins)
         if not parts or self._pipeline.program.strategy != "at-most-once":
             return made
         expected = self._pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))

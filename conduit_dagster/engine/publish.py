@@ -12,6 +12,7 @@ from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown, told
+from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
@@ -106,11 +107,9 @@ class Publisher:
             self._pipeline, self._store, self.refusals, self._direct, self.records, self._bisect, shipment
         )
 
-    def records(self, shipment: Shipment) -> Delivery:
+    def records(self, shipment: Shipment) -> DeliveryRecords:
         """Its records one by one, each with its origin."""
-        if self._destination(shipment).placement in ("direct", "driver"):
-            return shipment.whole()
-        return self._restaged.records(shipment)
+        return DeliveryRecords(self._destination(shipment), shipment, self._restaged, self._name)
 
     # -- at-most-once -------------------------------------------------------------------------------------------
 

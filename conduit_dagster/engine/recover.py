@@ -3,38 +3,72 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import msgspec
 
 from conduit_dagster.connectors.base import Destination
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.dead_letters.replaying import settle_letters
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
 from conduit_dagster.engine.reads_same import changed_source, reads_same
-from conduit_dagster.engine.shipment import Records, Shipment, as_delivery, progress_of
-from conduit_dagster.record import Nack
+from conduit_dagster.engine.registering import register
+from conduit_dagster.engine.shipment import Shipment, as_delivery, progress_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
-from conduit_dagster.state.steps import Decision, Letter, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, Plan, Progress, StagedDelivery
+
+Acked = frozenset[tuple[str, int]]
+"""Sources, each with the generation under which it was acked."""
 
 
-def recover(loop: StepLoop, plans: bool = True) -> None:
-    """Acks every source at its stored position, then finishes what the run before left open, in chain order.
+def start_up(make_loop: Callable[[], StepLoop], plans: bool = True) -> StepLoop:
+    """A loop that has nothing behind it: open steps have ended, and then connectors are what the file says.
 
-    Before anything is registered: with the consumers, sources and generations that the open steps were planned with.
-    Without ``plans`` a step that is only planned is dropped: the next run plans it anew.
+    In this order: a step ends with the consumers, sources and generations that it was planned with, and what a newcomer
+    catches up on follows from where the sources stand then (DELIVERY.md, When the pipeline changes).
     """
+    before = make_loop()
+    acked = recover(before, plans)
+    register(before.pipeline, before.store)
+    loop = make_loop()
+    # one that is new, or another one: it hears of its generation before an old owner can ack it under its last one
+    acknowledge(loop, acked)
+    settle_letters(loop)
+    return loop
+
+
+def acknowledge(loop: StepLoop, acked: Acked = frozenset()) -> Acked:
+    """Acks every source at its stored position, but for what was ``acked`` already; gives all that are now."""
+    done = set(acked)
     for inlet in loop.pipeline.inlets:
-        # an ack may have been lost in the crash; to a source that is another one by now the position means nothing
+        # to a source that is another one by now the position means nothing
         if reads_same(loop.pipeline, inlet, loop.state):
             state = loop.state.sources[inlet.id]
-            blamed(loop.node(inlet.id), inlet.source.ack, state.position, state.generation)
+            if (inlet.id, state.generation) not in done:
+                blamed(loop.node(inlet.id), inlet.source.ack, state.position, state.generation)
+                done.add((inlet.id, state.generation))
+    return frozenset(done)
+
+
+def recover(loop: StepLoop, plans: bool = True) -> Acked:
+    """Acks every source at its stored position, then finishes what the run before left open, in chain order.
+
+    Without ``plans`` a step that is only planned is dropped: the next run plans it anew.
+    """
+    # an ack may have been lost in the crash
+    acked = acknowledge(loop)
     reached("after-reack", loop.pipeline.program.pipeline)
+    _finish_open(loop, plans)
+    return acked
+
+
+def _finish_open(loop: StepLoop, plans: bool) -> None:
     open_steps = loop.state.open_steps
     memories = [loop.state.memory, *(step.plan.memory for step in open_steps)]
     loop.stager.memories.clean(memories, loop.state.decided)
@@ -118,26 +152,10 @@ def _finish_letters(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
         if loop.publisher.settle_letter(known.delivery, step.plan):
             continue
         letter = loop.publisher.retargeted_letter(known, step.plan)
-        staged: StagedDelivery | None = letter.delivery
-        if not _is_staged(letter.delivery):
-            staged = _letter_again(loop, step.plan, decision, letter)
-        if staged is not None:
-            loop.publisher.publish_letter(staged, step.plan)
-
-
-def _letter_again(loop: StepLoop, plan: Plan, decision: Decision, letter: Letter) -> StagedDelivery | None:
-    """The letter, staged once more; None where its destination is gone from the file, and with it the way to it."""
-    delivery = next((d for d in decision.deliveries if d.consumer == letter.consumer), None)
-    if delivery is None or letter.consumer not in loop.pipeline.consumers():
-        loop.store.deliveries.drop_letter(plan.step, letter)
-        return None
-    shipment = Shipment(plan, decision, delivery)
-    if not _is_staged(delivery):
-        shipment.staged = loop.restaged.again(plan, decision, [delivery])[0]
-    records = Records(loop.publisher.records(shipment))
-    record: StagedRecord = records.at(letter.place)
-    made = loop.publisher.refusals.stage_letter(shipment, record, Nack(*letter.nack))
-    return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
+        staged = letter.delivery
+        if not _is_staged(staged):
+            staged = loop.publisher.refusals.stage_letter_again(step.plan, decision, letter)
+        loop.publisher.publish_letter(staged, step.plan)
 
 
 def _require_same(plan: Plan, consumer: str, destination: Destination) -> None:
@@ -179,4 +197,5 @@ def _retargeted(loop: StepLoop, plan: Plan, decision: Decision, missing: list[St
 
 
 def _is_staged(delivery: StagedDelivery) -> bool:
-    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in delivery.parts)
+    files = [*delivery.parts, *delivery.origins]
+    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in files)

@@ -12,13 +12,14 @@ from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
+from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import Offsets, before_next, offset_of
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.pieces import cause_of, parted, pieces, split_into
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.sending import Sent
-from conduit_dagster.engine.shipment import Records, Shipment, after, progress_of
+from conduit_dagster.engine.shipment import Shipment, after, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
@@ -37,7 +38,7 @@ class Redelivery:
         store: PipelineStore,
         refusals: Refusals,
         direct: DirectSender,
-        records: Callable[[Shipment], Delivery],
+        records: Callable[[Shipment], DeliveryRecords],
         bisect: bool,
         shipment: Shipment,
     ) -> None:
@@ -45,8 +46,8 @@ class Redelivery:
         self._bisect, self._shipment = bisect, shipment
         self._names = Names(pipeline)
         self._node = f"{pipeline.program.pipeline}:{shipment.consumer}"
-        self._open = lambda: Records(records(shipment))
-        self._records: Records | None = None
+        self._open = lambda: records(shipment)
+        self._opened: DeliveryRecords | None = None
 
     @property
     def _destination(self) -> Destination:
@@ -177,12 +178,15 @@ class Redelivery:
         known = blame(error, self._node)
         if not self._pipeline.redaction:
             return known
-        message = self._refusals.masked(self._shipment, self._record(0), known.message)
+        message = self._masked(self._records.at(0), known.message)
         return TransientError(message, code=known.code, node=known.node)
 
+    def _masked(self, record: StagedRecord, text: str) -> str:
+        return self._refusals.masked(self._shipment.plan, self._shipment.decision, record, text)
+
     def _lone(self, place: int, error: str) -> TransientError:
-        record = self._record(place)
-        error = self._refusals.masked(self._shipment, record, error)
+        record = self._records.at(place)
+        error = self._masked(record, error)
         offset = offset_of(self._shipment.plan, record.source, record.ordinal)
         where = f"{record.source}, offset {offset}, position {record.record.position}"
         return lone_error(where, error, self._node)
@@ -246,7 +250,7 @@ class Redelivery:
         moves = self._moves(place + 1)
         try:
             refused = self._refusals.refuse(
-                self._shipment, place, self._record(place), nack, moves, self._has_siblings(place)
+                self._shipment, place, self._records.at(place), nack, moves, self._has_siblings(place)
             )
         except ConduitError:
             self._keep(self._moves())  # what was acked before it stays acked
@@ -254,17 +258,16 @@ class Redelivery:
         if not refused:
             self._handled(1)
 
-    def _record(self, place: int) -> StagedRecord:
-        self._records = self._records or self._open()
-        return self._records.at(place)
+    @property
+    def _records(self) -> DeliveryRecords:
+        self._opened = self._opened or self._open()
+        return self._opened
 
     def _has_siblings(self, place: int) -> bool:
         """Whether a processor made several records of the one that this is from; they lie side by side."""
-        mine = self._record(place)
+        mine = self._records.origin(place)
         beside = [one for one in (place - 1, place + 1) if 0 <= one < self._shipment.staged.records]
-        return any(
-            (other := self._record(one)).ordinal == mine.ordinal and other.source == mine.source for one in beside
-        )
+        return any(self._records.origin(one) == mine for one in beside)
 
     def _moves(self, handled: int | None = None) -> Offsets:
         """Offsets once so many records are handled, without a number those that are."""
@@ -272,8 +275,7 @@ class Redelivery:
         handled = shipment.progress.handled if handled is None else handled
         if handled >= shipment.staged.records:
             return self._before(None)
-        following = self._record(handled)
-        return self._before((following.source, following.ordinal))
+        return self._before(self._records.origin(handled))
 
     def _before(self, following: tuple[str, int] | None) -> Offsets:
         return before_next(self._shipment.plan, self._shipment.decision, following)

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
+
 from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
@@ -25,13 +27,14 @@ from conduit_dagster.engine.moves import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.naming import LETTERS, Names
 from conduit_dagster.engine.resolve import base_of, refusal
+from conduit_dagster.engine.restage import content, differs
 from conduit_dagster.engine.shipment import Shipment, after
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_store import Missed
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, StagedDelivery
+from conduit_dagster.state.steps import DeadLetter, Decision, LetterPart, Plan, StagedDelivery
 from conduit_dagster.state.steps import Letter as StagedLetter
 from conduit_dagster.state.store import PipelineStore
 
@@ -67,7 +70,7 @@ class Refusals:
         publish: Callable[[StagedDelivery, Plan], None],
     ) -> None:
         self._pipeline, self._store, self._state, self._window = pipeline, store, state, window
-        self._archive, self._originals = archive, StepOriginals(pipeline, archive)
+        self._archive, self._originals = archive, StepOriginals(pipeline, state, archive)
         self._publish = publish
         self._names = Names(pipeline)
         self._lock = threading.Lock()
@@ -110,7 +113,7 @@ class Refusals:
 
     def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
         plan, name = shipment.plan, record.source
-        nack = Nack(nack.code, self.masked(shipment, record, nack.message))
+        nack = Nack(nack.code, self.masked(plan, shipment.decision, record, nack.message))
         source, offset = origin_of(plan, name), offset_of(plan, name, record.ordinal)
         return _Refused(
             shipment,
@@ -125,13 +128,16 @@ class Refusals:
             bool(plan.replay) or offset in plan.nacked.get(name, ()),
         )
 
-    def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
+    def masked(self, plan: Plan, decision: Decision, record: StagedRecord, text: str) -> str:
         """A text without what is redacted of a record, of it as it is and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
             return text
-        original = self._originals.of(shipment.plan, shipment.decision, record.source, record.ordinal)
-        return redaction.text(text, [record.record, *([kept(original)] if original else [])])
+        original = self._originals.of(plan, decision, record)
+        if not original:
+            # under which fields a row as it was staged has what is redacted can't be known
+            return "its text is left out, for it may hold what is redacted"
+        return redaction.text(text, [record.record, kept(original)])
 
     def _accept(self, row: NackRow) -> str:
         verdict = self._window.resolve(self._state.window, 1, [0])
@@ -152,9 +158,10 @@ class Refusals:
 
     def _record(self, found: _Refused, window: str, moves: Offsets) -> None:
         shipment, plan, pipeline = found.shipment, found.shipment.plan, self._pipeline.program.pipeline
-        staged = self.stage_letter(shipment, found.record, found.nack)
+        staged = self._stage_letter(plan, shipment.decision, shipment.consumer, found.record, found.nack)
         index, part = self._keep(found, staged.hash)
-        letter = StagedLetter(staged, shipment.consumer, found.place, (found.nack.code, found.nack.message))
+        nack = found.nack.code, found.nack.message
+        letter = StagedLetter(staged, shipment.consumer, found.place, nack, (part.name, 0))
         reached("before-nack", pipeline)
         self._store.deliveries.nack(
             plan, shipment.consumer, shipment.progress, window, index, part, found.record.source, letter, moves
@@ -193,26 +200,42 @@ class Refusals:
         plan, decision, record, row = found.shipment.plan, found.shipment.decision, found.record, found.row
         # of a dead letter that is sent again the one that stays open
         key = letter_at(decision, record.source, record.ordinal).key if plan.replay else (-1, -1)
-        original = self._originals.of(plan, decision, record.source, record.ordinal)
+        original = self._originals.of(plan, decision, record)
         namespace = clean(record.record.collection)
         return Letter(
             record.source, record.ordinal, row.position, namespace, row.node, row.code, row.message,
             encode_missed(found.missed), *key, keep(record.record), original,
         )  # fmt: skip
 
-    def stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
+    def stage_letter_again(self, plan: Plan, decision: Decision, letter: StagedLetter) -> StagedDelivery:
+        """A recorded letter whose staging is lost, from the archive: neither source nor code is asked for the record.
+
+        Raises ``FatalError`` (``delivery.rebuild_differs``) where the queue's own settings or processors have changed,
+        and ``dead_letters.damaged``.
+        """
+        part, line = letter.archive
+        (kept_one,) = self._archive.letters(part, [line])
+        record = StagedRecord(kept_one.source, kept_one.ordinal, kept(kept_one.failed))
+        made = self._stage_letter(plan, decision, letter.consumer, record, Nack(*letter.nack))
+        if [content(part) for part in made.parts] != [content(part) for part in letter.delivery.parts]:
+            raise differs(plan, letter.delivery)
+        return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
+
+    def _stage_letter(
+        self, plan: Plan, decision: Decision, consumer: str, record: StagedRecord, nack: Nack
+    ) -> StagedDelivery:
         """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
-        plan, program = shipment.plan, self._pipeline.program
+        program = self._pipeline.program
         queue = self._pipeline.dead_letters
         # where the queue stages: it may have to rename it into its place
-        beside = next(d.staging for d in shipment.decision.deliveries if d.consumer == DEAD_LETTERS)
+        beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
-        skip = LETTERS + base_of(plan, shipment.decision.sources, record.source) + record.ordinal
+        skip = LETTERS + base_of(plan, decision.sources, record.source) + record.ordinal
         name = self._names.child(plan, DEAD_LETTERS, skip, 1)
         # for the queue's own processors, as in a task
         self._pipeline.clock.now_ns, self._pipeline.turn.hashes = plan.clock_ns, plan.hashes
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
-        node = self._node(shipment.consumer)
+        node = self._node(consumer)
         offset = offset_of(plan, record.source, record.ordinal)
         origin = Origin(program.pipeline, origin_of(plan, record.source), offset, name)
         failed = self._pipeline.redaction.record(record.record) if queue.prints else record.record
@@ -222,7 +245,7 @@ class Refusals:
         part = writer.finish()
         if refused:
             said = refused[0].nack
-            told = Nack(said.code, self.masked(shipment, record, said.message))
+            told = Nack(said.code, self.masked(plan, decision, record, said.message))
             raise queue_refuses(told, self._node(DEAD_LETTERS))
         if part is not None:
             storage.sync(staging)

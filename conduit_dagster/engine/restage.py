@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import msgspec
+import structlog
 
 from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, from_rows
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.spark.jobs import JobCancelled
+from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Part, Plan, StagedDelivery
+
+log = structlog.get_logger("conduit.engine")
 
 
 class Restaged:
@@ -27,20 +32,38 @@ class Restaged:
         return [self._same(plan, old, staged) for old in missing]
 
     def _same(self, plan: Plan, old: StagedDelivery, staged: Staged) -> StagedDelivery:
-        parts = staged.parts(old.consumer)
-        if [_content(part) for part in parts] != [_content(part) for part in old.parts]:
-            raise _differs(plan, old)
-        return msgspec.structs.replace(old, staging=staged.staging[old.consumer], parts=parts)
+        made = self._made_of(old, staged)
+        if made is None:
+            raise differs(plan, old)
+        return made
 
-    def records(self, shipment: Shipment) -> Delivery:
-        """A delivery's records with their origins, whatever its destination stages."""
+    @staticmethod
+    def _made_of(old: StagedDelivery, staged: Staged) -> StagedDelivery | None:
+        """The delivery as it was staged again; None where that gave other bytes than were prepared."""
+        parts, origins = staged.parts(old.consumer), staged.origins(old.consumer)
+        if [content(part) for part in (*parts, *origins)] != [content(part) for part in (*old.parts, *old.origins)]:
+            return None
+        return msgspec.structs.replace(old, staging=staged.staging[old.consumer], parts=parts, origins=origins)
+
+    def records(self, shipment: Shipment) -> Delivery | None:
+        """A delivery's whole records, whatever its destination stages.
+
+        None where source, code or settings do not give the bytes any more that were prepared, or can't be read.
+        """
         plan, old = shipment.plan, shipment.staged
-        staged = self._stage(plan, shipment.decision, old.consumer)
-        parts = staged.parts(old.consumer)
-        if [part.records for part in parts] != [part.records for part in old.parts]:
-            raise _differs(plan, old)
+        try:
+            staged = self._stage(plan, shipment.decision, old.consumer)
+        except (JobCancelled, LeaseLost):
+            raise
+        except (ConduitError, OSError) as error:
+            log.info("a prepared step can't be read again", step=plan.step, consumer=old.consumer, cause=str(error))
+            return None
+        records = staged.records(old.consumer)
+        same = self._made_of(old, staged) is not None
+        if not same or [part.records for part in records] != [part.records for part in old.parts]:
+            return None
         folder = staged.staging[old.consumer]
-        return as_delivery(msgspec.structs.replace(old, staging=folder, parts=parts), plan.step)
+        return as_delivery(msgspec.structs.replace(old, staging=folder, parts=records), plan.step)
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
         if changed := changed_source(self._pipeline, plan, self._state):
@@ -66,7 +89,8 @@ def _unreadable(plan: Plan, source: str, pipeline: str) -> FatalError:
     )
 
 
-def _differs(plan: Plan, old: StagedDelivery) -> FatalError:
+def differs(plan: Plan, old: StagedDelivery) -> FatalError:
+    """A prepared step whose staging is gone, and can't be made again as it was."""
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
         f"{old.consumer}: a processor, a setting or the source has changed",
@@ -76,5 +100,6 @@ def _differs(plan: Plan, old: StagedDelivery) -> FatalError:
     )
 
 
-def _content(part: Part) -> tuple[int, int, str]:
+def content(part: Part) -> tuple[int, int, str]:
+    """What must be the same when a part is staged once more; its name is not."""
     return part.records, part.bytes, part.sha256

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from conduit_dagster.connectors.base import Delivery
-from conduit_dagster.connectors.staged import StagedRecord, staged_records
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
 
@@ -82,25 +79,3 @@ def progress_of(acked: Acked, known: Progress) -> Progress:
         ahead[name] = max(place, ahead.get(name, -1))
     kept = {name: place for name, place in ahead.items() if place >= further.handled}
     return msgspec.structs.replace(further, namespaces=kept)
-
-
-class Records:
-    """The records of a delivery by their place, read once from the front: places never go back by more than two."""
-
-    def __init__(self, delivery: Delivery) -> None:
-        self._records: Iterator[StagedRecord] = staged_records(delivery)
-        self._next = 0
-        self._kept: deque[tuple[int, StagedRecord]] = deque(maxlen=3)
-
-    def at(self, place: int) -> StagedRecord:
-        """The record. Raises ``LookupError`` where there is none, or it was passed."""
-        while self._next <= place:
-            record = next(self._records, None)
-            if record is None:
-                break
-            self._kept.append((self._next, record))
-            self._next += 1
-        for number, record in self._kept:
-            if number == place:
-                return record
-        raise LookupError(f"record {place} of the delivery is not there")

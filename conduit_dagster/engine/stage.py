@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split, Writer, WriterTask
-from conduit_dagster.connectors.staged import RecordWriter
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_encoded
@@ -18,6 +17,7 @@ from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.ledger import Ledger, TaskError, task_error
+from conduit_dagster.engine.origins import TracedWriter, keeps_origins
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
@@ -60,7 +60,7 @@ class _Task:
         self._pipeline, self._job, self._number = pipeline, job, number
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
-        self._ledger = Ledger(number, {}, [], None, {}, {}, {}, {}, [], {})
+        self._ledger = Ledger(number)
         self._tees: list[Tee] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
@@ -69,9 +69,11 @@ class _Task:
     def _writer(self, consumer: str) -> Writer:
         name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
         task = WriterTask(self._job.staging[consumer], self._number, self._token, name, turn)
-        if consumer in self._job.as_records:
-            return RecordWriter(task)
-        return self._pipeline.consumers()[consumer].writer(task)
+        destination = self._pipeline.consumers()[consumer]
+        writer = destination.writer(task)
+        if consumer == DEAD_LETTERS or not keeps_origins(destination):
+            return writer
+        return TracedWriter(writer, task, as_records=consumer in self._job.as_records)
 
     def run(self) -> Ledger:
         try:
@@ -82,6 +84,9 @@ class _Task:
             for consumer, writer in self._writers.items():
                 if part := blamed(self._node(consumer), writer.finish):
                     self._ledger.parts[consumer] = part
+                if isinstance(writer, TracedWriter):
+                    self._ledger.origins.update({consumer: writer.origins} if writer.origins else {})
+                    self._ledger.records.update({consumer: writer.records} if writer.records else {})
             self._ledger.teed.extend(tee.finish() for tee in self._tees)
             self._ledger.letters = self._archive.finish() if self._archive else None
         except BaseException:

@@ -27,7 +27,7 @@ class StageJob(msgspec.Struct, frozen=True):
     hashes: dict[str, str] = {}
     generations: dict[str, int] = {}
     as_records: list[str] = []
-    """Consumers whose share is staged as whole records with their origins, whatever their own writer would stage."""
+    """Consumers that keep origins, and whose share is staged as whole records too."""
     nacked: dict[str, list[int]] = {}
     """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
     tees: dict[str, TeeTo] = {}

@@ -40,6 +40,14 @@ class Staged(NamedTuple):
         """The consumer's parts, in order."""
         return [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts]
 
+    def origins(self, consumer: str) -> list[Part]:
+        """The origins beside its parts, where the consumer keeps them."""
+        return [ledger.origins[consumer] for ledger in self.ledgers if consumer in ledger.origins]
+
+    def records(self, consumer: str) -> list[Part]:
+        """The consumer's share as whole records, where that was asked for."""
+        return [ledger.records[consumer] for ledger in self.ledgers if consumer in ledger.records]
+
 
 class Stager:
     """Runs the stage of one pipeline's steps."""
@@ -73,7 +81,7 @@ class Stager:
     ) -> Staged:
         """Reads and stages a plan, or the splits that ``tasks`` name: those of an earlier time give the same parts.
 
-        ``as_records``: consumers whose share is staged as whole records with their origins. ``tees``: sources whose
+        ``as_records``: consumers whose share is staged as whole records too. ``tees``: sources whose
         splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
         whose dead letters are in the archive already.
 

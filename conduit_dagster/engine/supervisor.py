@@ -14,13 +14,13 @@ from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.dead_letters.replaying import settle_letters, with_open_replay
+from conduit_dagster.engine.dead_letters.replaying import with_open_replay
 from conduit_dagster.engine.flight import Flight
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.recover import recover
-from conduit_dagster.engine.registering import attach_logs, fence, register
+from conduit_dagster.engine.recover import start_up
+from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.run_life import AWAY, SOMEBODY, Circumstances, RunLife, unrecorded
 from conduit_dagster.engine.stop import StopFlag
@@ -134,10 +134,7 @@ class _Run:
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id):
             appender = self._appender()
-            recover(self._loop(appender))
-            register(self._pipeline, self._store)
-            loop = self._loop(appender)
-            settle_letters(loop)
+            loop = start_up(lambda: self._loop(appender))
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:
                 try:

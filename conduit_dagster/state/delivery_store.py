@@ -130,18 +130,11 @@ class DeliveryStore:
 
     def retarget_letter(self, step: int, letter: Letter) -> None:
         """A dead letter that is not published yet gets another target."""
-        self._set_letter(step, letter, staged=msgspec.json.encode(letter).decode())
+        text = msgspec.json.encode(letter).decode()
 
-    def drop_letter(self, step: int, letter: Letter) -> None:
-        """A dead letter that can't be staged again, because its destination is gone; its row in the index stays."""
-        self._set_letter(step, letter, "letter_dropped", state="void")
-
-    def _set_letter(self, step: int, letter: Letter, event: str = "", **values: Any) -> None:
         def work(connection: sa.Connection) -> None:
             mine = _delivery(self._id, step, letter.delivery.consumer, letter.delivery.skip)
-            connection.execute(sa.update(deliveries).where(*mine).values(**values))
-            if event:
-                record_event(connection, self._id, event, step=step, consumer=letter.consumer, place=letter.place)
+            connection.execute(sa.update(deliveries).where(*mine).values(staged=text))
 
         self._run(work)
 

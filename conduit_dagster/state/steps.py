@@ -137,6 +137,8 @@ class StagedDelivery(msgspec.Struct, frozen=True):
     """What its name holds: 0, or the place of a dead letter that was found at publishing."""
     expected: dict[str, Any] = {}
     """The target behind it; at-most-once goes on from there whether it was published or not."""
+    origins: list[Part] = []
+    """Beside the parts, where each record comes from, of a destination that stages something else than records."""
 
     @property
     def records(self) -> int:
@@ -178,6 +180,8 @@ class Letter(msgspec.Struct, frozen=True):
     """The record's place in that destination's delivery."""
     nack: tuple[str, str]
     """Code and message."""
+    archive: tuple[str, int] = ("", 0)
+    """File and row of the archive that hold the record: where its staging is lost it is staged again from there."""
 
 
 class DeadLetter(NamedTuple):

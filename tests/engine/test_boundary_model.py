@@ -50,7 +50,8 @@ def test_the_boundary_does_not_depend_on_the_steps(
                 position, state = span.end, resolution.window
                 break
             refused = resolution.refused.before
-            plan = cut(plan, resolution.refused, lambda span, boundary: boundary, turn, 0, lambda ranges: {})
+            ranges = cut(plan, resolution.refused, lambda span, boundary: boundary)
+            plan = Plan(turn, 0, ranges) if ranges else None
         if plan is None:
             break
     assert refused == brute_force(nacks, size, threshold)
@@ -60,4 +61,4 @@ def test_the_boundary_does_not_depend_on_the_steps(
 def test_a_cut_before_the_first_record_leaves_nothing() -> None:
     plan = Plan(1, 0, [Range("in", 1, 0, 3, 0)])
     row = NackRow("in", 0, "0", "n", "c", "m", False, before=0)
-    assert cut(plan, row, lambda span, boundary: boundary, 2, 0, lambda ranges: {}) is None
+    assert cut(plan, row, lambda span, boundary: boundary) == []

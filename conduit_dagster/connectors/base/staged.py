@@ -6,6 +6,7 @@ from abc import abstractmethod
 
 from conduit_dagster.connectors.base.delivery import Delivery, Target
 from conduit_dagster.connectors.base.destination import Destination
+from conduit_dagster.record import Record
 
 
 class StagedDestination(Destination):
@@ -18,6 +19,14 @@ class StagedDestination(Destination):
     """
 
     placement = "staged"
+
+    def staged_row(self, delivery: Delivery, place: int) -> Record | None:
+        """What the delivery's record at this place holds, from its staged parts alone; None where they can't tell.
+
+        Asked of a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
+        was prepared: the dead letter is made of it. Only payloads, key and operation count.
+        """
+        return None
 
     @abstractmethod
     def publish(self, delivery: Delivery) -> Target:

@@ -30,6 +30,7 @@ from conduit_dagster.connectors.postgres.names import TableName, table_name
 from conduit_dagster.connectors.postgres.publish import Publisher
 from conduit_dagster.connectors.postgres.session import Connection, Session, application
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, as_settings
+from conduit_dagster.connectors.postgres.staged_row import staged_row
 from conduit_dagster.connectors.postgres.url import Server, conninfo
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.connectors.postgres.writer import CopyWriter
@@ -90,6 +91,10 @@ class PostgresDestination(StagedDestination):
             raise RecordError("table_name", str(error)) from None
 
     # -- on the driver ------------------------------------------------------------------------------------------
+
+    def staged_row(self, delivery: Delivery, place: int) -> Record:
+        """The row's columns by name, as text."""
+        return staged_row(delivery, place)
 
     def close(self) -> None:
         """Ends the driver's connection."""

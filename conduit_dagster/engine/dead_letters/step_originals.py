@@ -6,61 +6,70 @@ from collections.abc import Iterator
 from functools import partial
 
 from conduit_dagster.connectors.base import Block, ReadOptions
+from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
+from conduit_dagster.engine.moves import span_of
 from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.staging import from_rows
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan
 
 
 class StepOriginals:
     """Reads the splits of a step again, for the few records that a destination refuses."""
 
-    def __init__(self, pipeline: CompiledPipeline, archive: Archive) -> None:
-        self._pipeline, self._archive = pipeline, archive
+    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, archive: Archive) -> None:
+        self._pipeline, self._state, self._archive = pipeline, state, archive
         self._open: dict[str, tuple[int, int, Originals]] = {}
         """By source: the step, the last ordinal that was asked for, and the reader behind it."""
         self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
 
-    def of(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
+    def of(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
         """The record as the archive keeps it; asked for the same one again it reads nothing.
 
         Empty where the source is gone, or not what it was, or a dead letter has no original: a prepared step does not
         need it.
         """
-        asked = plan.step, source, ordinal
+        asked = plan.step, record.source, record.ordinal
         if self._last[0] != asked:
             find = self._of_letter if plan.replay else self._of_source
-            self._last = asked, find(plan, decision, source, ordinal)
+            self._last = asked, find(plan, decision, record)
         return self._last[1]
 
-    def _of_letter(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
-        letter = letter_at(decision, source, ordinal)
+    def _of_letter(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
+        letter = letter_at(decision, record.source, record.ordinal)
         try:
             return next(self._archive.records(letter.part, [letter.line], original=True))[1]
         except ConduitError:
             return b""
 
-    def _of_source(self, plan: Plan, decision: Decision, source: str, ordinal: int) -> bytes:
-        step = plan.step
+    def _of_source(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
+        step, source, ordinal = plan.step, record.source, record.ordinal
+        if changed_source(self._pipeline, plan, self._state):
+            return b""
         # as in the step's tasks: what a source makes of the time is the same
         self._pipeline.clock.now_ns = plan.clock_ns
         known, last, reader = self._open.get(source, (-1, -1, None))
         if reader is None or known != step or ordinal <= last:
-            reader = Originals(partial(self._blocks, decision, source), 0)
+            reader = Originals(partial(self._blocks, plan, decision, source), 0)
         self._open[source] = (step, ordinal, reader)
         try:
-            return keep(reader.of([ordinal])[0])
+            found = reader.of([ordinal])[0]
         except (ConduitError, OSError, StopIteration):
             del self._open[source]
             return b""
+        # another record than the one that was staged is no original of it
+        return keep(found) if str(found.position) == str(record.record.position) else b""
 
-    def _blocks(self, decision: Decision, source: str) -> Iterator[Block]:
-        inlet = self._pipeline.inlet(source)
+    def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:
+        inlet, span = self._pipeline.inlet(source), span_of(plan, source)
+        inlet.source.verify(span.start, span.end)
         tasks = from_rows(decision.splits)
         for split in (one.split for task in tasks for one in task if one.source == source):
             yield from read_blocks(self._pipeline, source, inlet.source, inlet.source.relocate(split), ReadOptions())

@@ -53,7 +53,7 @@ def cut_at(opened: OpenDelivery, source: str, offset: int) -> Cut:
     place, ahead = 0, 0
     following: StagedRecord | None = None
     forward, back = list[tuple[str, int]](), list[tuple[str, int]]()
-    for number, record in enumerate(opened.records()):
+    for number, record in enumerate(opened.records):
         at = (record.source, offset_of(plan, record.source, record.ordinal))
         if (order.index(record.source), record.ordinal) > limit:
             following = following or record

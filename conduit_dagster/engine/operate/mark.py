@@ -110,7 +110,7 @@ def _keep(opened: OpenDelivery, cut: Cut) -> None:
 def _record_at(opened: OpenDelivery, cut: Cut, place: int) -> StagedRecord | None:
     if place == cut.place:
         return cut.following
-    return next((record for number, record in enumerate(opened.records()) if number == place), None)
+    return next((record for number, record in enumerate(opened.records) if number == place), None)
 
 
 def _told(opened: OpenDelivery, cut: Cut, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:

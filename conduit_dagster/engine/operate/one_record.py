@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Delivery
-from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct import DirectSender
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.desk import Desk
@@ -63,7 +63,6 @@ class _Stepping:
         require_divisible(opened)
         self._opened = opened
         self._require_letters_first()
-        self._delivery = opened.loop.publisher.records(opened.shipment)
         self._ahead, self._record = self._next()
 
     def _require_letters_first(self) -> None:
@@ -80,7 +79,7 @@ class _Stepping:
     def _next(self) -> tuple[int, StagedRecord]:
         """The next record to send, and how many before it are acknowledged already, out of order."""
         progress = self._opened.shipment.progress
-        for number, record in enumerate(islice(staged_records(self._delivery), progress.handled, None)):
+        for number, record in enumerate(islice(self._opened.records, progress.handled, None)):
             if progress.handled + number > progress.namespaces.get(record.record.collection, -1):
                 return number, record
         raise not_divisible(self._opened)
@@ -118,9 +117,9 @@ class _Stepping:
         direct = DirectSender(desk.pipeline, desk.jobs, desk.bound.config.delivery.offset_flush_interval)
         return Redelivery(desk.pipeline, desk.store, loop.publisher.refusals, direct, self._records, False, shipment)
 
-    def _records(self, shipment: Shipment) -> Delivery:
+    def _records(self, shipment: Shipment) -> DeliveryRecords:
         del shipment
-        return self._delivery
+        return self._opened.records
 
     def _complete(self, did: str) -> bool:
         """The delivery's end, where this was its last record; whether the step is done with it."""

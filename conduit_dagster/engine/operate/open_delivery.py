@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from conduit_dagster.connectors.base import Destination
-from conduit_dagster.connectors.staged import StagedRecord, staged_records
+from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.moves import Offsets, before_next
 from conduit_dagster.engine.operate.desk import Desk
@@ -45,9 +46,10 @@ class OpenDelivery:
         """Where it goes."""
         return self.desk.pipeline.consumers()[self.consumer]
 
-    def records(self) -> Iterator[StagedRecord]:
+    @cached_property
+    def records(self) -> DeliveryRecords:
         """All of it, in order, with origins. Runs a Spark job where the destination stages something else."""
-        return staged_records(self.loop.publisher.records(self.shipment))
+        return self.loop.publisher.records(self.shipment)
 
     def moves(self, following: StagedRecord | None) -> Offsets:
         """The consumer's offsets when this is its next record; None: when all of it is handled."""

@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.replaying import give_back, settle_letters, unit_of, with_replay
+from conduit_dagster.engine.dead_letters.replaying import give_back, unit_of, with_replay
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.letters import Selection, total
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
-from conduit_dagster.engine.recover import recover
-from conduit_dagster.engine.registering import attach_logs, fence, register
+from conduit_dagster.engine.recover import start_up
+from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -76,9 +76,7 @@ def _edited(desk: Desk, order: Replay) -> BoundPipeline:
 def _finish_open(desk: Desk) -> None:
     attach_logs(desk.pipeline, desk.store, desk.options.log_url)
     fence(desk.pipeline, desk.store)
-    recover(desk.loop(), plans=False)
-    register(desk.pipeline, desk.store)
-    settle_letters(desk.loop())
+    start_up(desk.loop, plans=False)
 
 
 class _Replaying:

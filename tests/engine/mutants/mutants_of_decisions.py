@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from conduit_dagster.engine import recover, stage, staging, supervisor
+from conduit_dagster.engine import recover, stage, staging
 from conduit_dagster.engine.compiled import compile_encoded
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.loop import StepLoop
@@ -105,32 +105,17 @@ def token(patch: Patch) -> None:
 
 def reack(patch: Patch) -> None:
     """*Every source is acked at its stored position* at a start: here none is."""
-    patch.setattr(supervisor, "recover", lambda loop: _without_acks(loop))
+    patch.setattr(recover, "acknowledge", lambda loop, acked=frozenset(): acked)
 
 
 def reackfirst(patch: Patch) -> None:
     """The acks of a start come before the open steps: here they come after them."""
+    acknowledge, recovering = recover.acknowledge, recover.recover
 
-    def late(loop: StepLoop) -> None:
-        known = {name: (state.position, state.generation) for name, state in loop.state.sources.items()}
-        _without_acks(loop)
-        for name, (position, generation) in known.items():
-            loop.pipeline.inlet(name).source.ack(position, generation)
+    def late(loop: StepLoop, plans: bool) -> Any:
+        with pytest.MonkeyPatch.context() as no_acks:
+            no_acks.setattr(recover, "acknowledge", lambda loop, acked=frozenset(): acked)
+            recovering(loop, plans)
+        return acknowledge(loop)
 
-    patch.setattr(supervisor, "recover", late)
-
-
-def _without_acks(loop: StepLoop) -> None:
-    """Start-up recovery without its first acks; those of the steps that it finishes stay."""
-    with pytest.MonkeyPatch.context() as patch:
-        for inlet in loop.pipeline.inlets:
-            patch.setattr(inlet.source, "ack", lambda upto, generation: None)
-        reached = recover.reached
-
-        def acks_again(point: str, pipeline: str) -> None:
-            reached(point, pipeline)
-            if point == "after-reack":
-                patch.undo()
-
-        patch.setattr(recover, "reached", acks_again)
-        recover.recover(loop)
+    patch.setattr(recover, "recover", late)

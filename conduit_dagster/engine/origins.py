@@ -1,0 +1,119 @@
+"""Where each staged record comes from, beside the parts of a destination that stages something else than records.
+
+A record that such a destination refuses, or the next one of a delivery in pieces, is found by its place in the delivery
+without reading the source again or running any code: a prepared step needs nothing but staging and the state store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.connectors.base import Destination, NewPart, Part, Refusal, StagedDestination, Writer, WriterTask
+from conduit_dagster.connectors.base.record_staging import RecordStaging
+from conduit_dagster.connectors.staged import RecordWriter
+from conduit_dagster.engine.dead_letters.layout import clean
+from conduit_dagster.record import Record, copy
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import StagedDelivery
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(tuple[str, list[int], list[Any], list[str] | str]).decode
+
+
+class RecordOrigin(NamedTuple):
+    """Where one record of a delivery comes from."""
+
+    source: str
+    ordinal: int
+    """Its source record's place in the step's range of its source, from 0."""
+    position: Any
+    """The record's own."""
+    namespace: str
+
+
+def keeps_origins(destination: Destination) -> bool:
+    """Whether its parts need origins beside them: it is sent pieces, and its parts do not say whose they are."""
+    return (
+        isinstance(destination, StagedDestination)
+        and destination.divisible
+        and not isinstance(destination, RecordStaging)
+    )
+
+
+class TracedWriter(Writer):
+    """A destination's own writer, and beside its part the origins: a line of JSON per block.
+
+    ``as_records``: the same share once more as whole records, for single records that the destination refuses.
+    """
+
+    def __init__(self, writer: Writer, task: WriterTask, as_records: bool = False) -> None:
+        self._writer, self._part = writer, NewPart(task, "origins")
+        # a token of its own: the writer may name its part as records are named
+        self._records = RecordWriter(replace(task, token=f"{task.token}r")) if as_records else None
+        self._count = 0
+        self._source, self._first, self._origins = "", 0, tuple[int, ...]()
+        self.origins: Part | None = None
+        """Known once :meth:`finish` has returned, as is :attr:`records`."""
+        self.records: Part | None = None
+
+    def place(self, source: str, first: int, origins: Sequence[int]) -> None:
+        """Keeps them for the next block, and hands them on."""
+        self._source, self._first, self._origins = source, first, origins
+        self._writer.place(source, first, origins)
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """As the writer itself does; refused records have no origin, as they have no place in the delivery."""
+        kept = [copy(record) for record in records] if self._records else records
+        refused = self._writer.write(records)
+        origins = self._origins
+        if refused:
+            gone = {refusal.place for refusal in refused}
+            origins = [origin for place, origin in enumerate(origins) if place not in gone]
+            kept = [record for place, record in enumerate(kept) if place not in gone]
+        if kept:
+            self._trace(origins, kept)
+        return refused
+
+    def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
+        """The i-th record comes from record ``first + origins[i]`` of the source."""
+        ordinals, positions = [self._first + origin for origin in origins], [record.position for record in records]
+        named = [record.collection for record in records]
+        namespaces = named[0] if len(set(named)) == 1 else named
+        try:
+            line = _encode((self._source, ordinals, positions, namespaces))
+        except UnicodeEncodeError:
+            texts = ([clean(str(position)) for position in positions], [clean(name) for name in named])
+            line = _encode((self._source, ordinals, *texts))
+        self._part.write(line + b"\n")
+        self._count += len(ordinals)
+        if self._records is not None:
+            self._records.place(self._source, self._first, origins)
+            self._records.write(records)
+
+    def finish(self) -> Part | None:
+        """The part of the writer itself."""
+        part = self._writer.finish()
+        self.origins = self._part.finish(self._count)
+        self.records = None if self._records is None else self._records.finish()
+        return part
+
+    def abort(self) -> None:
+        """Nothing of it counts."""
+        for writer in (self._writer, self._part, self._records):
+            if writer is not None:
+                writer.abort()
+
+
+def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:
+    """The origins of a delivery's records, in their order; a block at a time in memory."""
+    for part in staged.origins:
+        with storage.open_read(storage.join(staged.staging, part.name)) as file:
+            for line in file:
+                source, ordinals, positions, named = _decode(line)
+                namespaces = [named] * len(ordinals) if isinstance(named, str) else named
+                for ordinal, position, namespace in zip(ordinals, positions, namespaces, strict=True):
+                    yield RecordOrigin(source, ordinal, position, namespace)
