@@ -16,7 +16,7 @@ from conduit_dagster.connectors.base import Block, ReadOptions, Split
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
-from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record
@@ -55,6 +55,8 @@ class Appended(msgspec.Struct):
     boundary: Any = None
     """The boundary behind the last record that was read; None where none was."""
     error: TaskError | None = None
+    failed: TaskError | None = None
+    """Why the source gave no more in the middle of its range: what it gave before is in the file, and counts."""
 
 
 def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
@@ -113,14 +115,22 @@ class _Appending:
     def run(self) -> Appended:
         inlet = self._inlet
         try:
-            for split in self._task.splits:
-                for block in read_blocks(self._pipeline, inlet.id, inlet.source, split, _OPTIONS):
-                    self._block(block)
+            try:
+                for split in self._task.splits:
+                    for block in read_or_fail(read_blocks(self._pipeline, inlet.id, inlet.source, split, _OPTIONS)):
+                        self._block(block)
+            except SourceReadError as failed:
+                self._report.failed = self._told(failed)
             self._report.written = self._file.finish()
         except BaseException:
             self._file.abort()
             raise
         return self._report
+
+    def _told(self, failed: SourceReadError) -> TaskError:
+        assert failed.__cause__ is not None
+        told, redaction = task_error(failed.__cause__, "a source failed"), self._pipeline.redaction
+        return told.without_text(redaction.unnamed(failed.__cause__)) if redaction and told.is_unforeseen else told
 
     def _block(self, block: Block) -> None:
         self._report.boundary = block.boundary(len(block.records) - 1)

@@ -19,7 +19,7 @@ from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.jobs import Jobs
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
@@ -69,6 +69,7 @@ class Appender:
         self._log = LogStore(pipeline.program.pipeline)
         self._name, self._sources = pipeline.program.pipeline, pipeline.sources
         self._program = pipeline.program.encode()
+        self._failure: ConduitError | None = None
         self.rolled = True
         """Whether a segment was closed since the last compaction; a run begins with one."""
 
@@ -81,17 +82,27 @@ class Appender:
         tasks = [task for append in appends for task in self._tasks(append)]
         once = any(not append.inlet.source.replayable for append in appends)
         reports = self._run(AppendJob(time.time_ns(), tasks, once))
-        for append in appends:
-            self.verify(append)
-        reached("after-log-stage", self._name)
         found = [
             _logged(append, [report for report in reports if tasks[report.task].source == append.inlet.id])
             for append in appends
         ]
         logged = [one for one in found if one is not None]
+        for append, _ in logged:
+            self.verify(append)
+        reached("after-log-stage", self._name)
         self.commit(logged)
         reached("after-log", self._name)
+        # what was read before a failure is logged, and delivered before the failure ends the run
+        self._failure = next((report.failed.as_error() for report in reports if report.failed), None)
+        if not logged:
+            self.raise_failure()
         return bool(logged)
+
+    def raise_failure(self) -> None:
+        """Raises why a source gave no more, if one did; once."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def compact(self) -> None:
         """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
@@ -178,11 +189,15 @@ class Appender:
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:
     """None where the log stands where it stood: there was nothing to read after all."""
-    read = [report for report in reports if report.boundary is not None]
-    if not append.inlet.source.replayable:
+    failed = next((place for place, report in enumerate(reports) if report.failed is not None), None)
+    # what other tasks read behind a failure is no continuation of what lies before it
+    read = [report for report in reports[: None if failed is None else failed + 1] if report.boundary is not None]
+    source = append.inlet.source
+    if not source.replayable or failed is not None:
         if not read:
             return None
-        append = append._replace(end=read[-1].boundary)
+        end = read[-1].boundary if not source.replayable else source.within(append.start, append.end, read[-1].boundary)
+        append = append._replace(end=end)
     return append, parts_of(append, [(one.written, one.boundary) for one in read if one.written is not None])
 
 

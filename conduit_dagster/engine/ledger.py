@@ -64,6 +64,17 @@ class TaskError(msgspec.Struct):
         return error
 
 
+class SourceFailure(msgspec.Struct):
+    """A source that failed in the middle of a split."""
+
+    source: str
+    ordinal: int
+    """How many records of the step's range it gave before."""
+    before: Any
+    """The source's own position behind the last of them."""
+    error: TaskError
+
+
 class Ledger(msgspec.Struct):
     """One task's report."""
 
@@ -88,6 +99,8 @@ class Ledger(msgspec.Struct):
     memory: dict[str, Memory] = {}
     """By node, what processors remember from here on."""
     error: TaskError | None = None
+    failed: SourceFailure | None = None
+    """Nothing of the task counts but this: the step is cut right before the failure."""
 
     def encode(self) -> bytes:
         """As it travels back."""

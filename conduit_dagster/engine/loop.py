@@ -20,7 +20,7 @@ from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.prepare import Preparer
 from conduit_dagster.engine.publish import Publisher, identity
 from conduit_dagster.engine.report import StepReport
-from conduit_dagster.engine.resolve import Resolution, cut, refusal, resolve
+from conduit_dagster.engine.resolve import Resolution, cut, cut_failed, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.engine.staging import Staged, Stager
@@ -67,6 +67,8 @@ class StepLoop:
 
     def plan_next(self, horizons: dict[str, Any] | None) -> Plan | None:
         """Records a range per source that has something new; None where no source has."""
+        if self._closed:
+            return None
         # who was added later comes first: nothing new is read before all have caught up (reference 4)
         only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
         logs: dict[str, Reach] = {}
@@ -166,17 +168,23 @@ class StepLoop:
 
     def log_first(self) -> bool:
         """Logs what is new and could not be planned, because a step reads it from the log; False where nothing is."""
-        return self._log is not None and self._log.log_first()
+        return self._log is not None and not self._closed and self._log.log_first()
 
     # -- line 3 -------------------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan) -> Staged:
         """Reads, processes and stages a planned step; logs it as well where its plan says so."""
         self._began[plan.step] = time.monotonic()
-        logged = self._log.stage(plan) if self._log is not None else None
-        staged = logged or self.stager.stage(plan)
+        staged = self._staged(plan)
+        if staged.failures:
+            with self._planning:
+                self._closed = True  # it will be cut: nothing follows it in this run
         self.tail.staged(plan, staged.ledgers)
         return staged
+
+    def _staged(self, plan: Plan) -> Staged:
+        logged = self._log.stage(plan) if self._log is not None else None
+        return logged or self.stager.stage(plan)
 
     def can_stage(self, plan: Plan) -> bool:
         """Of a step that a run before planned: whether what it reads is in the log, or comes into it so."""
@@ -205,18 +213,25 @@ class StepLoop:
     def _resolved(self, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Resolution, ConduitError | None]:
         refused: ConduitError | None = None
         while True:
-            resolution = resolve(plan, staged.ledgers, self._window, self.state.window)
-            if resolution.refused is None:
-                return plan, staged, resolution, refused
-            refused = refusal(resolution.refused, self._window)
+            if staged.failures:
+                # what was read before the failure is delivered: at each restart the run comes as far, or further
+                refused = staged.failures[0].error.as_error()
+                shorter = cut_failed(plan, staged.failures, self._within, self._read_within)
+            else:
+                resolution = resolve(plan, staged.ledgers, self._window, self.state.window)
+                if resolution.refused is None:
+                    return plan, staged, resolution, refused
+                refused = refusal(resolution.refused, self._window)
+                ranges = cut(plan, resolution.refused, self._within)
+                shorter = msgspec.structs.replace(plan, ranges=ranges, logs={})
             self.stager.discard(staged.staging)
-            plan = self._cut(plan, resolution.refused, refused)
-            staged = self.stager.stage(plan)
+            plan = self._cut(plan, shorter, refused)
+            staged = self._staged(plan)
 
-    def _cut(self, plan: Plan, row: NackRow, refused: ConduitError) -> Plan:
+    def _cut(self, plan: Plan, shorter: Plan, refused: ConduitError) -> Plan:
         with self._planning:
             self._closed = True
-            successor = self._successor(plan, cut(plan, row, self._within))
+            successor = self._successor(shorter)
             reached("before-replan", self._name)
             # the step, every later one and the successor in one transaction
             self.store.replan(plan.step, successor)
@@ -225,15 +240,19 @@ class StepLoop:
             raise refused
         return successor
 
-    def _successor(self, plan: Plan, ranges: list[Range]) -> Plan | None:
+    def _successor(self, shorter: Plan) -> Plan | None:
         """A step of these ranges in the place of one that is void; None where there are none."""
-        if not ranges:
+        if not shorter.ranges:
             return None
-        number, now = self._take_number(), time.time_ns()
-        return self._names.named(msgspec.structs.replace(plan, step=number, clock_ns=now, ranges=ranges, logs={}))
+        return self._names.named(msgspec.structs.replace(shorter, step=self._take_number(), clock_ns=time.time_ns()))
 
     def _within(self, span: Range, boundary: Any) -> Any:
         return self.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
+
+    def _read_within(self, source: str, reach: Reach, boundary: Any) -> Any:
+        """As :meth:`_within`, of the source itself where steps read its log."""
+        inlet = next(inlet for inlet in self.pipeline.sources if inlet.id == source)
+        return inlet.source.within(reach.start, reach.end, boundary)
 
     def complete(self, plan: Plan, decision: Decision, nacks: list[NackRow], started: float) -> None:
         """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""

@@ -13,6 +13,18 @@ from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 _PARTS = ("after", "key", "before")
 
 
+class SourceReadError(Exception):
+    """A source failed in the middle of a range, with its ``__cause__``; what it gave before counts."""
+
+
+def read_or_fail(blocks: Iterator[Block]) -> Iterator[Block]:
+    """The blocks; an error of the source itself comes as :class:`SourceReadError`, apart from its users' own."""
+    try:
+        yield from blocks
+    except Exception as error:
+        raise SourceReadError from error
+
+
 def read_blocks(
     pipeline: CompiledPipeline, name: str, source: Source, split: Split, options: ReadOptions
 ) -> Iterator[Block]:

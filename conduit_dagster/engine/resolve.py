@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.engine.ledger import Ledger, NackRow
+from conduit_dagster.engine.ledger import Ledger, NackRow, SourceFailure
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state.steps import Plan, Range, SourceCount
+from conduit_dagster.state.steps import Plan, Range, Reach, SourceCount
 
 Within = Callable[[Range, Any], Any]
 """The source's position at a boundary inside a range."""
@@ -69,6 +69,31 @@ def cut(plan: Plan, refused: NackRow, within: Within) -> list[Range]:
             break
         ranges.append(span)
     return ranges
+
+
+def cut_failed(
+    plan: Plan, failures: Sequence[SourceFailure], within: Within, read_within: Callable[[str, Reach, Any], Any]
+) -> Plan:
+    """The plan with each failing source's range cut right before its failure; other ranges stay whole.
+
+    Of a step that logs what it reads (``Plan.logs``) positions are offsets, and the source's own are cut with them.
+    """
+    ranges, logs = list[Range](), dict(plan.logs)
+    known = {failure.source: failure for failure in failures}
+    for span in plan.ranges:
+        failure = known.get(span.source)
+        if failure is None:
+            ranges.append(span)
+            continue
+        reach = logs.pop(span.source, None)
+        if not failure.ordinal:
+            continue
+        if reach is None:
+            ranges.append(msgspec.structs.replace(span, end=within(span, failure.before)))
+        else:
+            ranges.append(msgspec.structs.replace(span, end=span.start + failure.ordinal))
+            logs[span.source] = Reach(reach.start, read_within(span.source, reach, failure.before))
+    return msgspec.structs.replace(plan, ranges=ranges, logs=logs)
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:

@@ -16,9 +16,9 @@ from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
 from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.ledger import Ledger, TaskError, task_error
+from conduit_dagster.engine.ledger import Ledger, SourceFailure, TaskError, task_error
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
-from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.tee import Tee
@@ -50,9 +50,19 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
         pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
         task = _Task(pipeline, job, number)
         return task.run()
+    except _StepCutError as cut:
+        return Ledger(number, failed=cut.failure)
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text; the ledger keeps its class
         found = task_error(error, "a task failed")
         return Ledger(number, error=task.masked(found) if task else found)
+
+
+class _StepCutError(Exception):
+    """The step is to end before a source's failure: nothing of this execution counts."""
+
+    def __init__(self, failure: SourceFailure) -> None:
+        super().__init__(failure.error.message)
+        self.failure = failure
 
 
 class _Task:
@@ -115,10 +125,18 @@ class _Task:
         originals = Originals(lambda: self._read(inlet, split.split, ReadOptions()), ordinal)
         letters = SplitLetters(self._pipeline, self._job, inlet, writers[DEAD_LETTERS], self._archive, originals)
         run = SplitRun(self._pipeline, inlet, ordinal, begin, writers, self._ledger, letters)
-        for block in blocks:
-            self._last = (split, block)
-            run.block(block)
-            self._last = None
+        behind, records = split.split.start, 0
+        try:
+            for block in blocks:
+                self._last = (split, block)
+                run.block(block)
+                self._last, behind, records = None, block.boundary(len(block.records) - 1), records + len(block.records)
+        except SourceReadError as failed:
+            if self._job.tees.get(inlet.id) is not None:
+                behind = split.split.start if self._tees[-1].boundary is None else self._tees[-1].boundary
+            assert failed.__cause__ is not None
+            error = self.masked(task_error(failed.__cause__, "a source failed"))
+            raise _StepCutError(SourceFailure(split.source, ordinal + records, behind, error)) from failed
 
     def masked(self, error: TaskError) -> TaskError:
         """What ended it, without the redacted values of the block that it was at, as it was and as it was read."""
@@ -154,7 +172,7 @@ class _Task:
         whole = bool(self._job.as_records)
         keys = Keys.ALL if whole else self._pipeline.reads_keys
         options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(inlet))
-        return split.start, self._read(inlet, split, self._sized(options))
+        return split.start, read_or_fail(self._read(inlet, split, self._sized(options)))
 
     def _sized(self, options: ReadOptions) -> ReadOptions:
         """A question to Spark costs the same for few records as for many."""

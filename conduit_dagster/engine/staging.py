@@ -13,7 +13,7 @@ from conduit_dagster.connectors.base import Part
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.jobs import Jobs
-from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.ledger import Ledger, SourceFailure
 from conduit_dagster.engine.memory import Memories
 from conduit_dagster.engine.moves import generations
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
@@ -35,6 +35,8 @@ class Staged(NamedTuple):
     tasks: Tasks
     ledgers: list[Ledger]
     staging: dict[str, str]
+    failures: Sequence[SourceFailure] = ()
+    """By source, the first failure in the order of its records: the step must be cut right before each."""
 
     def parts(self, consumer: str) -> list[Part]:
         """The consumer's parts, in order."""
@@ -85,7 +87,8 @@ class Stager:
         splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
         whose dead letters are in the archive already.
 
-        Raises the first task's error, and ``FatalError`` where a source's range is not what was planned.
+        A source that fails in the middle of its range is told of in :attr:`Staged.failures`; of a prepared step that is
+        raised, as any other error of a task. Raises ``FatalError`` where a source's range is not what was planned.
         """
         reached("before-stage", self._pipeline.program.pipeline)
         tasks = self._tasks(plan) if tasks is None else tasks
@@ -109,6 +112,11 @@ class Stager:
         for ledger in ledgers:
             if ledger.error is not None:
                 raise ledger.error.as_error()
+        failures = _first_failures(ledgers)
+        if failures and again:
+            raise failures[0].error.as_error()
+        if failures:
+            return Staged(tasks, ledgers, staging, failures)
         self._verify(plan)
         reached("after-stage", self._pipeline.program.pipeline)
         return Staged(tasks, ledgers, staging)
@@ -172,6 +180,15 @@ class Stager:
                 url, epoch = storage.join(base, name), name.partition("-")[0]
                 if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
                     storage.remove_folder(url)
+
+
+def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:
+    found: dict[str, SourceFailure] = {}
+    for failure in (ledger.failed for ledger in ledgers if ledger.failed is not None):
+        known = found.get(failure.source)
+        if known is None or failure.ordinal < known.ordinal:
+            found[failure.source] = failure
+    return list(found.values())
 
 
 def group(splits: Sequence[SplitOf], slots: int) -> Tasks:

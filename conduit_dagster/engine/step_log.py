@@ -55,6 +55,8 @@ class StepLog:
 
     def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> Ahead:
         """Empty where there is nothing new, or what there is has to be logged first (:meth:`log_first`)."""
+        # everything that is in the log is on its way: now a source's failure takes its course
+        self._appender.raise_failure()
         self._planned, self._first = None, self._appender.new(horizons)
         found = Ahead([], {})
         if not self._fits or not self._first:
@@ -111,6 +113,8 @@ class StepLog:
         reached("before-log", self._name)
         tees = {append.inlet.id: TeeTo(append.folder.segment(append.segment), append.offset) for append in appends}
         staged = self._stager.stage(plan, tasks, tees=tees)
+        if staged.failures:
+            return staged  # nothing of it counts: the step is cut, and its shorter successor logged
         for append in appends:
             self._appender.verify(append)
         reached("after-log-stage", self._name)

@@ -148,7 +148,11 @@ class _Run:
             if appender is not None and appender.rolled:
                 flight.land()
                 appender.compact()
-            plan = loop.plan_next(horizons)
+            try:
+                plan = loop.plan_next(horizons)
+            except Exception:
+                flight.land()  # what is on its way is delivered before the failure ends the run
+                raise
             if plan is not None:
                 flight.take(plan)
             # nothing new is read before everything in the log is on its way

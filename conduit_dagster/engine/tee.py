@@ -13,7 +13,7 @@ from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.reading import read_blocks
+from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.teed import Teed, TeeTo
 from conduit_dagster.record import Record
 
@@ -33,12 +33,13 @@ class Tee:
         self._next = to.first + ordinal
         # random per attempt: a second one never meets the file of the first
         self._file = PartFile(to.folder, self._next, secrets.token_hex(8))
-        self._boundary: Any = None
+        self.boundary: Any = None
+        """The source's own position behind the last record that was logged; None before."""
 
     def blocks(self, split: Split) -> Iterator[Block]:
         """The split's records as the log holds them from now on, so that reading them there gives the same bytes."""
         options = _OPTIONS._replace(keys=self._pipeline.reads_keys)
-        for block in read_blocks(self._pipeline, self.source, self._real, split, options):
+        for block in read_or_fail(read_blocks(self._pipeline, self.source, self._real, split, options)):
             yield from self._logged(block)
 
     def _logged(self, block: Block) -> Iterator[Block]:
@@ -46,7 +47,7 @@ class Tee:
         batch = self._encoded(block)
         self._file.write(batch)
         self._next += len(records)
-        self._boundary = block.boundary(len(records) - 1)
+        self.boundary = block.boundary(len(records) - 1)
         if _holds_documents(batch):
             # JSON has made something else of what it can't hold exactly
             records = decode_batch(batch).records
@@ -70,7 +71,7 @@ class Tee:
 
     def finish(self) -> Teed:
         """Durable but for its name, as of :meth:`PartFile.finish`."""
-        return Teed(self.source, self._ordinal, self._file.finish(), self._boundary)
+        return Teed(self.source, self._ordinal, self._file.finish(), self.boundary)
 
     def abort(self) -> None:
         """Nothing of it counts."""
