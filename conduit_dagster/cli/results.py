@@ -60,6 +60,9 @@ def show_result(console: Console, result: RunResult, stopped: bool = False) -> N
     _print_counts(console, "delivered", progress.delivered)
     _print_counts(console, "filtered by", progress.filtered_by)
     _print_counts(console, "nacked by", progress.nacked_by)
+    if result.hung:
+        console.print(f"  ended by force after delivery.shutdown-timeout, still in {result.hung}")
+        console.print("  what is open is finished at the next start: conduit-dagster run")
     if result.error is not None:
         print_error(console, error_fields(result.error), "  ")
 

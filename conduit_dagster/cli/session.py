@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from conduit_dagster.cli.signals import Signals
 from conduit_dagster.cli.terminal import console
+from conduit_dagster.engine.bounded import left_behind
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.spark.java import require_java
 from conduit_dagster.spark.session import SparkSettings, close_current, close_session, default_url, open_session
@@ -56,8 +57,10 @@ def spark_session(
     try:
         yield spark
     finally:
-        _close(spark)
-        close_current()
+        # what a thread that was left behind still uses may not let itself be closed; it ends with the process
+        if not left_behind():
+            _close(spark)
+            close_current()
 
 
 def _open(settings: SparkSettings, signals: Signals | None) -> SparkSession:

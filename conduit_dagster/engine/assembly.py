@@ -16,6 +16,7 @@ from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.staging import Stager
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.state.store import PipelineStore
@@ -30,6 +31,7 @@ def make_loop(
     slots: int,
     appender: Appender | None,
     report: Callable[[StepReport], None],
+    acks: SourceAcks | None = None,
 ) -> StepLoop:
     """A loop that goes on from the state as it is stored now. With an ``appender`` it reads through the log.
 
@@ -46,7 +48,8 @@ def make_loop(
     restaged = Restaged(pipeline, state, stager)
     direct = DirectSender(pipeline, jobs, delivery.offset_flush_interval)
     bisect = delivery.redelivery == "bisect"
-    publisher = Publisher(pipeline, store, state, window, direct, restaged, archive, bisect)
+    acks = acks or SourceAcks(pipeline)
+    publisher = Publisher(pipeline, store, state, window, direct, restaged, archive, bisect, acks)
     limit = Limit(delivery.batch_size, delivery.batch_bytes)
     step_log = StepLog(pipeline, appender, stager, slots) if appender is not None else None
     return StepLoop(pipeline, store, state, stager, restaged, publisher, window, limit, step_log, report)

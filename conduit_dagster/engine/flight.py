@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 
+from conduit_dagster.engine.bounded import Worker
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.staging import Staged
 from conduit_dagster.state.steps import Plan
@@ -18,7 +20,7 @@ class Flight:
 
     def __init__(self, loop: StepLoop, depth: int, goes_on: Callable[[], bool]) -> None:
         self._loop, self._depth, self._goes_on = loop, depth, goes_on
-        self._pool = ThreadPoolExecutor(1, "finish") if depth > 1 else None
+        self._pool = Worker[None]("finish") if depth > 1 else None
         self._unfinished: deque[Future[None]] = deque()
         self._failed = threading.Event()
         self.failed_step: int | None = None
@@ -31,7 +33,7 @@ class Flight:
         if kind is not None:
             self._failed.set()
         if self._pool is not None:
-            self._pool.shutdown(wait=True)
+            self._pool.close()
 
     def take(self, plan: Plan) -> None:
         """Stages a step, and finishes it at once or, with more than one in flight, behind those before it."""
@@ -43,7 +45,7 @@ class Flight:
         if self._pool is None:
             self._finish(plan, staged)
             return
-        self._unfinished.append(self._pool.submit(self._finish, plan, staged))
+        self._unfinished.append(self._pool.submit(partial(self._finish, plan, staged)))
         while len(self._unfinished) >= self._depth:
             self._unfinished.popleft().result()
 

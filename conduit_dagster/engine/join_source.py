@@ -66,6 +66,10 @@ class JoinSource(Source):
         }
         yield from _blocks(_Joining(members, dict(split.start)))
 
+    def place(self, position: Position) -> Any:
+        """As of a log."""
+        return {"log": position}
+
     def horizon(self) -> Any:
         """Each member's."""
         return {name: member.horizon() for name, member in self.members.items()}

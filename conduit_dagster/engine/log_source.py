@@ -54,6 +54,10 @@ class LogSource(Source):
         """The split with the files that hold it now: compaction may have put others in their place."""
         return relocated(self.manifest, split)
 
+    def place(self, position: Position) -> Any:
+        """Apart from positions of the source itself: the log may be switched on and off under one generation."""
+        return {"log": position}
+
     def horizon(self) -> Any:
         """The real source's."""
         return self.real.horizon()

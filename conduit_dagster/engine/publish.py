@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import msgspec
 
 from conduit_dagster.connectors.base import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.bounded import side_by_side
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown, told
@@ -22,6 +23,7 @@ from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.shipment import Shipment, as_delivery
+from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.lease import LeaseLost
@@ -55,9 +57,10 @@ class Publisher:
         restaged: Restaged,
         archive: Archive,
         bisect: bool,
+        acks: SourceAcks,
     ) -> None:
         self._pipeline, self._store, self._state = pipeline, store, state
-        self._direct, self._restaged, self._bisect = direct, restaged, bisect
+        self._direct, self._restaged, self._bisect, self.acks = direct, restaged, bisect, acks
         self.refusals = Refusals(pipeline, store, state, window, archive, self.publish_letter)
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
@@ -79,9 +82,8 @@ class Publisher:
     def _side_by_side(self, shipments: list[Shipment]) -> list[Exception]:
         if len(shipments) < 2:
             return [error for shipment in shipments if (error := self._caught(shipment)) is not None]
-        with ThreadPoolExecutor(len(shipments), "publish") as pool:
-            running: list[Future[Exception | None]] = [pool.submit(self._caught, s) for s in shipments]
-        return [error for future in running if (error := future.result()) is not None]
+        ended = side_by_side([partial(self._caught, shipment) for shipment in shipments], "publish")
+        return [error for error in ended if error is not None]
 
     def _caught(self, shipment: Shipment) -> Exception | None:
         try:
@@ -216,7 +218,7 @@ class Publisher:
             inlet = self._pipeline.known(span.source)
             # to a source that is another one by now the position means nothing
             if inlet is not None and reads_same(self._pipeline, inlet, self._state):
-                blamed(f"{self._name}:{inlet.id}", inlet.source.ack, span.end, span.generation)
+                self.acks.ack(inlet, span.end, span.generation)
         reached("after-ack", self._name)
 
     def _moves(self, shipment: Shipment) -> Offsets:

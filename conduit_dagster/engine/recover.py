@@ -15,7 +15,7 @@ from conduit_dagster.engine.dead_letters.replaying import settle_letters
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
 from conduit_dagster.engine.reads_same import changed_source, reads_same
-from conduit_dagster.engine.registering import register
+from conduit_dagster.engine.registering import register, retire
 from conduit_dagster.engine.shipment import Shipment, as_delivery, progress_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -30,9 +30,12 @@ Acked = frozenset[tuple[str, int]]
 def start_up(make_loop: Callable[[], StepLoop], plans: bool = True) -> StepLoop:
     """A loop that has nothing behind it: open steps have ended, and then connectors are what the file says.
 
-    In this order: a step ends with the consumers, sources and generations that it was planned with, and what a newcomer
-    catches up on follows from where the sources stand then (DELIVERY.md, When the pipeline changes).
+    In this order: consumers that are gone are retired; open steps end with the consumers, sources and generations that
+    they were planned with; only then connectors are added and changed, for what a newcomer catches up on follows from
+    where the sources stand then (DELIVERY.md, When the pipeline changes).
     """
+    before = make_loop()
+    retire(before.pipeline, before.store)
     before = make_loop()
     acked = recover(before, plans)
     register(before.pipeline, before.store)
@@ -51,7 +54,7 @@ def acknowledge(loop: StepLoop, acked: Acked = frozenset()) -> Acked:
         if reads_same(loop.pipeline, inlet, loop.state):
             state = loop.state.sources[inlet.id]
             if (inlet.id, state.generation) not in done:
-                blamed(loop.node(inlet.id), inlet.source.ack, state.position, state.generation)
+                loop.publisher.acks.ack(inlet, state.position, state.generation)
                 done.add((inlet.id, state.generation))
     return frozenset(done)
 

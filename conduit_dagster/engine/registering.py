@@ -39,13 +39,21 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """
     name, consumers = pipeline.program.pipeline, pipeline.consumers()
     owned = {consumer: destination.owned for consumer, destination in consumers.items()}
-    # apart, and whatever comes of the rest: what is written to no more is free for whoever waits for it
-    store.registering(lambda registry, _: _give_up(registry, owned))
     initials = _initials(pipeline)
     store.registering(lambda registry, logs: _register(pipeline, initials, owned, registry, logs))
     for consumer, destination in consumers.items():
         blamed(f"{name}:{consumer}", destination.check)
     reached("after-register", name)
+
+
+def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    """Consumers that the file has no more: before open steps end, which go on without them.
+
+    One that is put back later is a new one, wherever a run was killed meanwhile: it must not be taken for one that has
+    had a step that ended without it. What is written to no more is free for whoever waits for it.
+    """
+    owned = {consumer: destination.owned for consumer, destination in pipeline.consumers().items()}
+    store.registering(lambda registry, _: _give_up(registry, owned))
 
 
 def _give_up(registry: Registry, owned: Mapping[str, str | None]) -> None:

@@ -150,6 +150,8 @@ class RunResult:
     progress: Progress
     restart: Restart | None = None
     """Where it is ``recovering``."""
+    hung: str = ""
+    """Of a stop that took longer than it may: where the run still was when it was given up."""
 
     def as_json(self) -> dict[str, Any]:
         """The shape that ``run --json`` promises (DESIGN.md, Command line)."""
@@ -160,6 +162,7 @@ class RunResult:
             "reason": self.reason,
             "error": None if self.error is None else error_json(self.error),
             "restart": None if self.restart is None else _restart_json(self.restart),
+            "hung": self.hung or None,
             "records": {
                 "read": progress.read,
                 "acked": progress.acked,

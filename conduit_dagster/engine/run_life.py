@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.recoveries import RecoveryState
 
 if TYPE_CHECKING:
+    import sqlalchemy as sa
+
     from conduit_dagster.engine.stop import StopFlag
     from conduit_dagster.state.store import PipelineStore
 
@@ -133,12 +136,17 @@ class RunLife:
         return None if self.failed_step is None else self.failed_step + 1
 
     def _forced(self) -> RunResult:
-        cause = FatalError(
-            "the pipeline was stopped by force; what was not prepared is read again at the next start",
-            code="pipeline.forced_stop",
-            fix="run it again when you are ready",
-        )
-        return self._end("degraded", "user", cause)
+        return self._end("degraded", "user", _forced_stop())
+
+    def hung(self, where: str) -> tuple[RunResult, Callable[[sa.Connection], None]]:
+        """The end of a run whose stop takes longer than it may, and the part of a transaction that records it."""
+        by_force = self._stop.forced
+        status, reason = ("degraded", "user") if by_force else ("stopped", self._stop.reason)
+        cause = _forced_stop() if by_force else None
+        log.warning("a stop took longer than the shutdown timeout", pipeline=self._id, still_in=where)
+        told = None if cause is None else error_json(cause)
+        last = self._store.life.abandoned(status, reason, told, where)
+        return RunResult(self._id, status, reason, cause, self._progress, None, where), last
 
     def _end(self, status: str, reason: str, error: ConduitError | None) -> RunResult:
         told = None if error is None else error_json(error)
@@ -149,6 +157,14 @@ class RunLife:
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._id, cause=str(lost))
         return RunResult(self._id, status, reason, error, self._progress)
+
+
+def _forced_stop() -> FatalError:
+    return FatalError(
+        "the pipeline was stopped by force; what was not prepared is read again at the next start",
+        code="pipeline.forced_stop",
+        fix="run it again when you are ready",
+    )
 
 
 def unrecorded(pipeline: str, error: ConduitError, policy: Policy | None, past: Past, progress: Progress) -> RunResult:

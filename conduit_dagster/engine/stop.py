@@ -22,6 +22,8 @@ class StopFlag:
         self.reason: Reason = "user"
         self.since: float | None = None
         """When it was asked for, on the monotonic clock; None before."""
+        self.forced_at: float | None = None
+        """When it was first asked for by force, likewise."""
 
     def request(self, reason: Reason = "user") -> None:
         """A graceful stop; the first reason stays."""
@@ -32,7 +34,8 @@ class StopFlag:
 
     def force(self) -> None:
         """A forced stop."""
-        self.since = self.since or time.monotonic()
+        now = time.monotonic()
+        self.since, self.forced_at = self.since or now, self.forced_at or now
         self._forced.set()
         self._graceful.set()
 

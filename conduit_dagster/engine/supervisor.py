@@ -14,6 +14,7 @@ from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.bounded import Hung, bounded, within
 from conduit_dagster.engine.dead_letters.replaying import with_open_replay
 from conduit_dagster.engine.flight import Flight
 from conduit_dagster.engine.jobs import Jobs
@@ -23,12 +24,13 @@ from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import Progress, RunResult, StepReport
 from conduit_dagster.engine.run_life import AWAY, SOMEBODY, Circumstances, RunLife, unrecorded
+from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.sql.asking import open_with
-from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.store import PipelineStore
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL = 0.05
+_RECORDING = 0.5
+"""Seconds for recording the end of a run that hangs."""
 
 
 @dataclass(frozen=True)
@@ -76,23 +80,66 @@ def run_pipeline(
     The first error is in the result and in the state store. ``spark`` may be a function that is called under the
     lease, so that its failure is one of the pipeline; ``progress`` that of earlier attempts.
     """
-    progress, about = progress or Progress(), options.about
+    attempt = _Attempt(bound, spark, database, options, stop, observe, progress or Progress())
     try:
-        lease = acquire(database, bound.id, options.lease_seconds, lambda: stop.requested)
-    except SQLAlchemyError as error:
-        return unrecorded(bound.id, unreachable(database, error, AWAY), about.recovery, about.past, progress)
-    except ConduitError as error:
-        return unrecorded(bound.id, error, about.recovery, about.past, progress)
-    reached("after-lease", bound.id)
-    store = PipelineStore(database, lease, options.patience, lambda: stop.forced)
-    life = RunLife(bound.id, store, about, stop, progress)
-    try:
-        opener = spark if callable(spark) else lambda: spark
-        return _Run(bound, opener, store, options, stop, progress, life, observe).run()
-    finally:
-        for destination in bound.compiled.consumers().values():
-            destination.close()
-        lease.release()
+        return bounded(attempt.run, stop, bound.config.delivery.shutdown_timeout, f"run-{bound.id}")
+    except Hung as hung:
+        return attempt.give_up(hung.where)
+
+
+class _Attempt:
+    """One run, from its lease on, in a thread that may have to be left behind."""
+
+    def __init__(
+        self,
+        bound: BoundPipeline,
+        spark: SparkSession | Callable[[], SparkSession],
+        database: sa.Engine,
+        options: RunOptions,
+        stop: StopFlag,
+        observe: Callable[[StepReport, Progress], None],
+        progress: Progress,
+    ) -> None:
+        self._bound, self._spark, self._database, self._options = bound, spark, database, options
+        self._stop, self._observe, self._progress = stop, observe, progress
+        self._life: RunLife | None = None
+        self._lease: Lease | None = None
+        self._run: _Run | None = None
+
+    def run(self) -> RunResult:
+        bound, about, database, progress = self._bound, self._options.about, self._database, self._progress
+        try:
+            lease = acquire(database, bound.id, self._options.lease_seconds, lambda: self._stop.requested)
+        except SQLAlchemyError as error:
+            return unrecorded(bound.id, unreachable(database, error, AWAY), about.recovery, about.past, progress)
+        except ConduitError as error:
+            return unrecorded(bound.id, error, about.recovery, about.past, progress)
+        reached("after-lease", bound.id)
+        store = PipelineStore(database, lease, self._options.patience, lambda: self._stop.forced)
+        life = RunLife(bound.id, store, about, self._stop, progress)
+        self._life, self._lease = life, lease
+        given = self._spark
+        opener = given if callable(given) else lambda: given
+        run = _Run(bound, opener, store, self._options, self._stop, progress, life, self._observe)
+        self._run = run
+        try:
+            return run.run()
+        finally:
+            run.close()
+            lease.release()
+
+    def give_up(self, where: str) -> RunResult:
+        """The run hangs: what it has decided is finished by the next one; its thread can't decide anything more."""
+        if self._life is None or self._lease is None or self._run is None:
+            return RunResult(self._bound.id, "stopped", self._stop.reason, None, self._progress, None, where)
+        result, last = self._life.hung(where)
+        # should it go on one day, it ends at the first place that looks
+        self._stop.force()
+        self._run.acks.refuse()
+        lease = self._lease
+        # the store may be what hangs: then the next run finds a dead owner, as after a kill
+        within(lambda: lease.abandon(last), _RECORDING, f"end-{self._bound.id}")
+        return result
 
 
 class _Run:
@@ -110,6 +157,13 @@ class _Run:
         self._bound, self._opener, self._store, self._options = bound, opener, store, options
         self._stop, self._progress, self._life, self._observe = stop, progress, life, observe
         self._pipeline = bound.compiled
+        self.acks = SourceAcks(self._pipeline)
+
+    def close(self) -> None:
+        """Closes the pipeline's connectors."""
+        self.acks.close()
+        for destination in self._pipeline.consumers().values():
+            destination.close()
 
     def run(self) -> RunResult:
         try:
@@ -120,6 +174,7 @@ class _Run:
             open_with(self._opener)
             self._bound = with_open_replay(self._bound, self._store.load())
             self._pipeline = self._bound.compiled
+            self.acks = SourceAcks(self._pipeline)
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)
             self._move()
@@ -192,7 +247,7 @@ class _Run:
     def _loop(self, appender: Appender | None) -> StepLoop:
         staging, slots = self._options.staging, self._slots
         log = self._options.log_url
-        return make_loop(self._bound, self._store, self._jobs, staging, log, slots, appender, self._report)
+        return make_loop(self._bound, self._store, self._jobs, staging, log, slots, appender, self._report, self.acks)
 
     def _report(self, step: StepReport) -> None:
         self._progress.add(step)

@@ -57,6 +57,17 @@ class Lease:
                 fix="nothing to do if the other run is wanted; see pipelines describe for its owner",
             )
 
+    def abandon(self, last: Callable[[sa.Connection], None]) -> None:
+        """Gives the pipeline up although a thread of this process may still go on with it, in one transaction.
+
+        Under a new epoch: whatever that thread does from here on is what a frozen owner does. ``last``: what else the
+        transaction says; not called where the pipeline is another process's by now.
+        """
+        self._ended.set()
+        with self._engine.begin() as connection:
+            if connection.execute(self._mine().values(epoch=self.epoch + 1, owner="")).rowcount == 1:
+                last(connection)
+
     def release(self) -> None:
         """Ends the heartbeat and frees the pipeline for the next run at once."""
         self._ended.set()

@@ -107,6 +107,25 @@ def _merge_missed(connection: sa.Connection, mine: Sequence[sa.ColumnElement[boo
         connection.execute(sa.update(dead_letters).where(*mine).values(missed=json.dumps(list(names))))
 
 
+def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str]) -> None:
+    """Destinations that left the file have missed nothing any more; letters that only they had missed are closed.
+
+    One that is put back is a new one: a replay must not bring it what it is sent as such.
+    """
+    column = dead_letters.c
+    mine = (column.pipeline == pipeline, column.state.in_(("open", "replaying")), column.missed != "")
+    named = sa.or_(*(column.missed.contains(json.dumps(name), autoescape=True) for name in gone))
+    rows = connection.execute(sa.select(column.step, column.number, column.missed).where(*mine, named)).all()
+    for step, number, missed in rows:
+        left = [name for name in json.loads(missed) if name not in gone]
+        values: dict[str, object] = {"missed": json.dumps(left)}
+        if not any(name for name in left if not name.startswith("~")):
+            note = f"{', '.join(sorted(set(gone) & set(json.loads(missed))))} has left the pipeline's file"
+            values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
+        at = (column.pipeline == pipeline, column.step == step, column.number == number)
+        connection.execute(sa.update(dead_letters).where(*at).values(**values))
+
+
 def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
     """Files of the archive that the index names from now on."""
     values = [

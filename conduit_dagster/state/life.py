@@ -152,12 +152,19 @@ class Life:
 
         def work(connection: sa.Connection) -> None:
             also(connection)
-            self._set(connection, status, reason, error)
-            recoveries.write(connection, self._id, restart_at_ns=0, asked="")
-            detail: dict[str, Any] = {"reason": reason} if reason else {}
-            self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
+            self._end(connection, status, reason, error)
 
         self._transactions.run(work)
+
+    def _end(self, connection: sa.Connection, status: str, reason: str, error: Error | None, **detail: Any) -> None:
+        self._set(connection, status, reason, error)
+        recoveries.write(connection, self._id, restart_at_ns=0, asked="")
+        detail |= {"reason": reason} if reason else {}
+        self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
+
+    def abandoned(self, status: str, reason: str, error: Error | None, where: str) -> Callable[[sa.Connection], None]:
+        """The same of a run that hangs, as a part of the transaction that fences it off; ``where`` it hangs."""
+        return lambda connection: self._end(connection, status, reason, error, hung=where)
 
     def _set(self, connection: sa.Connection, status: str, reason: str = "", error: Error | None = None) -> None:
         values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}

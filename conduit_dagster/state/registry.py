@@ -11,6 +11,7 @@ from conduit_dagster.state.database import insert_if_absent
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.generations import Generations, SourceUnit, change_unit
 from conduit_dagster.state.lease import is_free
+from conduit_dagster.state.letter_store import forget_missed
 from conduit_dagster.state.pipeline_state import OPEN
 from conduit_dagster.state.readers import ReaderRegistry
 from conduit_dagster.state.schema import consumers, deliveries, offsets, owners, pipelines, sources, steps
@@ -50,7 +51,11 @@ class Registry:
             record_event(self._connection, self._id, "consumer_added", consumer=consumer)
 
     def retire(self, present: set[str]) -> list[str]:
-        """Retires consumers that are in the file no more; their open deliveries are void."""
+        """Retires consumers that are in the file no more.
+
+        Their open deliveries are void, and so is a planned step that names one: were it put back, that step would
+        bring it what it is sent as a new one as well. So it is with letters that only it has missed: they are closed.
+        """
         known = self._connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
         gone = [name for (name,) in known if name not in present]
         for table in (consumers, owners, offsets):
@@ -61,9 +66,20 @@ class Registry:
             deliveries.c.state.in_(("open", "split")),
         )
         self._connection.execute(sa.update(deliveries).where(*open_ones).values(state="void"))
+        if gone:
+            self._void_planned(set(gone))
+            forget_missed(self._connection, self._id, gone)
         for name in gone:
             record_event(self._connection, self._id, "consumer_retired", consumer=name)
         return gone
+
+    def _void_planned(self, gone: set[str]) -> None:
+        mine = (steps.c.pipeline == self._id, steps.c.state == "planned")
+        rows = self._connection.execute(sa.select(steps.c.step, steps.c.plan).where(*mine).order_by(steps.c.step))
+        named = [row.step for row in rows if gone & json.loads(row.plan)["hashes"].keys()]
+        if named:
+            void = sa.update(steps).where(*mine, steps.c.step >= named[0])
+            self._connection.execute(void.values(state="void"))
 
     def claim(self, thing: str, consumer: str) -> tuple[str, str] | None:
         """Makes the consumer the only owner of ``thing``, a path for example; gives the owner it has instead.

@@ -140,7 +140,10 @@ class PipelineStore:
 
         def work(connection: sa.Connection) -> None:
             self._finish(connection, plan, decision)
-            move_offsets(connection, self._id, names, moves)
+            # what is void was not delivered: its consumer was retired, and may be back as a new one
+            mine = (deliveries.c.pipeline == self._id, deliveries.c.step == plan.step, deliveries.c.state == "void")
+            void = set(connection.execute(sa.select(deliveries.c.consumer).where(*mine)).scalars())
+            move_offsets(connection, self._id, [name for name in names if name not in void], moves)
 
         self._run(work)
 

@@ -78,6 +78,12 @@ class Source(ABC):
         Called after the position is durable in our store; it may be lost in a crash and is repeated at start.
         """
 
+    def close(self) -> None:  # noqa: B027  # most hold nothing open
+        """Called once at the end of every run, on the driver, whatever came of it; nothing is acked after it.
+
+        A later run may use the same object again. Not called where the process is killed, or left hanging.
+        """
+
     def lag(self, position: Position) -> int | None:
         """How far ``position`` is behind the newest data, in the source's unit (:attr:`lag_unit`); None if unknown."""
         return None

@@ -19,6 +19,7 @@ from conduit_dagster.engine.operate.refused import never_ran
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import attach_logs
 from conduit_dagster.engine.report import StepReport
+from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
@@ -98,8 +99,10 @@ def owned(
     try:
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
-        yield Desk(with_open_replay(bound, store.load()), store, options, LateJobs(spark, bound.id), by)
+        bound = with_open_replay(bound, store.load())
+        yield Desk(bound, store, options, LateJobs(spark, bound.id), by)
     finally:
+        SourceAcks(bound.compiled).close()
         lease.release()
 
 

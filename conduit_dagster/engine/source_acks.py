@@ -1,0 +1,47 @@
+"""Acks to the sources of one run, and their end."""
+
+from __future__ import annotations
+
+import threading
+
+import structlog
+
+from conduit_dagster.connectors.base import Position
+from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.recovery.errors import TransientError
+
+log = structlog.get_logger("conduit.engine")
+
+
+class SourceAcks:
+    """Acks sources until they are closed. Safe to call from several threads."""
+
+    def __init__(self, pipeline: CompiledPipeline) -> None:
+        self._pipeline = pipeline
+        self._closed = threading.Event()
+
+    def ack(self, inlet: Inlet, position: Position, generation: int) -> None:
+        """Tells a source that everything up to ``position`` is handled; the position is durable in our store.
+
+        Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
+        given up, and the next one may have another answer.
+        """
+        node = f"{self._pipeline.program.pipeline}:{inlet.id}"
+        if self._closed.is_set():
+            raise TransientError("the source is closed: its run was given up", code="source.closed", node=node)
+        blamed(node, inlet.source.ack, position, generation)
+
+    def refuse(self) -> None:
+        """From here on nothing is acked."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Refuses acks, and closes every source. What one of them says to that is logged: the run has its end."""
+        self.refuse()
+        for inlet in {id(inlet.source): inlet for inlet in (*self._pipeline.inlets, *self._pipeline.sources)}.values():
+            try:
+                inlet.source.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed all the same
+                log.warning("a source could not be closed", source=inlet.id, cause=str(error))

@@ -1,0 +1,1 @@
+"""A model checker for the delivery protocol: see README.md."""

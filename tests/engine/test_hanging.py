@@ -1,0 +1,202 @@
+"""A stop ends within the shutdown timeout, whatever hangs; the next run finishes what was decided."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+from stopping import run_until
+from support import Lab, destination, queue
+
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.overview import newest_events, pipeline_rows
+
+TIMEOUT = 1.0
+HANGING = '''
+import time
+from pathlib import Path
+
+from conduit_dagster.connectors.base import ConnectorSettings, Rejected, Source, Split, StagedDestination
+from conduit_dagster.connectors.base.lines import StagedWriter, staged_lines
+from conduit_dagster.record import Nack, Record, encode
+
+
+def hang(connector, point):
+    """Until the file is gone, ten minutes at most."""
+    root = Path(connector.context.root)
+    if not (root / f"hang-{point}").exists():
+        return
+    (root / "hangs").touch()
+    end = time.monotonic() + 600
+    while time.monotonic() < end and (root / f"hang-{point}").exists():
+        time.sleep(0.02)
+
+
+class Settings(ConnectorSettings):
+    path: str = "held.txt"
+
+
+class Lines:
+    def encode_block(self, records):
+        return b"".join(encode(record) + b"\\n" for record in records), []
+
+
+class Holding(StagedDestination):
+    """Keeps each delivery in a file of its own, by hash. Its divisible twin refuses the number 3."""
+
+    name = "holding"
+    Settings = Settings
+    strategies = frozenset({"exactly-once", "at-least-once"})
+
+    def check(self):
+        hang(self, "check")
+
+    def writer(self, task):
+        return StagedWriter(task, Lines())
+
+    def _file(self, delivery):
+        return Path(self.context.resolve(self.settings.path + "-" + delivery.hash))
+
+    def holds(self, delivery):
+        hang(self, "holds")
+        return self._file(delivery).exists()
+
+    def publish(self, delivery):
+        hang(self, "publish")
+        self._file(delivery).write_bytes(b"".join(staged_lines(delivery)))
+        return delivery.target
+
+
+class Refusing(Holding):
+    name = "refusing"
+    divisible = True
+
+    def publish(self, delivery):
+        for place, line in enumerate(staged_lines(delivery)):
+            if b'"i":3' in line:
+                raise Rejected(place, Nack("three", "no 3"))
+        return super().publish(delivery)
+
+    def claim(self, delivery, state):
+        hang(self, "claim")
+        return state
+
+
+class Counting(Source):
+    name = "counting"
+    Settings = Settings
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        hang(self, "latest")
+        return max(start, 5)
+
+    def split(self, start, end, n):
+        return [Split(start, 0, end - start)]
+
+    def read(self, split, options):
+        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, 5)]
+
+    def ack(self, upto, generation):
+        hang(self, "ack")
+        with Path(self.context.root, "acks").open("a") as file:
+            file.write(f"{upto}\\n")
+
+    def close(self):
+        hang(self, "close")
+        with Path(self.context.root, "acks").open("a") as file:
+            file.write("closed\\n")
+'''
+HOLDING = {"id": "out", "type": "destination", "plugin": "holding", "settings": {}}
+COUNTING = {"id": "in", "type": "source", "plugin": "counting", "settings": {}}
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    lab = Lab(tmp_path, spark)
+    (lab.root / "plugins").mkdir()
+    (lab.root / "plugins" / "hanging.py").write_text(HANGING)
+    return lab
+
+
+def build(lab: Lab, *connectors: Any, **more: Any) -> None:
+    delivery = {"strategy": "exactly-once", "shutdown-timeout": f"{TIMEOUT}s", **more.pop("delivery", {})}
+    more.setdefault("dead-letter-queue", queue())
+    lab.pipeline(connectors=list(connectors or (COUNTING, HOLDING)), delivery=delivery, **more)
+
+
+def held(lab: Lab) -> list[int]:
+    rows = [row for file in sorted(lab.root.glob("held.txt-*")) for row in lab.documents(file.name)]
+    return [row["payload"]["after"]["i"] for row in rows]
+
+
+def stopped(lab: Lab, how: Any) -> tuple[Any, float]:
+    """The result of a run that hangs and is stopped so, and how long that took."""
+    asked: list[float] = []
+
+    def stop(flag: StopFlag) -> None:
+        asked.append(time.monotonic())
+        how(flag)
+
+    result = run_until(lab, lambda: (lab.root / "hangs").exists(), "it hangs", stop)
+    return result, time.monotonic() - asked[0]
+
+
+@pytest.mark.parametrize("how", [StopFlag.request, StopFlag.force])
+@pytest.mark.parametrize("point", ["publish", "claim", "check", "latest", "ack", "close"])
+def test_a_stop_ends_in_time_whatever_hangs(lab: Lab, point: str, how: Any) -> None:
+    build(lab, COUNTING, {**HOLDING, "plugin": "refusing" if point == "claim" else "holding"})
+    (lab.root / f"hang-{point}").touch()
+    result, seconds = stopped(lab, how)
+    assert seconds < TIMEOUT + 2
+    assert result.status == ("degraded" if how is StopFlag.force else "stopped")
+    assert "hang in" in result.hung
+    with lab.store() as database:
+        row, (event,) = pipeline_rows(database)["p"], newest_events(database, "p", 1)
+        assert (row["status"], row["owner"]) == (result.status, None)
+        assert result.hung in str(event)
+    (lab.root / f"hang-{point}").unlink()
+    assert lab.run().error is None
+    assert sorted(held(lab)) == [i for i in range(5) if i != 3 or point != "claim"]
+
+
+def test_one_of_two_that_publish_side_by_side_is_named(lab: Lab) -> None:
+    build(lab, COUNTING, HOLDING, destination("more"))
+    (lab.root / "hang-publish").touch()
+    result, seconds = stopped(lab, StopFlag.request)
+    assert seconds < TIMEOUT + 2
+    assert "hang in" in result.hung
+    (lab.root / "hang-publish").unlink()
+    assert lab.run().error is None
+    assert held(lab) == [row["i"] for row in lab.documents("more.jsonl")] == list(range(5))
+
+
+def test_a_thread_that_goes_on_after_it_was_left_decides_nothing(lab: Lab) -> None:
+    """It acks no source that is closed, and its transactions are those of a deposed owner."""
+    build(lab)
+    (lab.root / "hang-publish").touch()
+    stopped(lab, StopFlag.request)
+    assert lab.lines("acks") == ["0"]
+    build(lab, COUNTING, {**HOLDING, "plugin": "refusing"}, processors=[])
+    (lab.root / "hang-publish").unlink()
+    result = lab.run()
+    # the step was prepared for the other destination, and is that one's still
+    assert result.error is not None
+    assert result.error.code == "delivery.target_changed"
+    build(lab)
+    assert lab.run().error is None
+    assert held(lab) == list(range(5))
+    assert lab.lines("acks").count("5") == 1
+
+
+def test_sources_are_closed_at_the_end_of_every_run(lab: Lab) -> None:
+    build(lab)
+    assert lab.run().error is None
+    assert lab.lines("acks") == ["0", "5", "closed"]
+    assert lab.run().error is None
+    assert lab.lines("acks")[3:] == ["5", "closed"]
