@@ -11,6 +11,8 @@ from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
 
 MUCH = Limit(1_000_000, 100_000_000)
+ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}
+"""Settings for files whose last line never gets its end."""
 
 
 class Reader:

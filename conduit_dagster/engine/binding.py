@@ -109,7 +109,7 @@ class Binder:
             return
         self._check_settings(kind.Settings, connector.settings, connector.where)
         if issubclass(kind, Destination):
-            self._check_strategy(kind, pointer, connector.id)
+            self._check_strategy(kind, connector.settings, pointer, connector.id)
         elif not kind.replayable and self._parsed.config.delivery.log == "positions":
             message = f"{connector.plugin} can't be read twice, so its records must be logged"
             self._add("/delivery/log", "source.not_replayable", message, fix="remove log, or set log: records")
@@ -135,16 +135,20 @@ class Binder:
         if not self._parsed.has_finding(pointer):
             self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
 
-    def _check_strategy(self, kind: type[Destination], pointer: str, name: str) -> None:
-        strategy = self._parsed.config.delivery.strategy
-        if strategy not in kind.strategies:
-            self._add(
-                pointer,
-                "delivery.strategy_unsupported",
-                f"{name} cannot keep {strategy}",
-                expected=", ".join(sorted(kind.strategies)),
-                fix="set delivery.strategy: at-least-once, or use a destination that keeps it",
-            )
+    def _check_strategy(self, kind: type[Destination], settings: Mapping[str, str], pointer: str, name: str) -> None:
+        strategy, kept = self._parsed.config.delivery.strategy, kind.strategies_with(settings)
+        if strategy in kept:
+            return
+        other = "use a destination that keeps it"
+        if strategy in kind.strategies:
+            other = "leave out the settings that do not go with it (if-changed: adopt)"
+        self._add(
+            pointer,
+            "delivery.strategy_unsupported",
+            f"{name} cannot keep {strategy}" + (" with these settings" if strategy in kind.strategies else ""),
+            expected=", ".join(sorted(kept)),
+            fix=f"set delivery.strategy: at-least-once, or {other}",
+        )
 
     def _check_queue(self, config: Pipeline) -> None:
         queue = config.dead_letter_queue
@@ -158,7 +162,7 @@ class Binder:
         self._check_settings(kind.Settings, queue.settings, where)
         stores_nothing = queue.window_size > 0 and queue.window_nack_threshold == 0
         if not stores_nothing:
-            self._check_strategy(kind, f"{where}/plugin", "the dead-letter queue")
+            self._check_strategy(kind, queue.settings, f"{where}/plugin", "the dead-letter queue")
 
     # -- processors ---------------------------------------------------------------------------------------------
 

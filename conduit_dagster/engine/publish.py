@@ -26,6 +26,7 @@ from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.generations import inside
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Letter, Plan, StagedDelivery
@@ -33,8 +34,9 @@ from conduit_dagster.state.store import PipelineStore
 
 
 def identity(destination: Destination) -> dict[str, str | None]:
-    """What a destination is, as far as a prepared step is concerned."""
-    return {"plugin": destination.name, "target": destination.address}
+    """What a destination is, as far as a prepared step is concerned; a path in the project counts relative to it."""
+    address = destination.address
+    return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
 
 
 def _rank(error: Exception) -> int:

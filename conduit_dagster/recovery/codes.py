@@ -26,8 +26,8 @@ _FATAL: Final = {
     "dagster": "load_failed reload_refused",
     "dead_letters": "damaged refused unknown",
     "memory": "damaged",
-    "delivery": "reading_changed rebuild_differs source_changed staging_damaged target_changed",
-    "delta": "altered columns_differ path protocol table_gone transaction_taken unsupported",
+    "delivery": "rebuild_differs source_changed staging_damaged target_changed",
+    "delta": "altered columns_differ path protocol table_gone transaction_taken transactions_expire unsupported",
     "destination": "owned",
     "dry_run": "join",
     "file": "changed line_too_long name_invalid not_local not_regular range_gone",
@@ -62,6 +62,7 @@ _TRANSIENT: Final = {
     "postgres": "busy disk_full read_only server timeout unreachable",
     "run": "died",
     "schemas": "unreachable",
+    "source": "closed",
     "spark": "format_failed job_cancelled job_failed landed_twice ledger_lost server_busy server_differs server_failed "
     "session_lost unreachable",
     "state": "unreachable",

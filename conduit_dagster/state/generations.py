@@ -57,8 +57,12 @@ def _relative(value: Any, root: str) -> Any:
         return {key: _relative(inner, root) for key, inner in value.items() if key not in _MARKS}
     if isinstance(value, list | tuple):
         return [_relative(inner, root) for inner in value]
-    inside = root.rstrip("/") + "/"
-    return value.removeprefix(inside) if isinstance(value, str) else value
+    return inside(value, root) if isinstance(value, str) else value
+
+
+def inside(path: str, root: str) -> str:
+    """A path that lies in the project's folder, relative to it; any other text as it is."""
+    return path.removeprefix(root.rstrip("/") + "/")
 
 
 class Left(NamedTuple):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_reading import MUCH, Reader, append
+from file_reading import ENDLESS, MUCH, Reader, append
 
 from conduit_dagster.connectors.base import Block, Limit, ReadOptions
-from conduit_dagster.connectors.file import reach, source
+from conduit_dagster.connectors.file import steps
 from conduit_dagster.recovery.errors import FatalError
 
 
@@ -52,7 +52,7 @@ def test_an_unfinished_line_that_was_looked_at_is_read_after_rotation(tmp_path: 
 
 def test_the_end_of_a_line_that_was_drained_without_it(tmp_path: Path, log: Path) -> None:
     """It belongs to the line before and is no line of its own."""
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, **ENDLESS)
     append(log, "a\nlast")
     assert reader.step(drain=True) == ["a", "last"]
     append(log, "\nnext\n")
@@ -84,21 +84,23 @@ def test_another_file_of_the_same_size_is_not_overlooked(tmp_path: Path) -> None
     assert reader.step() == ["abcd"]
 
 
-def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between the listing and the reading: nothing of the new file is taken for the old one's."""
+@pytest.mark.parametrize("name", ["open_found", "reach"])
+def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Before it is opened, or after that: nothing of the new file is taken for the old one's."""
     append(log, "a\n")
     reader = Reader(tmp_path, **{"rotate-wait": "0s"})
     assert reader.step() == ["a"]
     append(log, "bb\n")
+    original = getattr(steps, name)
 
     def rotating(*args: Any) -> Any:
         if not (tmp_path / "app.log.1").exists():
             log.rename(tmp_path / "app.log.1")
             append(log, "x\ny\nzz\n")
-        return reach.reach(*args)
+        return original(*args)
 
-    monkeypatch.setattr(source, "reach", rotating)
-    assert reader.step() == ["bb", "x", "y", "zz"]
+    monkeypatch.setattr(steps, name, rotating)
+    assert reader.step() + reader.step() == ["bb", "x", "y", "zz"]
 
 
 def test_a_planned_range_that_is_gone_may_be_given_up(tmp_path: Path, log: Path) -> None:

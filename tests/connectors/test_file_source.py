@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from file_reading import MUCH, Reader, append
+from file_reading import ENDLESS, MUCH, Reader, append
 
 from conduit_dagster.connectors.base import Keys, Limit, ReadOptions
+from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.state import storage
 
 
 def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
@@ -29,8 +26,9 @@ def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:
 
 
 def test_drains_the_last_line_without_its_end(tmp_path: Path, log: Path) -> None:
+    """Where it is asked to; ``test_file_half_lines.py`` has the rest."""
     append(log, "a\nlast")
-    reader = Reader(tmp_path)
+    reader = Reader(tmp_path, **ENDLESS)
     assert reader.step(drain=True) == ["a", "last"]
     assert reader.step(drain=True) == []
 
@@ -64,14 +62,13 @@ def test_a_batch_of_few_records_reads_no_further_than_it_must(
 ) -> None:
     """Else a backlog is read again for each of its batches."""
     append(log, ("x" * 99 + "\n") * 100_000)
-    reader, read = Reader(tmp_path), list[int]()
+    reader, read, read_at = Reader(tmp_path), list[int](), OpenFile.read_at
 
-    def chunks(*range_: Any) -> Iterator[bytes]:
-        for data in storage.chunks(*range_):
-            read.append(len(data))
-            yield data
+    def counting(file: OpenFile, offset: int, size: int) -> bytes:
+        read.append(len(data := read_at(file, offset, size)))
+        return data
 
-    monkeypatch.setattr("conduit_dagster.connectors.file.lines.storage", SimpleNamespace(chunks=chunks))
+    monkeypatch.setattr(OpenFile, "read_at", counting)
     end = reader.source.latest(reader.position, Limit(1_000, 10**9))
     assert reader.source.lag(end) == 99_000 * 100
     assert sum(read) < 3_000_000
@@ -126,7 +123,7 @@ def test_boundaries_resume_exactly_after_their_record(tmp_path: Path, log: Path)
 @pytest.mark.parametrize("size", [5, 500, 3_000_000])
 def test_a_long_last_line_is_drained_whatever_the_limit(tmp_path: Path, log: Path, size: int) -> None:
     append(log, "a\n" + "x" * size)
-    reader, found = Reader(tmp_path), list[str]()
+    reader, found = Reader(tmp_path, **ENDLESS), list[str]()
     while step := reader.step(Limit(1, 10), drain=True):
         found += step
     assert found == ["a", "x" * size]

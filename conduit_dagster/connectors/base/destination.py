@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 from conduit_dagster.connectors.base.context import ConnectorContext, ConnectorSettings, Strategy
@@ -46,6 +47,11 @@ class Destination(ABC):
     def __init__(self, settings: ConnectorSettings, context: ConnectorContext) -> None:
         self.settings = settings
         self.context = context
+
+    @classmethod
+    def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
+        """What it can keep with these settings, as the file has them: never more than :attr:`strategies`."""
+        return cls.strategies
 
     @property
     def owned(self) -> str | None:

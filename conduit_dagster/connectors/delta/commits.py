@@ -35,8 +35,9 @@ class Commits:
     whether a delivery is in, and whether it is this one, also when its log entry has been cleaned away.
     """
 
-    def __init__(self, table: Table, pipeline: str, app_id: str) -> None:
-        self._table = table
+    def __init__(self, table: Table, pipeline: str, app_id: str, once: bool) -> None:
+        """``once``: no delivery may be committed twice, however late it is repeated."""
+        self._table, self._once = table, once
         self._pipeline = pipeline
         self._app_id = app_id
         self._log = LogSync(table.local)
@@ -129,6 +130,7 @@ class Commits:
         )
 
     def _open(self) -> DeltaTable:
+        """The table's newest snapshot, for a commit that relies on its transactions."""
         table = self._table.open()
         if table is None:
             raise FatalError(
@@ -137,6 +139,9 @@ class Commits:
                 place=self._table.address,
                 fix="restore it; to start a new one, remove its whole folder, staging included, and run again",
             )
+        if self._once:
+            # every snapshot in which a delivery is found missing: it may be there, and its transaction dropped
+            self._table.require_lasting(table)
         return table
 
     def _staged_schemas(self, delivery: Delivery) -> list[Schema]:

@@ -48,7 +48,8 @@ class DeltaDestination(StagedDestination):
         self._settings = as_delta(settings)
         self._columns: Schema = parse_columns(self._settings.columns)
         self._table = Table(context.resolve(self._settings.path))
-        self._commits = Commits(self._table, context.pipeline, self._settings.app_id)
+        self._once = context.strategy == "exactly-once"
+        self._commits = Commits(self._table, context.pipeline, self._settings.app_id, self._once)
 
     @property
     def address(self) -> str:
@@ -56,13 +57,18 @@ class DeltaDestination(StagedDestination):
         return self._table.address
 
     def check(self) -> None:
-        """Looks whether the table can be appended to, or its folder be made; a table itself is not made here."""
+        """Looks whether the table can be appended to, or its folder be made; a table itself is not made here.
+
+        With exactly-once it must also remember which deliveries it has for as long as one may be repeated.
+        """
         with self._table.mapped("can't write the table"):
             if self._table.local is not None:
                 (self._table.local / STAGING).mkdir(parents=True, exist_ok=True)
             table = self._table.open()
             if table is not None:
                 self._require_columns(self._table.writable(table))
+                if self._once:
+                    self._table.require_lasting(table)
 
     def _require_columns(self, there: Schema) -> None:
         if wrong := lacking(self._columns, there):

@@ -25,6 +25,9 @@ SUPPORTED: Final = frozenset(
 )
 """Table features that ``deltalake`` commits to. Those that say how rows are written are looked for one by one."""
 
+EXPIRY: Final = "delta.setTransactionRetentionDuration"
+"""The property of a table that lets application transactions be dropped."""
+
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
 
 
@@ -89,6 +92,22 @@ class Table:
         if not len(columns):
             raise self._unsupported("it has no column that JSON can fill")
         return columns
+
+    def require_lasting(self, table: DeltaTable) -> None:
+        """Raise ``FatalError`` for a table that may forget which deliveries it has.
+
+        With a retention for application transactions Spark drops those without a time of their last update at the next
+        checkpoint, and others when they are old enough: a step may be open for longer than any retention.
+        """
+        kept = table.metadata().configuration.get(EXPIRY)
+        if kept is not None:
+            raise FatalError(
+                f"the Delta table {self.address} forgets application transactions ({EXPIRY} is {kept}): it could not "
+                "tell any more whether it has a delivery that is repeated",
+                code="delta.transactions_expire",
+                place=self.address,
+                fix=f"ALTER TABLE … UNSET TBLPROPERTIES ('{EXPIRY}'), or choose delivery.strategy: at-least-once",
+            )
 
     def _unsupported(self, why: str) -> FatalError:
         return FatalError(

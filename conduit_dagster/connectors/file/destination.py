@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Keys, Writer, WriterTask
+from conduit_dagster.connectors.base import ConnectorContext, Keys, Strategy, Writer, WriterTask
 from conduit_dagster.connectors.file.laid_out import LaidOut
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.ordered import OrderedFile
@@ -31,6 +32,15 @@ class FileDestination(LaidOut):
         self._format = make_format(self._settings.format, self._settings.format_options)
         self.reads_keys = Keys.ALL if self._format.reads_key else Keys.NONE
         super().__init__(settings, context, self._settings.path)
+
+    @classmethod
+    def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
+        """Not exactly-once with ``if-changed: adopt``.
+
+        Behind bytes that another process wrote over a half-written delivery it would be written again, whole.
+        """
+        adopts = settings.get("if-changed") == "adopt"
+        return cls.strategies - {"exactly-once"} if adopts else cls.strategies
 
     def _laid_out(self, path: Path) -> Layout:
         if self._is_folder(path):

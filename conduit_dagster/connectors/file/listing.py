@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
@@ -16,18 +17,33 @@ _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
 class Found(NamedTuple):
-    """A file as it is now."""
+    """A file as it was at one look: by its path, or by an open descriptor.
+
+    A look by its path is a hint only: another file may have the path by the time it is opened.
+    """
 
     url: str
     name: str
     inode: int
     size: int
     modified: int
+    changed: int = 0
+    """When its inode last changed, in nanoseconds: no tool sets that back."""
+    birth: int = 0
+    """When it was made, in nanoseconds; 0 where the file system does not tell."""
+    device: int = 0
+    """Tells apart equal inodes of two disks. Not kept: it may change when a disk is mounted again."""
 
     @property
     def ident(self) -> str:
-        """What tells files apart: the inode where there is one, else the name."""
-        return str(self.inode) if self.inode else self.name
+        """What tells files apart within one process: device, inode and birth where there are any, else the name."""
+        return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
+
+
+def found_of(url: str, name: str, stat: os.stat_result, made: int) -> Found:
+    """The file that a ``stat`` tells of; ``made`` is its birth."""
+    times = stat.st_mtime_ns, stat.st_ctime_ns
+    return Found(url, name, stat.st_ino, stat.st_size, *times, made, stat.st_dev)
 
 
 def look(url: str, name: str) -> Found | None:
@@ -40,7 +56,7 @@ def look(url: str, name: str) -> Found | None:
         stat = path.stat()
     except FileNotFoundError:
         return None
-    return Found(url, name, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return found_of(url, name, stat, birth.birth_of(str(path)))
 
 
 def is_many(path: str, root: str) -> bool:

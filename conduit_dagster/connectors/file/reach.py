@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from conduit_dagster.connectors.base import Limit
-from conduit_dagster.connectors.file.lines import Mark, nth_end, scan
+from conduit_dagster.connectors.file.lines import Mark, Readable, nth_end, opened, scan
 
 
 class Reach(NamedTuple):
@@ -20,22 +20,22 @@ class Reach(NamedTuple):
     """Whether the last line has no end."""
 
 
-def reach(url: str, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> Reach:
+def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> Reach:
     """As many whole lines as the limit allows, before byte ``upto``; one line where even that is too long.
 
     ``final``: what follows the last line end is a line as well.
     """
-    marks: list[Mark] = []
-    for mark in scan(url, start, min(upto, start.offset + limit.bytes), max_line):
+    file, marks = opened(file), list[Mark]()
+    for mark in scan(file, start, min(upto, start.offset + limit.bytes), max_line):
         if mark.line - start.line > limit.records:
             last = marks[-1] if marks else start
-            return Reach(nth_end(url, last, limit.records - (last.line - start.line)), marks, True, False)
+            return Reach(nth_end(file, last, limit.records - (last.line - start.line)), marks, True, False)
         marks.append(mark)
-    marks = marks or _first_line(url, start, upto, max_line)
+    marks = marks or _first_line(file, start, upto, max_line)
     end = marks[-1] if marks else start
     if end.offset == upto:
         return Reach(end, marks, False, False)
-    if any(scan(url, end, upto, max_line)):
+    if any(scan(file, end, upto, max_line)):
         return Reach(end, marks, True, False)
     full = end.line > start.line and (upto - start.offset > limit.bytes or end.line - start.line >= limit.records)
     if not final or full:
@@ -43,7 +43,7 @@ def reach(url: str, start: Mark, upto: int, limit: Limit, final: bool, max_line:
     return Reach(Mark(upto, end.line + 1), marks, False, True)
 
 
-def _first_line(url: str, start: Mark, upto: int, max_line: int) -> list[Mark]:
+def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:
     """A line longer than a batch is a batch of its own."""
-    found = any(scan(url, start, upto, max_line))
-    return [nth_end(url, start, 1)] if found else []
+    found = any(scan(file, start, upto, max_line))
+    return [nth_end(file, start, 1)] if found else []

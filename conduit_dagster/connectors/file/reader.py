@@ -12,40 +12,32 @@ import msgspec
 
 from conduit_dagster.connectors.base import Block, Keys, Plain, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines
-from conduit_dagster.connectors.file.listing import look
-from conduit_dagster.connectors.file.tracked import Tracked, mark_of, parse_tracked
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.connectors.file.tracked import MARK, Tracked, parse_tracked
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import TransientError
 
 
 class Reader:
-    """The lines of one split."""
+    """The lines of one split, all from one open file: what becomes of its path meanwhile does not matter."""
 
-    def __init__(self, split: Split, metadata: dict[str, str], prefix: str, options: ReadOptions) -> None:
+    def __init__(
+        self, split: Split, opened: OpenFile, metadata: dict[str, str], prefix: str, options: ReadOptions
+    ) -> None:
+        """``opened``: the file of the split, found to be the one that was planned."""
         self._file: Tracked = parse_tracked(split.start)
-        self._url, self._end = split.detail["url"], split.detail["to"]
+        self._opened, self._end = opened, split.detail["to"]
         self._start = Mark(*split.detail["from"])
         self._metadata, self.prefix, self._options = metadata, prefix, options
 
     def blocks(self) -> Iterator[Block]:
-        """Blocks in order. Raises where the file under the path is not the one that was planned."""
-        self._check_file()
+        """Blocks in order. Raises ``FatalError`` where the file ends before the split does."""
         at = self._start
-        for lines in read_lines(self._url, at.offset, self._end, self._options.block_bytes):
+        for lines in read_lines(self._opened, at.offset, self._end, self._options.block_bytes):
             for i in range(0, len(lines), self._options.block_records):
                 some = lines[i : i + self._options.block_records]
                 yield self._block(some, at)
                 at = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
-
-    def _check_file(self) -> None:
-        found = look(self._url, self._file.name)
-        if found is None or found.inode != self._file.inode:
-            raise TransientError(
-                f"{self._file.name} was renamed or replaced while it was to be read",
-                code="file.moved",
-                place=self._url,
-                fix="run again; the step is repeated from the file's new place",
-            )
 
     def _block(self, lines: list[bytes], at: Mark) -> Block:
         metadata, labels = self._metadata, _Labels(self, lines, at, self._metadata)
@@ -65,11 +57,28 @@ class Reader:
         """A record's own position: unique in the source and its generation."""
         return f"{self.prefix}{offset}" if self.prefix else offset
 
-    def boundary(self, mark: Mark) -> Any:
-        """This file at a place inside it; the source puts it into the position of the whole."""
-        digest = mark_of(self._url, mark.offset)
+    def boundary(self, mark: Mark, line: bytes) -> Any:
+        """This file at a place inside it, behind a line; the source puts it into the position of the whole.
+
+        Raises ``TransientError`` where that line is not there any more.
+        """
+        # a file may be cut off and written anew since the line was read: its mark would be of what was never read
+        try:
+            digest = self._opened.mark(mark.offset, line[-MARK:])
+        except FileChanged:
+            raise moved(self._file, self._opened.url) from None
         file = msgspec.structs.replace(self._file, offset=mark.offset, line=mark.line, mark=digest, unended=False)
         return msgspec.structs.asdict(file)
+
+
+def moved(file: Tracked, url: str) -> TransientError:
+    """The file is not under any of its names, or is changed while it is read."""
+    return TransientError(
+        f"{file.name} was renamed or replaced while it was to be read",
+        code="file.moved",
+        place=url,
+        fix="run again; the step is repeated from the file's new place",
+    )
 
 
 class _Labels:
@@ -86,7 +95,9 @@ class _Labels:
         return self._reader.offset(self._at.offset + self._lengths[i] + i + 1)
 
     def boundary(self, i: int) -> Any:
-        return self._reader.boundary(Mark(self._offset(i), self._at.line + i + 1))
+        offset, line = self._offset(i), self._lines[i]
+        is_ended = offset == self._at.offset + self._lengths[i] + i + 1
+        return self._reader.boundary(Mark(offset, self._at.line + i + 1), line + b"\n" if is_ended else line)
 
     def keys(self) -> Iterable[bytes]:
         """Those of all."""

@@ -30,7 +30,15 @@ class FileSourceSettings(ConnectorSettings):
     """What to do when a range that was not read yet is gone (deleted, truncated, replaced): ``fail`` names it and
     stops; ``skip`` loses it and goes on with what is there."""
     rotate_wait: Duration = Field(5.0, alias="rotate-wait")
-    """How long a renamed file must have been quiet before a last line without its end is taken for whole."""
+    """How long a file that another one follows (it was renamed, or a later name is in the folder) must have been quiet
+    before a last line without its end is taken for whole. A run that drains its sources waits until then."""
+    unterminated_wait: Duration = Field(5.0, alias="unterminated-wait")
+    """How long a run that drains its sources waits for the end of a half-written last line, counted from the last
+    change of its file. Then the line is left for a later run, with a warning."""
+    read_unterminated: bool = Field(False, alias="read-unterminated")
+    """Whether a run that drains its sources takes a last line without its end for a record, once it has waited for
+    ``unterminated-wait``: for files whose writer ends no last line. What is appended to that line later is a record of
+    its own."""
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """The longest line in bytes. A longer one stops the pipeline: it is more likely not a file of lines at all."""
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from conduit_dagster.connectors.file.listing import Found, list_family, list_many
+from conduit_dagster.connectors.file.opened import OpenFile, open_found
+from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.connectors.file.tracked import FilePosition, Tracked, mark_of
+from conduit_dagster.connectors.file.tracked import FilePosition, Tracked
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
+
+Places = dict[str, list[Found]]
+"""The files there are, by inode where they have one, else by name."""
+Known = tuple[Tracked, Found]
+"""A file as the position has it, and as it is now."""
 
 
 class Seen(NamedTuple):
@@ -19,7 +26,16 @@ class Seen(NamedTuple):
     followed: bool
     """Whether another file comes after it, so that its own lines must be through first."""
     closed: bool
-    """Whether nobody writes to it any more: it was rotated away and has been quiet for a while."""
+    """Whether nobody writes to it any more: another file comes after it, and it has been quiet for a while."""
+
+
+class _Match(NamedTuple):
+    """A tracked file where it is now."""
+
+    file: Tracked
+    found: Found
+    lost: bool
+    """Whether bytes that were seen and not read are gone from it."""
 
 
 class Surveyor:
@@ -27,7 +43,8 @@ class Surveyor:
 
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
         self._settings, self._path, self._root, self._many = settings, path, root, many
-        self._recognised: dict[int, tuple[Found, int]] = {}
+        self._recognised: dict[int, _Match] = {}
+        self._quiet = Quiet()
 
     def files(self) -> list[Found]:
         """All files there are now, in reading order."""
@@ -50,41 +67,72 @@ class Surveyor:
             listed = self.files()
             known, gone = self._known(position, listed)
         if gone and self._settings.on_gone == "fail":
-            raise self._gone(gone[0])
+            raise gone[0]
         files = [*known, *self._fresh(position, listed, {found.ident for _, found in known})]
         if not files and not position.seen and not self._many:
             raise self._missing()
-        last = len(files) - 1
-        return [Seen(f, found, i < last, i < last and self._is_quiet(found)) for i, (f, found) in enumerate(files)]
+        return [self._seen(file, found, self._is_followed(found, files, listed)) for file, found in files]
 
-    def _is_quiet(self, found: Found) -> bool:
-        return self._many or time.time_ns() - found.modified >= self._settings.rotate_wait * 1e9
+    def _seen(self, file: Tracked, found: Found, followed: bool) -> Seen:
+        # a later name says nothing of whether a file is still being written: it must have been left alone as well
+        return Seen(file, found, followed, followed and self._quiet.seconds(found) >= self._settings.rotate_wait)
 
-    def _known(self, position: FilePosition, listed: list[Found]) -> tuple[list[tuple[Tracked, Found]], list[Tracked]]:
-        places = {found.ident: found for found in listed}
-        matched = [(file, self.match(file, places)) for file in position.files]
-        known = [(file, found) for file, found in matched if found is not None]
-        return known, [file for file, found in matched if found is None and file.size > file.offset]
+    def _is_followed(self, found: Found, files: list[Known], listed: list[Found]) -> bool:
+        return found != (listed[-1] if self._many else files[-1][1])
 
-    def places(self) -> dict[str, Found]:
-        """All files by what tells them apart."""
-        return {found.ident: found for found in self.files()}
+    # -- files that are known -------------------------------------------------------------------------------------
 
-    def match(self, file: Tracked, places: dict[str, Found]) -> Found | None:
+    def _known(self, position: FilePosition, listed: list[Found]) -> tuple[list[Known], list[FatalError]]:
+        """The tracked files that are there, and an error for each of which something is not."""
+        places, known, gone = _places(listed), list[Known](), list[FatalError]()
+        for file in position.files:
+            match = self._match(file, places)
+            if match is not None:
+                known.append((file, match.found))
+            if (match is None and file.size > file.offset) or (match is not None and match.lost):
+                gone.append(self._gone(file, match))
+        return known, gone
+
+    def _match(self, file: Tracked, places: Places) -> _Match | None:
         """Where a tracked file is now, if it still holds what was read of it."""
-        found = places.get(file.ident)
-        if found is None or found.size < file.offset:
-            return None
-        if self._recognised.get(file.number) != (found, file.offset):
-            if mark_of(found.url, file.offset) != file.mark:
-                return None
-            self._recognised[file.number] = (found, file.offset)
-        return found
+        known = self._recognised.get(file.number)
+        for found in places.get(file.slot, ()):
+            if known is not None and known.file == file and known.found == found:
+                return known
+            if file.may_be(found) and found.size >= file.offset and (match := _recognise(file, found)):
+                self._recognised[file.number] = match
+                return match
+        return None
 
-    def _fresh(self, position: FilePosition, listed: list[Found], known: set[str]) -> list[tuple[Tracked, Found]]:
+    def places(self) -> Places:
+        """All files there are now, for :meth:`open`."""
+        return _places(self.files())
+
+    def open(self, file: Tracked, places: Places) -> OpenFile | None:
+        """Open a tracked file under whatever name it has; None where it is not there, or not what was read of it.
+
+        What is told of it and what is read of it is the descriptor's: the name is looked at once.
+        """
+        for found in places.get(file.slot, ()):
+            if (opened := open_tracked(found, file)) is not None:
+                return opened
+        return None
+
+    def is_there(self, files: Iterable[Tracked]) -> bool:
+        """Whether one of these is there now: a file that was renamed may have been missed by the look before."""
+        places = self.places()
+        for file in files:
+            if (opened := self.open(file, places)) is not None:
+                opened.close()
+                return True
+        return False
+
+    # -- files that are new ---------------------------------------------------------------------------------------
+
+    def _fresh(self, position: FilePosition, listed: list[Found], known: set[str]) -> list[Known]:
         files = listed if self._many else self._rotated(position, listed)
         new = [found for found in files if found.ident not in known]
-        return [(Tracked(f.name, position.seen + i, f.inode), f) for i, f in enumerate(new)]
+        return [(Tracked(f.name, position.seen + i, f.inode, birth=f.birth), f) for i, f in enumerate(new)]
 
     def _rotated(self, position: FilePosition, listed: list[Found]) -> list[Found]:
         """The path's file, and before it what came and went since the last one that we know.
@@ -93,14 +141,18 @@ class Surveyor:
         """
         current = [found for found in listed if found.url == self._path]
         last = position.files[-1] if position.files else None
-        if last is None or any(found.ident == last.ident for found in current):
+        # the last one under the path, also where it was cut off: nothing came between, and a copy of it is no new file
+        if last is None or any(last.may_be(found) for found in current):
             return current
         rotated = [found for found in listed if found.url != self._path]
         return [*(found for found in rotated if found.modified >= last.modified), *current]
 
-    def _gone(self, file: Tracked) -> FatalError:
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def _gone(self, file: Tracked, match: _Match | None) -> FatalError:
+        begin = file.offset if match is None or match.found.size >= file.size else match.found.size
         return FatalError(
-            f"bytes {file.offset} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
+            f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
             code="file.range_gone",
             place=self._path,
             fix="put the file back under any name that begins with the old one, or set on-gone: skip to lose them",
@@ -113,3 +165,30 @@ class Surveyor:
             place=self._path,
             fix="create it, or correct the setting path",
         )
+
+
+def open_tracked(found: Found, file: Tracked) -> OpenFile | None:
+    """Open what was found, if it is the tracked file and still holds what was read of it; else None."""
+    opened = open_found(found)
+    if opened is None or opened.holds(file):
+        return opened
+    opened.close()
+    return None
+
+
+def _recognise(file: Tracked, found: Found) -> _Match | None:
+    opened = open_tracked(found, file)
+    if opened is None:
+        return None
+    with opened:
+        # another file has the name by now: what was found was not looked at
+        if opened.found.ident != found.ident:
+            return None
+        return _Match(file, found, opened.lost(file))
+
+
+def _places(listed: Iterable[Found]) -> Places:
+    places: Places = {}
+    for found in listed:
+        places.setdefault(str(found.inode) if found.inode else found.name, []).append(found)
+    return places

@@ -7,18 +7,21 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.learn import learn
-from conduit_dagster.state import storage
 
-_MARK = 256
-_OBSERVED = ("size", "modified")
+MARK = 256
+"""How many bytes at either end a mark is made of."""
+_OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
+"""What one look may find and another one not: no part of a place, which goes into the delivery hash."""
 
 
 class Tracked(msgspec.Struct, frozen=True):
     """One file, and how much of it lies before the position.
 
-    A local file is known by its inode, so that a rename does not hide it; ``mark`` is a digest of bytes before
-    ``offset``, so that another file on the same inode is not taken for it.
+    A local file is known by its inode and birth, so that a rename does not hide it and another file that gets its
+    inode is not taken for it; ``mark`` is a digest of bytes before ``offset``, so that neither is what was written into
+    it after it had been cut off. A field that is not in a stored position was not known to the version that stored it.
     """
 
     name: str
@@ -34,11 +37,30 @@ class Tracked(msgspec.Struct, frozen=True):
     """Its size when it was last looked at: what lies between ``offset`` and it was there and not read yet."""
     modified: int = 0
     """When it was last changed, as of then, in nanoseconds."""
+    changed: int = 0
+    """When its inode was last changed, as of then, in nanoseconds."""
+    birth: int = 0
+    """When it was made, in nanoseconds; 0 where the file system does not tell."""
+    ahead: int = 0
+    """The end of the last whole line that was there at that look, where it is known to lie behind ``offset``."""
+    ahead_mark: str = ""
+    """The mark of the file up to ``ahead``: lines that were there and not read."""
 
     @property
-    def ident(self) -> str:
-        """What tells files apart: the inode where there is one, else the name."""
+    def slot(self) -> str:
+        """Where to look for it among the files there are: its inode where it has one, else its name."""
         return str(self.inode) if self.inode else self.name
+
+    def may_be(self, found: Found) -> bool:
+        """Whether a file that was found is this one, as far as its inode, birth and times tell; not what is in it."""
+        if not self.inode or not found.inode:
+            return self.inode == found.inode and self.name == found.name
+        if self.inode != found.inode:
+            return False
+        # an inode alone is given to the next file as soon as its own is removed
+        if self.birth and found.birth:
+            return self.birth == found.birth
+        return found.modified >= self.modified and found.changed >= self.changed
 
 
 class FilePosition(msgspec.Struct, frozen=True):
@@ -74,12 +96,8 @@ def parse_tracked(value: Any) -> Tracked:
     return msgspec.convert(value, Tracked)
 
 
-def mark_of(url: str, offset: int) -> str:
-    """A digest of the first and the last bytes before ``offset``; empty at the beginning of a file."""
-    if offset == 0:
-        return ""
-    head = b"".join(storage.chunks(url, 0, min(_MARK, offset)))
-    tail = b"".join(storage.chunks(url, max(0, offset - _MARK), min(_MARK, offset)))
+def mark_of(head: bytes, tail: bytes) -> str:
+    """A digest of a file's first bytes and of those before an offset."""
     return hashlib.sha256(head + tail).hexdigest()[:16]
 
 

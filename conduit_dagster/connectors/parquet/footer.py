@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import IO, Any, Final, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conduit_dagster.connectors.file.birth import birth_of
+from conduit_dagster.connectors.file.listing import Found, found_of
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 from conduit_dagster.state import storage
 
@@ -47,36 +51,69 @@ class Footer(NamedTuple):
         return max(1, sum(group.bytes for group in self.groups) // max(1, self.rows))
 
 
-def open_parquet(url: str) -> Any:
-    """The file, as ``pyarrow.parquet.ParquetFile``. Raises ``TransientError`` where it is none, or none yet."""
-    path = storage.local_path(url)
+@contextmanager
+def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
+    """Open the file that was planned, as ``pyarrow.parquet.ParquetFile``.
+
+    It is the one that was ``seen`` (see :func:`seen_of`), or one with the same mark: told by the descriptor that is
+    read from, not by its path. Raises ``TransientError`` where it is another one, no Parquet file, or none yet.
+    """
+    with _opened(url) as file:
+        is_seen = bool(seen) and list(seen) == seen_of(_found(file, url))
+        if not is_seen and _mark(file) != mark:
+            raise TransientError(
+                f"{url.rsplit('/', 1)[-1]} was replaced while it was to be read",
+                code="file.moved",
+                place=url,
+                fix="run again; files are expected not to change once they have their name",
+            )
+        with _parquet(file) as parquet:
+            yield parquet
+
+
+def read_footer(url: str) -> tuple[Found, Footer]:
+    """Read the file's footer; with it, which file that was. Raises ``TransientError`` where it is none, or none yet."""
+    with _opened(url) as file, _parquet(file) as parquet:
+        found, metadata = _found(file, url), parquet.metadata
+        _require_distinct(parquet.schema_arrow.names, url)
+        groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+        footer = Footer(_mark(file), tuple(Group(group.num_rows, group.total_byte_size) for group in groups))
+        if _found(file, url) != found:
+            raise unreadable(url, "it changes while it is looked at")
+        return found, footer
+
+
+def seen_of(found: Found) -> list[int]:
+    """Return what a file looks like from outside: while nothing of it changes, its content is the same.
+
+    Empty for a remote file, of which nothing tells that.
+    """
+    return [found.inode, found.size, found.modified, found.changed, found.birth] if found.inode else []
+
+
+@contextmanager
+def _opened(url: str) -> Generator[IO[bytes]]:
+    """The file behind one descriptor: what it is, its mark and its rows are of the same file."""
     try:
-        return _parquet(pa.OSFile(str(path)) if path is not None else pa.PythonFile(storage.open_read(url), "r"))
+        with storage.open_read(url) as file:
+            yield file
     except pa.ArrowException as error:
-        raise unreadable(url, error) from error
+        raise unreadable(url, str(error)) from error
     except OSError as error:
         raise from_os_error(error, f"can't read {url}") from error
 
 
-def _parquet(file: Any) -> Any:
+def _parquet(file: IO[bytes]) -> Any:
     # Spark's own times are INT96, which as nanoseconds would wrap in the years 1677 and 2262
-    return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
 
 
-def read_footer(url: str) -> Footer:
-    """The file's footer. Raises as :func:`open_parquet`."""
-    try:
-        with storage.open_read(url) as file, _parquet(pa.PythonFile(file, "r")) as parquet:
-            metadata = parquet.metadata
-            _require_distinct(parquet.schema_arrow.names, url)
-            groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-            found = tuple(Group(group.num_rows, group.total_byte_size) for group in groups)
-            # of the same open file: one that is put into its place meanwhile is another one
-            return Footer(_mark(file), found)
-    except pa.ArrowException as error:
-        raise unreadable(url, error) from error
-    except OSError as error:
-        raise from_os_error(error, f"can't read {url}") from error
+def _found(file: IO[bytes], url: str) -> Found:
+    name = url.rsplit("/", 1)[-1]
+    if storage.local_path(url) is None:
+        return Found(url, name, 0, file.seek(0, io.SEEK_END), 0)
+    descriptor = file.fileno()
+    return found_of(url, name, os.fstat(descriptor), birth_of(descriptor))
 
 
 def _mark(file: IO[bytes]) -> str:
@@ -102,11 +139,10 @@ def _require_distinct(names: Sequence[str], url: str) -> None:
         )
 
 
-def unreadable(url: str, error: Exception) -> TransientError:
+def unreadable(url: str, why: str) -> TransientError:
     """A file that is not Parquet, is damaged, or is still being written."""
-    why = str(error).partition("\n")[0]
     return TransientError(
-        f"{url.rsplit('/', 1)[-1]} can't be read as Parquet: {why}",
+        f"{url.rsplit('/', 1)[-1]} can't be read as Parquet: {why.partition(chr(10))[0]}",
         code="parquet.unreadable",
         place=url,
         fix="write files under a hidden name (.NAME or _NAME) and rename them when whole, or move this one away",

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.base import Block, ReadOptions, Rows
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.parquet.footer import open_parquet, unreadable
+from conduit_dagster.connectors.parquet.footer import open_planned
 from conduit_dagster.connectors.parquet.position import ReadFile
 from conduit_dagster.record import Record
 
@@ -23,14 +23,17 @@ _BYTES = 4 << 20
 class Reader:
     """The rows of one split."""
 
-    def __init__(self, file: ReadFile, url: str, to: int, metadata: dict[str, str], keys: Sequence[str]) -> None:
-        self.file, self._url, self._to = file, url, to
+    def __init__(self, file: ReadFile, detail: dict[str, Any], metadata: dict[str, str], keys: Sequence[str]) -> None:
+        """``detail``: the split's own."""
+        self.file, self._url, self._to = file, detail["url"], detail["to"]
+        # a split that an earlier version planned does not say what its file looked like
+        self._seen, self._row_bytes = detail.get("seen", []), detail["row_bytes"]
         self.metadata, self.keys = metadata, keys
 
-    def blocks(self, options: ReadOptions, row_bytes: int) -> Iterator[Block]:
+    def blocks(self, options: ReadOptions) -> Iterator[Block]:
         """Blocks in order; columns where the plan takes rows."""
         at = self.file.done
-        most = max(1, _BYTES // row_bytes)
+        most = max(1, _BYTES // self._row_bytes)
         for batch in self._batches(min(_ROWS if options.rows else options.block_records, most, self._to - at)):
             made = _Made(self, batch, at)
             at += batch.num_rows
@@ -43,21 +46,18 @@ class Reader:
 
     def _batches(self, size: int) -> Iterator[Any]:
         """The rows of the range; row groups before it are not read, and the first one's rows before it are skipped."""
-        try:
-            with open_parquet(self._url) as file:
-                first, groups = self._groups(file.metadata)
-                skip, left = self.file.done - first, self._to - self.file.done
-                for batch in file.iter_batches(size, row_groups=groups, use_threads=False):
-                    if skip >= batch.num_rows:
-                        skip -= batch.num_rows
-                        continue
-                    piece = batch.slice(skip, left)
-                    skip, left = 0, left - piece.num_rows
-                    yield piece
-                    if not left:
-                        return
-        except pa.ArrowException as error:
-            raise unreadable(self._url, error) from error
+        with open_planned(self._url, self.file.mark, self._seen) as file:
+            first, groups = self._groups(file.metadata)
+            skip, left = self.file.done - first, self._to - self.file.done
+            for batch in file.iter_batches(size, row_groups=groups, use_threads=False):
+                if skip >= batch.num_rows:
+                    skip -= batch.num_rows
+                    continue
+                piece = batch.slice(skip, left)
+                skip, left = 0, left - piece.num_rows
+                yield piece
+                if not left:
+                    return
 
     def _groups(self, metadata: Any) -> tuple[int, list[int]]:
         """How many rows lie before the first row group of the range, and the row groups."""

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.connectors.parquet.footer import Footer
+from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.connectors.parquet.footer import Footer, seen_of
 from conduit_dagster.connectors.parquet.position import ParquetPosition, ReadFile, parse_file, parse_position
 from conduit_dagster.connectors.parquet.reader import Reader
 from conduit_dagster.connectors.parquet.survey import Survey
@@ -87,13 +88,13 @@ class RowFiles(Source):
         found = self._found(start, end)
         weights = [(last.done - first.done) * footer.row_bytes for first, last, _, footer in found]
         share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
-        for first, last, url, footer in found:
+        for first, last, opened, footer in found:
             for low, high in _pieces(first.done, last.done, footer, share):
-                splits.append(_split(first, url, low, high, ordinal, footer.row_bytes))
+                splits.append(_split(first, opened, low, high, ordinal, footer.row_bytes))
                 ordinal += high - low
         return splits
 
-    def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, str, Footer]]:
+    def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, Found, Footer]]:
         """Each file of the range. Raises ``FatalError`` where one is gone, or is another one now."""
         ranges = list(_moved(parse_position(start), parse_position(end)))
         there = self.survey.named([last.name for _, last in ranges])
@@ -110,8 +111,8 @@ class RowFiles(Source):
             **self._describe(detail["url"]),
             READ_AT: str(self.context.clock.now_ns),
         }
-        reader = Reader(parse_file(split.start), detail["url"], detail["to"], metadata, self._keys)
-        yield from reader.blocks(options, detail["row_bytes"])
+        reader = Reader(parse_file(split.start), detail, metadata, self._keys)
+        yield from reader.blocks(options)
 
     @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:
@@ -141,7 +142,7 @@ def _pieces(low: int, high: int, footer: Footer, share: int) -> Iterator[tuple[i
     yield low, high
 
 
-def _split(file: ReadFile, url: str, low: int, high: int, ordinal: int, row_bytes: int) -> Split:
+def _split(file: ReadFile, opened: Found, low: int, high: int, ordinal: int, row_bytes: int) -> Split:
     start = msgspec.to_builtins(msgspec.structs.replace(file, done=low))
-    detail = {"url": url, "to": high, "row_bytes": row_bytes}
+    detail = {"url": opened.url, "to": high, "row_bytes": row_bytes, "seen": seen_of(opened)}
     return Split(start, ordinal, high - low, (high - low) * row_bytes, detail)

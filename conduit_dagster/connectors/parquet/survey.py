@@ -12,8 +12,8 @@ from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000
 """Footers that are remembered, also of files that are gone."""
-There = dict[tuple[str, str], tuple[str, Footer]]
-"""By name and mark, a file's URL and footer; in reading order."""
+There = dict[tuple[str, str], tuple[Found, Footer]]
+"""By name and mark, a file as it was when its footer was read; in reading order."""
 
 
 class Listing(Protocol):
@@ -42,7 +42,7 @@ class Survey:
     def __init__(self, listing: Listing, place: str) -> None:
         """``place``: where they lie, for people."""
         self._listing, self._place = listing, place
-        self._footers: dict[Found, Footer] = {}
+        self._footers: dict[Found, tuple[Found, Footer]] = {}
 
     def _files(self, wanted: Callable[[str], bool]) -> There:
         """The files there are with such names, in reading order. Raises where one of them can't be read."""
@@ -50,19 +50,21 @@ class Survey:
             listed = self._listing.files()
             if len(self._footers) > _KEPT:
                 self._footers = {found: self._footers[found] for found in listed if found in self._footers}
-            return {
-                (f.name, footer.mark): (f.url, footer) for f in listed if wanted(f.name) and (footer := self._footer(f))
-            }
+            read = [(found.name, self._footer(found)) for found in listed if wanted(found.name)]
+            return {(name, footer.mark): (opened, footer) for name, (opened, footer) in read}
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
 
-    def _footer(self, found: Found) -> Footer:
+    def _footer(self, found: Found) -> tuple[Found, Footer]:
+        """What a path holds, and which file that is: another one may have the path since it was listed."""
         known = self._footers.get(found)
         if known is None:
-            known = read_footer(found.url)
+            opened, footer = known = read_footer(found.url)
             # what neither changes nor says when it changed is looked at each time
-            if found.modified or self._listing.ordered:
+            if self._listing.ordered:
                 self._footers[found] = known
+            elif opened.modified:
+                self._footers[opened._replace(name=found.name)] = opened, footer
         return known
 
     def named(self, names: Collection[str]) -> There:

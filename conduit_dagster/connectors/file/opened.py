@@ -1,0 +1,141 @@
+"""A file as one open descriptor tells it: bytes, size, times and marks that belong together."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import IO, Final
+
+from conduit_dagster.connectors.file import birth
+from conduit_dagster.connectors.file.listing import Found, found_of
+from conduit_dagster.connectors.file.tracked import MARK, Tracked, mark_of
+from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.state import storage
+
+_CHUNK: Final = 1 << 20
+_BACK: Final = 1 << 16
+
+
+class FileChanged(Exception):  # noqa: N818  # no failure: a reason to look again
+    """What was looked at is not, or not any more, what was seen there before."""
+
+
+class OpenFile:
+    """A file behind one open descriptor, whatever its path names by now.
+
+    Reads by place, not by a current position: marks may be taken while lines are read. Closed by ``with``, or when it
+    is dropped; a block that was read keeps it, for its boundaries. A remote file has no descriptor: what its file
+    system gives under the name is read, and only marks tell another file.
+    """
+
+    def __init__(self, url: str, name: str = "") -> None:
+        """Raises ``OSError``."""
+        self.url = url
+        path = storage.local_path(url)
+        self._remote: IO[bytes] | None = None
+        self._descriptor = -1
+        self._ends: dict[int, bytes] = {}
+        self._head = b""
+        if path is None:
+            self._remote = storage.open_read(url)
+            self._close = weakref.finalize(self, self._remote.close)
+            self.found = Found(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
+        else:
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._close = weakref.finalize(self, os.close, self._descriptor)
+            made = birth.birth_of(self._descriptor)
+            self.found = found_of(url, name, os.fstat(self._descriptor), made)
+
+    def __enter__(self) -> OpenFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back; may be repeated."""
+        self._close()
+
+    def read_at(self, offset: int, size: int) -> bytes:
+        """Return the bytes from ``offset``, fewer than ``size`` only at the end of the file."""
+        data = self._read(offset, size)
+        if len(data) == size or not data:
+            return data
+        pieces, left, at = [data], size - len(data), offset + len(data)
+        while left and (data := self._read(at, left)):
+            pieces.append(data)
+            left, at = left - len(data), at + len(data)
+        return b"".join(pieces)
+
+    def _read(self, offset: int, size: int) -> bytes:
+        if self._remote is None:
+            return os.pread(self._descriptor, size, offset)
+        self._remote.seek(offset)
+        return self._remote.read(size)
+
+    def chunks(self, start: int, length: int | None = None) -> Iterator[bytes]:
+        """Give the bytes from ``start``, at most ``length`` of them, a piece at a time."""
+        at, end = start, start + (length if length is not None else 1 << 62)
+        while at < end and (data := self.read_at(at, min(_CHUNK, end - at))):
+            yield data
+            at += len(data)
+
+    # -- which file it is -----------------------------------------------------------------------------------------
+
+    def holds(self, file: Tracked) -> bool:
+        """Whether this is the tracked file, and what was read of it is unchanged as far as its mark tells."""
+        self._head = self.read_at(0, MARK)
+        if not file.may_be(self.found) or self.found.size < file.offset:
+            return False
+        return self.mark(file.offset) == file.mark
+
+    def lost(self, file: Tracked) -> bool:
+        """Whether bytes of the tracked file that were there and not read are not there any more."""
+        if self.found.size < file.size:
+            return file.size > file.offset
+        return file.ahead > file.offset and self.mark(file.ahead) != file.ahead_mark
+
+    def mark(self, offset: int, before: bytes = b"") -> str:
+        """Return a digest of the first and the last bytes before ``offset``; empty at the beginning of a file.
+
+        Raises ``FileChanged`` where they are not those that were there when the lines up to ``offset`` were counted, or
+        do not end in ``before``.
+        """
+        if offset == 0:
+            return ""
+        size = min(MARK, offset)
+        head, tail = self.read_at(0, size), self.read_at(offset - size, size)
+        # a file may be cut off and written anew between the counting of its lines and its mark: a position would then
+        # hold a line number of the one content and a mark of the other
+        if not (head.startswith(self._head[:offset]) and tail.endswith(before or self._ends.get(offset, b""))):
+            raise FileChanged
+        return mark_of(head, tail)
+
+    def passed(self, end: int, before: bytes) -> None:
+        """Note the bytes before a line end that was counted, for :meth:`mark` to compare."""
+        self._ends[end] = before
+
+    def last_line_end(self, low: int) -> int:
+        """Return the place after the last line end behind ``low``; ``low`` where there is none near the file's end."""
+        begin = max(low, self.found.size - _BACK)
+        place = self.read_at(begin, max(0, self.found.size - begin)).rfind(b"\n")
+        return begin + place + 1 if place >= 0 else low
+
+    def ends_whole(self) -> bool:
+        """Whether the last line has its end; an empty file has none that lacks it."""
+        size = self.found.size
+        return size == 0 or self.read_at(size - 1, 1) == b"\n"
+
+
+def open_found(found: Found) -> OpenFile | None:
+    """Open what a look at a path found; None where the path is free by now.
+
+    Raises ``TransientError`` where it can't be opened. The file may be another one than the look found.
+    """
+    try:
+        return OpenFile(found.url, found.name)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise from_os_error(error, f"can't read {found.name}") from error

@@ -1,0 +1,280 @@
+"""The file source: a last line without its end is no record until it has it, or until its file is known to be done."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fsspec
+import pytest
+from file_reading import MUCH, Reader, append
+from structlog.testing import capture_logs
+
+from conduit_dagster.connectors.file import drain
+
+AT_ONCE = {"unterminated-wait": "0s", "rotate-wait": "0s"}
+LONG = {"unterminated-wait": "1h", "rotate-wait": "1h"}
+
+
+def age(path: Path, seconds: float) -> None:
+    """As if it had been changed so long ago."""
+    then = time.time_ns() - int(seconds * 1e9)
+    os.utime(path, ns=(then, then))
+
+
+@contextmanager
+def writing(path: Path, *texts: str, pause: float = 0.15) -> Generator[None]:
+    """Somebody else appends, piece by piece."""
+
+    def write() -> None:
+        for text in texts:
+            time.sleep(pause)
+            append(path, text)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Every pause of a run that waits for lines."""
+    found, sleep = list[float](), time.sleep
+
+    def nap(seconds: float) -> None:
+        found.append(seconds)
+        sleep(seconds)
+
+    # the module's own: a writer of these tests pauses as well
+    monkeypatch.setattr(drain, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    return found
+
+
+# -- the last file --------------------------------------------------------------------------------------------------
+
+
+def test_a_half_line_is_left_for_a_later_run(tmp_path: Path, log: Path) -> None:
+    """With one warning that names file and bytes. Once it has its end it is one record."""
+    reader = Reader(tmp_path, **AT_ONCE)
+    append(log, "a\nhal")
+    with capture_logs() as logs:
+        assert reader.step(drain=True) == ["a"]
+        assert reader.step(drain=True) == []
+    [warning] = logs
+    assert (warning["log_level"], warning["file"], warning["bytes"]) == ("warning", str(log), "2 to 5")
+    append(log, "f\nb\n")
+    assert reader.step(drain=True) == ["half", "b"]
+
+
+def test_a_line_whose_end_comes_while_it_is_waited_for(tmp_path: Path, log: Path, naps: list[float]) -> None:
+    """Counted from the last change: each piece begins the wait anew."""
+    reader = Reader(tmp_path, **{"unterminated-wait": "400ms"})
+    append(log, "a\nha")
+    began = time.monotonic()
+    with writing(log, "lf", " a ", "li", "ne\n"):
+        horizon = reader.source.horizon()
+    assert 0.5 < time.monotonic() - began < 5
+    assert set(naps) == {0.05}
+    end = reader.source.latest(reader.position, MUCH, horizon)
+    assert [r.after for r in reader.records(end)] == [b"a", b"half a line"]
+
+
+def test_a_line_that_stays_half_holds_a_run_up_only_so_long(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nhalf")
+    began = time.monotonic()
+    assert Reader(tmp_path, **{"unterminated-wait": "300ms"}).step(drain=True) == ["a"]
+    assert 0.2 < time.monotonic() - began < 2
+
+
+def test_a_writer_that_never_pauses_and_never_ends_its_line(tmp_path: Path, log: Path) -> None:
+    append(log, "a\n.")
+    with writing(log, *["."] * 40, pause=0.05):
+        began = time.monotonic()
+        assert Reader(tmp_path, **{"unterminated-wait": "100ms"}).step(drain=True) == ["a"]
+        assert 0.9 < time.monotonic() - began < 1.9
+
+
+@pytest.mark.parametrize("text", ["", "a\n", "a\nb\n\n"])
+def test_there_is_no_wait_where_every_line_has_its_end(tmp_path: Path, log: Path, naps: list[float], text: str) -> None:
+    append(log, text)
+    Reader(tmp_path, **LONG).step(drain=True)
+    assert naps == []
+
+
+def test_there_is_no_wait_for_a_file_that_was_quiet_for_so_long(tmp_path: Path, log: Path, naps: list[float]) -> None:
+    append(log, "a\nhalf")
+    age(log, 4000)
+    assert Reader(tmp_path, **LONG).step(drain=True) == ["a"]
+    assert naps == []
+
+
+def test_a_file_whose_time_lies_in_the_future_does_not_hold_a_run_up(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nhalf")
+    age(log, -86_400)
+    began = time.monotonic()
+    assert Reader(tmp_path, **{"unterminated-wait": "200ms"}).step(drain=True) == ["a"]
+    assert 0.15 < time.monotonic() - began < 2
+
+
+def test_only_the_lines_that_were_there_and_their_ends_are_waited_for(tmp_path: Path, log: Path) -> None:
+    """A writer that always has a next line begun does not hold the run up."""
+    reader = Reader(tmp_path, **LONG)
+    append(log, "a\nha")
+    with writing(log, "lf\nb\nnext"):
+        horizon = reader.source.horizon()
+    append(log, " line\n")
+    end = reader.source.latest(reader.position, MUCH, horizon)
+    assert [r.after for r in reader.records(end)] == [b"a", b"half", b"b"]
+    reader.position = end
+    assert reader.step(drain=True) == ["next line"]
+
+
+def test_a_file_that_is_renamed_while_its_line_is_waited_for(tmp_path: Path, log: Path) -> None:
+    """It is the same file under another name, and its line is waited for there."""
+    reader = Reader(tmp_path, **{**LONG, "rotate-wait": "2s"})
+    append(log, "a\n")
+    assert reader.step() == ["a"]
+    append(log, "ha")
+
+    def rotate() -> None:
+        time.sleep(0.15)
+        log.rename(tmp_path / "app.log.1")
+        append(log, "b\n")
+        time.sleep(0.15)
+        append(tmp_path / "app.log.1", "lf\n")
+
+    thread = threading.Thread(target=rotate)
+    thread.start()
+    assert reader.step(drain=True) == ["half"]
+    thread.join()
+    assert reader.step(drain=True) == ["b"]
+
+
+def test_a_file_that_goes_away_while_its_line_is_waited_for(tmp_path: Path, log: Path) -> None:
+    append(log, "a\nhalf")
+    thread = threading.Timer(0.15, log.unlink)
+    thread.start()
+    began = time.monotonic()
+    Reader(tmp_path, **LONG).source.horizon()
+    assert time.monotonic() - began < 5
+    thread.join()
+
+
+# -- read-unterminated ----------------------------------------------------------------------------------------------
+
+
+def test_a_half_line_is_a_record_where_that_is_asked_for(tmp_path: Path, log: Path) -> None:
+    """Once it was waited for; while the pipeline runs on it waits as ever. Nothing is warned of."""
+    reader = Reader(tmp_path, **{"unterminated-wait": "300ms", "read-unterminated": "true"})
+    append(log, "a\nha")
+    assert reader.step() == ["a"]
+    with writing(log, "lf"), capture_logs() as logs:
+        assert reader.step(drain=True) == ["half"]
+    assert reader.step(drain=True) == []
+    assert logs == []
+
+
+# -- files that another one follows ---------------------------------------------------------------------------------
+
+
+def test_a_renamed_file_s_last_line(tmp_path: Path, log: Path) -> None:
+    """It is whole once its file was quiet for a while, and comes before the next file's lines."""
+    reader = Reader(tmp_path, **{"rotate-wait": "300ms", "unterminated-wait": "1h"})
+    append(log, "a\n")
+    assert reader.step(drain=True) == ["a"]
+    append(log, "last")
+    log.rename(tmp_path / "app.log.1")
+    append(log, "b\n")
+    began = time.monotonic()
+    assert reader.step(drain=True) == ["last", "b"]
+    assert 0.1 < time.monotonic() - began < 5
+
+
+def test_the_next_file_waits_for_a_renamed_one_that_is_still_written_to(tmp_path: Path, log: Path) -> None:
+    """Else a line would come before one that was begun earlier."""
+    reader = Reader(tmp_path, **{"rotate-wait": "100ms"})
+    append(log, "a\n")
+    assert reader.step(drain=True) == ["a"]
+    append(log, "l")
+    log.rename(tmp_path / "app.log.1")
+    append(log, "b\n")
+    with writing(tmp_path / "app.log.1", *["."] * 40, pause=0.05):
+        assert reader.step(drain=True) == []
+    append(tmp_path / "app.log.1", "\n")
+    assert reader.step(drain=True) == ["l" + "." * 40, "b"]
+
+
+def test_a_file_of_a_folder_is_not_done_because_there_is_a_later_name(tmp_path: Path) -> None:
+    """Its half line waits; whole lines of the others do not wait for it."""
+    reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "1h"})
+    append(tmp_path / "a.txt", "1\nha")
+    append(tmp_path / "b.txt", "2\n")
+    assert reader.step() == ["1", "2"]
+    append(tmp_path / "a.txt", "lf\n")
+    assert reader.step() == ["half"]
+
+
+def test_a_file_of_a_folder_that_was_quiet_is_read_whole(tmp_path: Path) -> None:
+    """The last one by name is not: it may be the one that is being written."""
+    reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "1h"})
+    for name in "abc":
+        append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
+        age(tmp_path / f"{name}.txt", 4000)
+    assert reader.step() == ["a1", "a2", "b1", "b2", "c1"]
+    append(tmp_path / "d.txt", "d1\n")
+    assert reader.step() == ["c2", "d1"]
+
+
+@pytest.mark.parametrize(("settings", "last"), [({}, []), ({"read-unterminated": "true"}, ["c2"])])
+def test_a_folder_of_files_whose_last_lines_have_no_end(
+    tmp_path: Path, settings: dict[str, str], last: list[str]
+) -> None:
+    """They were written a moment ago: a run that drains waits until each was quiet for as long as it must be."""
+    reader = Reader(tmp_path, "*.txt", **{"rotate-wait": "400ms", "unterminated-wait": "200ms"}, **settings)
+    for name in "abc":
+        append(tmp_path / f"{name}.txt", f"{name}1\n{name}2")
+    with capture_logs() as logs:
+        assert reader.step(drain=True) == ["a1", "a2", "b1", "b2", "c1", *last]
+    assert [line["bytes"] for line in logs] == ([] if last else ["3 to 5"])
+
+
+def test_an_earlier_name_that_comes_later_is_not_the_last_file(tmp_path: Path) -> None:
+    """The last file is the last by name, not the last that was found."""
+    reader = Reader(tmp_path, "*.txt", **AT_ONCE)
+    append(tmp_path / "m.txt", "m1\nm2")
+    assert reader.step() == ["m1"]
+    append(tmp_path / "a.txt", "a1\na2")
+    assert reader.step() == ["a1", "a2"]
+    append(tmp_path / "z.txt", "z1\n")
+    assert reader.step() == ["m2", "z1"]
+
+
+# -- remote files ---------------------------------------------------------------------------------------------------
+
+
+def test_a_remote_file(tmp_path: Path) -> None:
+    """No inode, no times: known by its name and what is in it; quiet since it was first seen as it is."""
+    url = "memory://half-lines/app.log"
+    memory: Any = fsspec.filesystem("memory")
+    memory.pipe("/half-lines/app.log", b"a\nhalf")
+    try:
+        reader = Reader(tmp_path, url, **{"unterminated-wait": "200ms"})
+        began = time.monotonic()
+        assert reader.step(drain=True) == ["a"]
+        assert 0.15 < time.monotonic() - began < 2
+        memory.pipe("/half-lines/app.log", b"a\nhalf\nb\n")
+        assert reader.step(drain=True, n=3) == ["half", "b"]
+        assert reader.step(drain=True) == []
+        memory.pipe("/half-lines/app.log", b"other\nhalf\nb\nc\n")
+        assert reader.step() == ["other", "half", "b", "c"]
+    finally:
+        memory.rm("/half-lines", recursive=True)
