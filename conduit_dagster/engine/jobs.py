@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from conduit_dagster.spark.jobs import JobCancelled, run_job
+from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
 from conduit_dagster.spark.pipeline_jobs import cancel_jobs_of, tag_of
 from conduit_dagster.spark.session import parallelism
 from conduit_dagster.spark.sql.frame import with_queries
@@ -24,9 +25,10 @@ T = TypeVar("T")
 class Jobs:
     """Runs a pipeline's jobs on one session, each under a tag of its own."""
 
-    def __init__(self, spark: SparkSession, pipeline: str) -> None:
+    def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
         self.spark = spark
         self._pipeline = pipeline
+        self._owner = owner_tag(pipeline, epoch)
         self._cancelled = False
 
     def each(
@@ -63,7 +65,15 @@ class Jobs:
             # asked once the tag is known: whoever cancels meanwhile sees the one or the other
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
-            return run_job(spark, tag, action)
+            return run_job(spark, tag, action, self._owner)
+
+    def whereabouts(self) -> dict[str, str]:
+        """For the next owner: where these jobs run, should they outlive this process."""
+        return whereabouts(self.spark, self._owner)
+
+    def end_those_of(self, owner: Mapping[str, str]) -> None:
+        """Ends what an owner before left running at a shared server (:meth:`whereabouts`)."""
+        end_jobs_of(self.spark, owner)
 
     def cancel(self) -> None:
         """Ends all of the pipeline's in this process, those of its connectors as well; of its own none begins any more.

@@ -57,7 +57,7 @@ class RunLife:
     def __init__(
         self, pipeline: str, store: PipelineStore, about: Circumstances, stop: StopFlag, progress: Progress
     ) -> None:
-        self._id, self._store, self._about, self._stop, self._progress = pipeline, store, about, stop, progress
+        self._id, self._store, self._about, self._stop, self.progress = pipeline, store, about, stop, progress
         self._state = RecoveryState(past=about.past)
         self._recovering = False
         self.failed_step: int | None = None
@@ -92,7 +92,7 @@ class RunLife:
     def superseded(self) -> RunResult:
         """The restart is not wanted any more."""
         log.info("the restart is not wanted any more: it was stopped, or restarted already", pipeline=self._id)
-        return RunResult(self._id, "stopped", "", None, self._progress)
+        return RunResult(self._id, "stopped", "", None, self.progress)
 
     def stopped(self) -> RunResult:
         """Nothing went wrong."""
@@ -103,7 +103,7 @@ class RunLife:
     def failed(self, error: Exception) -> RunResult:
         """Whatever ended the run."""
         if isinstance(error, LeaseLost):
-            return RunResult(self._id, "running", "", error, self._progress)  # another process runs it now
+            return RunResult(self._id, "running", "", error, self.progress)  # another process runs it now
         if isinstance(error, JobCancelled) and self._stop.requested:
             return self.stopped()
         return self._failed(self._known(error))
@@ -124,12 +124,12 @@ class RunLife:
             failed = self._store.life.failed(error_json(error), about.recovery, about.run, void)
         except LeaseLost as lost:
             # whatever went wrong here came after the takeover, or from it
-            return RunResult(self._id, "running", "", lost, self._progress)
+            return RunResult(self._id, "running", "", lost, self.progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the failure could not be recorded", pipeline=self._id, cause=str(lost))
-            return unrecorded(self._id, error, about.recovery, self._state.past, self._progress)
+            return unrecorded(self._id, error, about.recovery, self._state.past, self.progress)
         restart = None if failed.wait is None else Restart.of(failed.wait, failed.failure)
-        return RunResult(self._id, failed.status, "", error, self._progress, restart)
+        return RunResult(self._id, failed.status, "", error, self.progress, restart)
 
     @property
     def _cut(self) -> int | None:
@@ -146,17 +146,17 @@ class RunLife:
         log.warning("a stop took longer than the shutdown timeout", pipeline=self._id, still_in=where)
         told = None if cause is None else error_json(cause)
         last = self._store.life.abandoned(status, reason, told, where)
-        return RunResult(self._id, status, reason, cause, self._progress, None, where), last
+        return RunResult(self._id, status, reason, cause, self.progress, None, where), last
 
     def _end(self, status: str, reason: str, error: ConduitError | None) -> RunResult:
         told = None if error is None else error_json(error)
         try:
             self._store.life.ended(status, reason, told, self._store.voiding(self._cut))
         except LeaseLost as lost:
-            return RunResult(self._id, "running", "", lost, self._progress)
+            return RunResult(self._id, "running", "", lost, self.progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._id, cause=str(lost))
-        return RunResult(self._id, status, reason, error, self._progress)
+        return RunResult(self._id, status, reason, error, self.progress)
 
 
 def _forced_stop() -> FatalError:

@@ -120,7 +120,7 @@ class _Attempt:
         self._life, self._lease = life, lease
         given = self._spark
         opener = given if callable(given) else lambda: given
-        run = _Run(bound, opener, store, self._options, self._stop, progress, life, self._observe)
+        run = _Run(bound, opener, store, lease, self._options, self._stop, life, self._observe)
         self._run = run
         try:
             return run.run()
@@ -148,14 +148,15 @@ class _Run:
         bound: BoundPipeline,
         opener: Callable[[], SparkSession],
         store: PipelineStore,
+        lease: Lease,
         options: RunOptions,
         stop: StopFlag,
-        progress: Progress,
         life: RunLife,
         observe: Callable[[StepReport, Progress], None],
     ) -> None:
         self._bound, self._opener, self._store, self._options = bound, opener, store, options
-        self._stop, self._progress, self._life, self._observe = stop, progress, life, observe
+        self._lease, self._stop, self._life, self._observe = lease, stop, life, observe
+        self._progress = life.progress
         self._pipeline = bound.compiled
         self.acks = SourceAcks(self._pipeline)
 
@@ -169,7 +170,10 @@ class _Run:
         try:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
-            self._jobs = Jobs(self._opener(), self._bound.id)
+            self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
+            # before a direct destination is sent anything: a sender of the owner before may still be at work
+            self._jobs.end_those_of(self._lease.before.get("spark", {}))
+            self._store.tell(spark=self._jobs.whereabouts())
             # processors of the dead-letter queue run here as well
             open_with(self._opener)
             self._bound = with_open_replay(self._bound, self._store.load())

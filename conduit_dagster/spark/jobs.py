@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from conduit_dagster.recovery.classify import classified
@@ -41,15 +41,17 @@ class _Run:
 _runs: dict[tuple[int, str], _Run] = {}
 
 
-def run_job(spark: SparkSession, tag: str, action: Callable[[], T]) -> T:
+def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str = "") -> T:
     """Return what ``action`` returns; its Spark jobs carry ``tag`` and end when another thread cancels it.
+
+    ``owner``: a tag that they carry as well, which other runs may have too.
 
     Runs ``action`` in the calling thread, since Spark keeps tags per thread. One run per session and tag at
     a time. A cancelled task's Python worker may go on for a while.
     """
     with _registered(spark, tag) as run:
         try:
-            with _tagged(spark, tag):
+            with _tagged(spark, tag), _tagged(spark, owner) if owner else nullcontext():
                 return action()
         except ConnectionError as error:
             # py4j says so when the JVM is gone; an action's own error is not ours to translate

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,9 +25,13 @@ class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of
 class Lease:
     """The right to run one pipeline, kept by a heartbeat until it is released."""
 
-    def __init__(self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float) -> None:
+    def __init__(
+        self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float, before: Mapping[str, Any] | None = None
+    ) -> None:
         self.pipeline = pipeline
         self.epoch = epoch
+        self.before: Mapping[str, Any] = before or {}
+        """The owner whose lease was taken over, and what it told of itself; empty where the pipeline was free."""
         self._engine = engine
         self._seconds = seconds
         self._ended = threading.Event()
@@ -79,6 +83,11 @@ class Lease:
             return  # whoever comes next waits for the lease's time
 
 
+def owner_text(**facts: Any) -> str:
+    """This process as the store knows an owner, and what it tells of itself for whoever takes over."""
+    return json.dumps({**identity(os.getpid()), **facts})
+
+
 def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Lease:
     """Takes the pipeline over, when it is free or its owner is dead or silent for ``seconds``.
 
@@ -95,7 +104,8 @@ def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callabl
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
         raise _held(pipeline, seen["owner"])  # asked to stop while waiting: the owner was never found silent
-    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds)
+    before = json.loads(seen["owner"]) if seen["owner"] else None
+    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds, before)
 
 
 def is_free(owner: str) -> bool:
@@ -135,7 +145,7 @@ def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
         changed = connection.execute(
             sa.update(pipelines)
             .where(pipelines.c.pipeline == pipeline, pipelines.c.epoch == seen["epoch"])
-            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=json.dumps(identity(os.getpid())))
+            .values(epoch=epoch, heartbeat=pipelines.c.heartbeat + 1, owner=owner_text())
         )
         if changed.rowcount != 1:
             now = connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar_one()

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.events import record_event
-from conduit_dagster.state.lease import Lease
+from conduit_dagster.state.lease import Lease, owner_text
 from conduit_dagster.state.letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.letter_store import Letters, forget_closed, insert_letters
 from conduit_dagster.state.life import Life
@@ -48,6 +48,10 @@ class PipelineStore:
     def epoch(self) -> int:
         """The lease's: higher than that of any owner before."""
         return self._lease.epoch
+
+    def tell(self, **facts: Any) -> None:
+        """What the next owner is to know of this one (``Lease.before``)."""
+        self._run(lambda connection: None, owner=owner_text(**facts))
 
     def load(self) -> PipelineState:
         """The state as the last committed transaction left it."""

@@ -3,15 +3,59 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import stat
+import weakref
 from collections.abc import Callable
+from pathlib import Path
 
 from conduit_dagster.connectors.base import Delivery
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import storage
 
 _PIECE = 1 << 20
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
+
+
+class WritableFile(OpenFile):
+    """A file open to be written to, with what is there to be read."""
+
+    def __init__(self, path: Path, flags: int = 0) -> None:
+        """``flags``: ``os.O_CREAT`` makes it. Raises ``OSError``, and ``FileChanged`` where the path changes hands."""
+        self.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
+        self._release = weakref.finalize(self, os.close, self.descriptor)
+        written = os.fstat(self.descriptor)
+        _require_regular(path, written)
+        super().__init__(str(path))
+        # what is judged is what is written to: while a file is open, no other one gets its device and inode
+        if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
+            raise FileChanged
+
+    def close(self) -> None:
+        """Give both descriptors back; may be repeated."""
+        super().close()
+        self._release()
+
+
+def _require_regular(path: Path, found: os.stat_result) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise FatalError(
+            f"{path} is not a regular file",
+            code="file.not_regular",
+            place=str(path),
+            fix="name a file; devices and pipes can't keep an order across restarts",
+        )
+
+
+def digest(file: OpenFile, start: int, length: int) -> tuple[int, str]:
+    """Length and SHA-256 of a range, fewer bytes only at the end of the file."""
+    total, sha = 0, hashlib.sha256()
+    for data in file.chunks(start, length):
+        total += len(data)
+        sha.update(data)
+    return total, sha.hexdigest()
 
 
 def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) -> None:

@@ -1,0 +1,32 @@
+"""A client of a Spark Connect server whose job writes a line every tenth of a second: ``owned_job.py URL FILE``."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.spark.session import SparkSettings, open_session
+
+SECONDS = 60
+
+
+def write(file: str, batches: Iterator[Any]) -> Iterator[Any]:
+    """The task: it is ended with its job."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        with Path(file).open("a") as out:
+            out.write(f"{time.time()}\n")
+        time.sleep(0.1)
+    yield from batches
+
+
+if __name__ == "__main__":
+    jobs = Jobs(open_session(SparkSettings(url=sys.argv[1]), "owner"), "a pipeline, of any name", 7)
+    print(json.dumps(jobs.whereabouts()), flush=True)
+    jobs.each(1, partial(write, sys.argv[2]), "id bigint")

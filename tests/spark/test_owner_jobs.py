@@ -1,0 +1,43 @@
+"""Jobs that a killed owner left at a shared server end before its successor goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ConnectServer
+from waiting import wait_until
+
+from conduit_dagster.spark.owner_jobs import owner_tag
+
+HERE = Path(__file__).parent
+
+
+def test_a_tag_tells_pipelines_and_owners_apart() -> None:
+    tags = {owner_tag(name, epoch) for name in ("a", "a,b", "a:b") for epoch in (1, 2)}
+    assert len(tags) == 6
+    assert not any("," in tag for tag in tags)
+
+
+@pytest.mark.slow
+def test_what_a_killed_owner_sends_is_ended(connect_server: ConnectServer, tmp_path: Path) -> None:
+    sent = tmp_path / "sent"
+    owner = connect_server.start(HERE / "owned_job.py", connect_server.url, sent, stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    known = json.loads(owner.stdout.readline())
+    wait_until(lambda: sent.exists() and len(sent.read_text().splitlines()) > 3, "the owner's job sends", 60)
+    owner.kill()
+    owner.wait(10)
+    killed = time.time()
+    wait_until(lambda: float(sent.read_text().splitlines()[-1]) > killed + 0.5, "it goes on without its owner", 20)
+    words = (connect_server.url, json.dumps(known))
+    successor = connect_server.start(HERE / "successor.py", *words, stdout=subprocess.PIPE, text=True)
+    said, _ = successor.communicate(timeout=120)
+    ended = time.time()
+    assert said.split() == ["1", "0"]
+    # the worker of a cancelled task may be in the middle of a line; from then on nothing comes
+    wait_until(lambda: time.time() > ended + 1.5, "time for more", 10)
+    assert float(sent.read_text().splitlines()[-1]) < ended + 1
