@@ -15,7 +15,7 @@ from assets.look import Observer
 from assets.names import job_name
 from assets.options import RunConfig
 from assets.restart import circumstances, restart_at
-from assets.stopping import Signals, Warden
+from assets.stopping import LastResort, Signals, Warden
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.keeper import Keeper
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL = 0.1
+_AFTER_STOP = 1.5
+"""Seconds that Dagster's side of a stop may take after the shutdown timeout."""
 
 
 def run_in_dagster(
@@ -105,7 +107,8 @@ class _Run:
 
     def run(self, spark: SparkSession) -> Iterator[dg.AssetCheckResult]:
         stop = StopFlag()
-        with Signals() as signals:
+        longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
+        with Signals() as signals, LastResort(signals, longest):
             warden = Warden(self._context.instance, self._context.run.run_id, stop, signals, self._end_after)
             self._journal.begin()
             result = self._move(spark, stop, warden)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,6 +15,9 @@ import dagster as dg
 from conduit_dagster.engine.stop import StopFlag
 
 _ASK_EVERY = 10.0
+_LOOK = 0.1
+_HUNG = 1
+"""The exit code of a process that had to be ended."""
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -42,6 +46,37 @@ class Signals:
 
     def _caught(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
+
+
+class LastResort:
+    """Ends the process where a stop hangs beyond the engine's reach, as in a state store that answers no call.
+
+    The engine gives a run that hangs up after the shutdown timeout; this is for Dagster's side of it. Nothing is lost:
+    the next run recovers as after a kill, and Dagster finds a run whose process has ended.
+    """
+
+    def __init__(self, signals: Signals, seconds: float) -> None:
+        """``seconds``: from the first signal on."""
+        self._signals, self._seconds = signals, seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="last-resort", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    def _watch(self) -> None:
+        while not self._signals.count:
+            if self._ended.wait(_LOOK):
+                return
+        if not self._ended.wait(self._seconds):
+            os.write(2, b"conduit-dagster: a stop hangs; the process ends, and the next run recovers\n")
+            os._exit(_HUNG)
 
 
 class Warden:

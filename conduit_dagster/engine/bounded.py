@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from conduit_dagster.engine.stop import StopFlag
 
 T = TypeVar("T")
-GRACE = 0.5
+GRACE = 0.25
 """Seconds after the shutdown timeout in which jobs are cancelled and the end is recorded."""
 FORCED = 5.0
 """Seconds that a stop by force may take to cancel Spark's jobs; the shutdown timeout, where that is shorter."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _POLL = 0.05
-_RECORDING = 0.5
+_RECORDING = 0.3
 """Seconds for recording the end of a run that hangs."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hanging_plugin import COUNTING, HANGING, HOLDING
 from pyspark.sql import SparkSession
 from stopping import run_until
 from support import Lab, destination, queue
@@ -15,105 +16,6 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 
 TIMEOUT = 1.0
-HANGING = '''
-import time
-from pathlib import Path
-
-from conduit_dagster.connectors.base import ConnectorSettings, Rejected, Source, Split, StagedDestination
-from conduit_dagster.connectors.base.lines import StagedWriter, staged_lines
-from conduit_dagster.record import Nack, Record, encode
-
-
-def hang(connector, point):
-    """Until the file is gone, ten minutes at most."""
-    root = Path(connector.context.root)
-    if not (root / f"hang-{point}").exists():
-        return
-    (root / "hangs").touch()
-    end = time.monotonic() + 600
-    while time.monotonic() < end and (root / f"hang-{point}").exists():
-        time.sleep(0.02)
-
-
-class Settings(ConnectorSettings):
-    path: str = "held.txt"
-
-
-class Lines:
-    def encode_block(self, records):
-        return b"".join(encode(record) + b"\\n" for record in records), []
-
-
-class Holding(StagedDestination):
-    """Keeps each delivery in a file of its own, by hash. Its divisible twin refuses the number 3."""
-
-    name = "holding"
-    Settings = Settings
-    strategies = frozenset({"exactly-once", "at-least-once"})
-
-    def check(self):
-        hang(self, "check")
-
-    def writer(self, task):
-        return StagedWriter(task, Lines())
-
-    def _file(self, delivery):
-        return Path(self.context.resolve(self.settings.path + "-" + delivery.hash))
-
-    def holds(self, delivery):
-        hang(self, "holds")
-        return self._file(delivery).exists()
-
-    def publish(self, delivery):
-        hang(self, "publish")
-        self._file(delivery).write_bytes(b"".join(staged_lines(delivery)))
-        return delivery.target
-
-
-class Refusing(Holding):
-    name = "refusing"
-    divisible = True
-
-    def publish(self, delivery):
-        for place, line in enumerate(staged_lines(delivery)):
-            if b'"i":3' in line:
-                raise Rejected(place, Nack("three", "no 3"))
-        return super().publish(delivery)
-
-    def claim(self, delivery, state):
-        hang(self, "claim")
-        return state
-
-
-class Counting(Source):
-    name = "counting"
-    Settings = Settings
-
-    def initial(self):
-        return 0
-
-    def latest(self, start, limit, horizon=None):
-        hang(self, "latest")
-        return max(start, 5)
-
-    def split(self, start, end, n):
-        return [Split(start, 0, end - start)]
-
-    def read(self, split, options):
-        yield [Record(i + 1, {}, {"i": i}) for i in range(split.start, 5)]
-
-    def ack(self, upto, generation):
-        hang(self, "ack")
-        with Path(self.context.root, "acks").open("a") as file:
-            file.write(f"{upto}\\n")
-
-    def close(self):
-        hang(self, "close")
-        with Path(self.context.root, "acks").open("a") as file:
-            file.write("closed\\n")
-'''
-HOLDING = {"id": "out", "type": "destination", "plugin": "holding", "settings": {}}
-COUNTING = {"id": "in", "type": "source", "plugin": "counting", "settings": {}}
 
 
 @pytest.fixture
