@@ -1,4 +1,4 @@
-"""A process that is asked to stop while something hangs ends soon after the shutdown timeout: two seconds at most."""
+"""A process that is asked to stop while something hangs ends soon after the shutdown timeout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 TIMEOUT = 3.0
-LONGEST = TIMEOUT + 2 + 2
-"""Two seconds more, for the end of an interpreter on a machine that runs other tests as well."""
+LONGEST = TIMEOUT + 8
+"""Two seconds more than the timeout on a machine of its own; beside other tests an interpreter alone takes several to
+end. What hangs would hang for ten minutes."""
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +11,9 @@ from typing import NamedTuple
 from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.mending import mend
-from conduit_dagster.connectors.file.positioned import write_delivery
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery
+from conduit_dagster.connectors.file.tracked import Tracked
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
@@ -27,6 +28,8 @@ class _Span(NamedTuple):
 
 
 _LINE_END = hashlib.sha256(b"\n").hexdigest()
+_IDENTITY = ("inode", "birth", "marked")
+"""What a target knows its file by. ``marked``, only where no birth is told: a place, and the mark of what is before."""
 
 
 class OrderedFile(Layout):
@@ -44,53 +47,55 @@ class OrderedFile(Layout):
 
     def check(self) -> None:
         """Makes the folder and tries to open the file for writing, changing nothing of it."""
-        self._opened()
+        with self._naming_errors(), self._made() as file:
+            self._sync_entry(file.found.inode)
 
-    def _opened(self) -> os.stat_result:
-        """The file as it is, made where there was none."""
-        with self._naming_errors():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                found = os.fstat(descriptor)
-            finally:
-                os.close(descriptor)
-            self._require_regular(found)
-            self._sync_entry(found.st_ino)
-            return found
+    def _made(self) -> WritableFile:
+        """The file, made where there was none."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return self._open(0, os.O_CREAT)
 
-    def _require_regular(self, found: os.stat_result) -> None:
-        if not stat.S_ISREG(found.st_mode):
-            raise FatalError(
-                f"{self._path} is not a regular file",
-                code="file.not_regular",
-                place=str(self._path),
-                fix="name a file; devices and pipes can't keep an order across restarts",
-            )
+    def _open(self, after: int, flags: int = 0) -> WritableFile:
+        """The file as it is. Raises ``FatalError`` (``file.changed``) where it is not there, or replaced meanwhile."""
+        try:
+            return WritableFile(self._path, flags)
+        except (FileNotFoundError, NotADirectoryError):
+            if flags:
+                raise
+            raise self._changed("was removed", after) from None
+        except FileChanged:
+            raise self._changed("was replaced by another file", after) from None
 
     def target(self, previous: Target | None) -> Target:
-        """Inode and base length, stored before anything is published (DELIVERY.md, Destinations)."""
+        """The file's identity and base length, stored before anything is published (DELIVERY.md, Destinations)."""
         if previous and "length" not in previous:
             previous = None  # it was a folder then
-        if previous and not self._path.exists() and not self._adopt:
-            raise self._changed("was removed", previous["length"])
-        found = self._opened()
-        with self._naming_errors():
-            size = self._end_of(previous, found) if previous else found.st_size
-            gap = 0 if _ends_a_line(self._path, size) else 1
-        return {"path": str(self._path), "inode": found.st_ino, "base": size + gap, "gap": gap}
+        kept = None if self._adopt else previous
+        with self._naming_errors(), self._open(kept["length"]) if kept else self._made() as file:
+            self._sync_entry(file.found.inode)
+            size = self._end_of(previous, file) if previous else file.found.size
+            gap = 0 if _ends_a_line(file, size) else 1
+            return {"path": str(self._path), **self._identity(file, size), "base": size + gap, "gap": gap}
 
-    def _end_of(self, previous: Target, found: os.stat_result) -> int:
+    def _identity(self, file: OpenFile, end: int) -> Target:
+        """By what the file is known again, where it ends at ``end``."""
+        if file.found.birth:
+            return {"inode": file.found.inode, "birth": file.found.birth}
+        if self._context.strategy == "at-most-once":
+            return {"inode": file.found.inode}  # a frozen owner may still write over line ends that were put before it
+        return {"inode": file.found.inode, "marked": [end, file.mark(end)]}
+
+    def _end_of(self, previous: Target, file: WritableFile) -> int:
         """Where the last delivery ends, mended where it may be broken; with ``adopt``, where a changed file ends."""
-        change = _change(previous, found)
+        change = _change(previous, file)
         if change is not None:
             if not self._adopt:
                 raise self._changed(change, previous["length"])
-            return found.st_size
+            return file.found.size
         # mended before the next delivery is prepared, so that a file is never shorter than its last delivery's base,
         # and in that delivery's own range only, so that a deposed owner's late mending can't meet later bytes
-        if "base" in previous and (found.st_size < previous["length"] or previous != self._whole):
-            mend(self._path, previous)
+        if "base" in previous and (file.found.size < previous["length"] or previous != self._whole):
+            mend(file, previous)
         return previous["length"]
 
     def _changed(self, what: str, after: int) -> FatalError:
@@ -103,80 +108,107 @@ class OrderedFile(Layout):
 
     def holds(self, delivery: Delivery) -> bool:
         """Whether the bytes are there, whoever wrote them."""
-        return self._is_same(delivery) and all(
-            storage.digest(str(self._path), span.at, span.bytes) == (span.bytes, span.sha256)
-            for span in _spans(delivery)
-        )
+        file = self._looked()
+        if file is None:
+            return False
+        with file:
+            return _is_the_one(delivery.target, file) and all(
+                digest(file, span.at, span.bytes) == (span.bytes, span.sha256) for span in _spans(delivery)
+            )
 
-    def _is_same(self, delivery: Delivery) -> bool:
-        return self._path.exists() and self._path.stat().st_ino == delivery.target["inode"]
+    def _looked(self) -> OpenFile | None:
+        """The file, open to be read; None where there is none."""
+        try:
+            return OpenFile(str(self._path)) if self._path.is_file() else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def retarget(self, delivery: Delivery) -> Target | None:
         """With ``if-changed: adopt``, the end of what is there now, where the delivery can't go to its own place."""
-        if not self._adopt or (self._is_same(delivery) and self._fits(delivery)):
+        if not self._adopt:
             return None
+        file = self._looked()
+        if file is not None:
+            with file:
+                if _is_the_one(delivery.target, file) and _fits(delivery, file):
+                    return None
         return self.target(None)
 
     def publish(self, delivery: Delivery) -> Target:
         """Positioned writes at the base, so that recovery and zombies write the same bytes; durable when it returns."""
-        base = delivery.target["base"]
-        with self._naming_errors():
-            if not self._is_same(delivery) or not self._is_ours(delivery):
-                raise self._changed("was changed by somebody else", base)
-            with self._path.open("r+b", buffering=0) as file:
-                if os.fstat(file.fileno()).st_ino != delivery.target["inode"]:
-                    raise self._changed("was replaced by another file", base)
-                write_delivery(file.fileno(), delivery, self._midway)
-                os.fsync(file.fileno())
+        with self._naming_errors(), self._own(delivery) as file:
+            if not _is_ours(delivery, file):
+                raise self._changed("was changed by somebody else", delivery.target["base"])
+            write_delivery(file.descriptor, delivery, self._midway)
+            os.fsync(file.descriptor)
         self._whole = self.expected(delivery)
         return self._whole
+
+    def _own(self, delivery: Delivery) -> WritableFile:
+        """The file that the delivery was prepared for. Raises ``FatalError`` (``file.changed``) for any other."""
+        file = self._open(delivery.target["base"])
+        if not _is_the_one(delivery.target, file):
+            file.close()
+            raise self._changed("was replaced by another file", delivery.target["base"])
+        return file
 
     def _midway(self) -> None:
         reached("mid-publish", self._context.pipeline)
 
     def settled(self, delivery: Delivery) -> Target:
         """The file after the delivery, synced: whoever wrote it may have died before that."""
-        storage.sync(str(self._path))
+        with self._naming_errors(), self._own(delivery) as file:
+            os.fsync(file.descriptor)
         return self.expected(delivery)
 
     def expected(self, delivery: Delivery) -> Target:
         """The file after the delivery. With at-most-once it may turn out shorter, and so names what belongs where."""
         length = delivery.target["base"] + delivery.bytes
-        after: Target = {"path": str(self._path), "inode": delivery.target["inode"], "length": length}
+        known = {key: delivery.target[key] for key in _IDENTITY if key in delivery.target}
+        after: Target = {"path": str(self._path), **known, "length": length}
         if self._context.strategy == "at-most-once":
             after["base"] = delivery.target["base"] - delivery.target["gap"]
             after["parts"] = [[span.bytes, span.sha256] for span in _spans(delivery)]
         return after
 
-    def _fits(self, delivery: Delivery) -> bool:
-        base, gap = delivery.target["base"], delivery.target["gap"]
-        return base - gap <= self._path.stat().st_size <= base + delivery.bytes
 
-    def _is_ours(self, delivery: Delivery) -> bool:
-        """What lies behind the base is a beginning of this delivery, or nothing yet; foreign bytes are never lost."""
-        if not self._fits(delivery):
-            return False
-        at, size = delivery.target["base"], self._path.stat().st_size
-        if delivery.target["gap"] and b"".join(storage.chunks(str(self._path), at - 1, 1)) not in (b"", b"\n", b"\0"):
-            return False
-        for part in delivery.parts:
-            length = min(part.bytes, size - at)
-            if length <= 0:
-                break
-            staged = storage.join(delivery.staging, part.name)
-            if not _is_beginning(str(self._path), at, staged, length):
-                return False
-            at += part.bytes
-        return True
+def _is_the_one(target: Target, file: OpenFile) -> bool:
+    """Whether it is the file that the target was made for; how long it may be is judged elsewhere."""
+    known = Tracked("", 0, target["inode"], birth=target.get("birth", 0))
+    at, mark = target.get("marked", (0, ""))
+    # an inode alone is given to the next file as soon as its own is removed
+    return known.may_be(file.found) and (file.found.size < at or file.mark(at) == mark)
 
 
-def _change(previous: Target, found: os.stat_result) -> str | None:
+def _change(previous: Target, file: OpenFile) -> str | None:
     """What somebody else did to the file. Only the range of a delivery that is never repeated may be cut short."""
-    if found.st_ino != previous["inode"]:
+    if not _is_the_one(previous, file):
         return "was replaced by another file"
-    if not previous.get("base", previous["length"]) <= found.st_size <= previous["length"]:
-        return f"is {found.st_size} bytes long, not {previous['length']}"
+    if not previous.get("base", previous["length"]) <= file.found.size <= previous["length"]:
+        return f"is {file.found.size} bytes long, not {previous['length']}"
     return None
+
+
+def _fits(delivery: Delivery, file: OpenFile) -> bool:
+    base, gap = delivery.target["base"], delivery.target["gap"]
+    return base - gap <= file.found.size <= base + delivery.bytes
+
+
+def _is_ours(delivery: Delivery, file: OpenFile) -> bool:
+    """What lies behind the base is a beginning of this delivery, or nothing yet; foreign bytes are never lost."""
+    if not _fits(delivery, file):
+        return False
+    at, size = delivery.target["base"], file.found.size
+    if delivery.target["gap"] and file.read_at(at - 1, 1) not in (b"", b"\n", b"\0"):
+        return False
+    for part in delivery.parts:
+        length = min(part.bytes, size - at)
+        if length <= 0:
+            break
+        if not _is_beginning(file, at, storage.join(delivery.staging, part.name), length):
+            return False
+        at += part.bytes
+    return True
 
 
 def _spans(delivery: Delivery) -> Iterator[_Span]:
@@ -189,11 +221,11 @@ def _spans(delivery: Delivery) -> Iterator[_Span]:
         at += part.bytes
 
 
-def _ends_a_line(path: Path, size: int) -> bool:
-    return size == 0 or b"".join(storage.chunks(str(path), size - 1, 1)) == b"\n"
+def _ends_a_line(file: OpenFile, size: int) -> bool:
+    return size == 0 or file.read_at(size - 1, 1) == b"\n"
 
 
-def _is_beginning(path: str, at: int, staged: str, length: int) -> bool:
+def _is_beginning(file: OpenFile, at: int, staged: str, length: int) -> bool:
     """Whether the bytes are the staged ones; where a power cut left a hole, they may be zero as well."""
-    pieces = zip(storage.chunks(path, at, length), storage.chunks(staged, 0, length), strict=False)
+    pieces = zip(file.chunks(at, length), storage.chunks(staged, 0, length), strict=False)
     return all(a == b or all(x in (0, y) for x, y in zip(a, b, strict=True)) for a, b in pieces)

@@ -33,6 +33,9 @@ class WritableFile(OpenFile):
         if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
             raise FileChanged
 
+    def __enter__(self) -> WritableFile:
+        return self
+
     def close(self) -> None:
         """Give both descriptors back; may be repeated."""
         super().close()

@@ -31,19 +31,33 @@ _LONGEST_LINE = 1 << 40
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A position: behind a line of one file."""
+    """A position: behind a line of one file.
+
+    A field that is not in a stored position was not known to the version that stored it.
+    """
 
     file: str = ""
     byte: int = 0
     line: int = 0
     inode: int = 0
+    birth: int = 0
+    modified: int = 0
+    changed: int = 0
+    mark: str = ""
+    """A digest of bytes before ``byte``."""
 
     @property
-    def mark(self) -> Mark:
+    def line_end(self) -> Mark:
         return Mark(self.byte, self.line)
 
-    def moved(self, mark: Mark) -> _Place:
-        return msgspec.structs.replace(self, byte=mark.offset, line=mark.line)
+    def moved(self, to: Mark, mark: str) -> _Place:
+        return msgspec.structs.replace(self, byte=to.offset, line=to.line, mark=mark)
+
+    def tracked(self, opened: OpenFile) -> Tracked:
+        """The file as it was seen, to compare an open one with."""
+        mark = self.mark or opened.mark(self.byte)
+        seen = {"birth": self.birth, "modified": self.modified, "changed": self.changed}
+        return Tracked(self.file, 0, self.inode, self.byte, self.line, mark, **seen)
 
     def as_json(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
@@ -79,7 +93,7 @@ class OutputWay(Way):
         return {"plugin": PLUGIN, "pipeline": pipeline, "destination": destination, "output": str(self._path)}
 
     def place(self, position: Any) -> Any:
-        """Without the inode, which is what we happened to see."""
+        """Without what tells the file from others, which is what we happened to see."""
         at = _place(position)
         return [at.file, at.byte, at.line]
 
@@ -98,9 +112,10 @@ class OutputWay(Way):
         """Whole lines within the limit. Raises ``FatalError`` (``chain.output_gone``) where the file is another one."""
         at, left = _place(start), limit
         for piece in self._behind(at, horizon)[:_MOST_FILES]:
-            mark = at.mark if piece.name == at.file else Mark(0, 0)
-            step = reach(piece.path, mark, piece.length, left, True, _LONGEST_LINE)
-            at = _Place(piece.name, step.end.offset, step.end.line, piece.inode)
+            mark = at.line_end if piece.name == at.file else Mark(0, 0)
+            with self._open(piece, at) as opened:
+                step = reach(opened, mark, piece.length, left, True, _LONGEST_LINE)
+                at = self._at(piece.name, opened, step.end)
             left = Limit(left.records - (step.end.line - mark.line), left.bytes - (step.end.offset - mark.offset))
             if step.limited or min(left) <= 0:
                 break
@@ -126,14 +141,37 @@ class OutputWay(Way):
 
     def _require(self, piece: Piece, upto: _Place) -> None:
         """The file is the one that was read, and what is to be read of it is there."""
-        found = Path(piece.path).stat() if Path(piece.path).is_file() else None
-        what = "it was removed" if found is None else ""
-        if found is not None and {found.st_ino, piece.inode} != {upto.inode}:
-            what = "it is another file"
-        elif found is not None and min(found.st_size, piece.length) < upto.byte:
-            what = f"it ends before byte {upto.byte}"
-        if what:
-            raise self._gone(piece.path, what)
+        self._open(piece, upto).close()
+
+    def _open(self, piece: Piece, read: _Place) -> OpenFile:
+        """The file that was published and, where some of it was read, the same one as then.
+
+        Raises ``FatalError`` (``chain.output_gone``) for any other, or where bytes of it are missing.
+        """
+        opened = self._opened(piece.path)
+        if not Tracked("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
+            raise self._gone(piece.path, _OTHER)
+        if piece.name == read.file and read != _Place():
+            self._compare(opened, read)
+        end = min(opened.found.size, piece.length)
+        return opened
+
+    def _opened(self, path: str) -> OpenFile:
+        opened = open_found(Found(path, path, 0, 0, 0)) if Path(path).is_file() else None
+        if opened is None:
+            raise self._gone(path, "it was removed")
+        return opened
+
+    def _compare(self, opened: OpenFile, read: _Place) -> None:
+        """Whether it is the file of a place, with all that was read up to there."""
+        tracked = read.tracked(opened)
+        if opened.holds(tracked):
+            return
+        what = _OTHER
+        if tracked.may_be(opened.found):
+            is_short = opened.found.size < read.byte
+            what = f"it ends before byte {read.byte}" if is_short else f"it has other bytes before byte {read.byte}"
+        raise self._gone(opened.url, what)
 
     def _gone(self, place: str, what: str) -> FatalError:
         return output_gone(":".join(self._log), self._reader, place, what)

@@ -9,18 +9,21 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.state.schema import consumers
 
 
 class Piece(NamedTuple):
-    """A file, and its bytes that are published."""
+    """A file, and its bytes that are published: what is read is compared with it once it is open."""
 
     name: str
     """In the folder of parts; empty for one ordered file."""
     path: str
     length: int
     inode: int
+    birth: int
+    """When it was made; 0 where that is not known."""
 
 
 class Published:
@@ -51,7 +54,7 @@ class Published:
 
     def _ordered(self, target: dict[str, Any]) -> Iterator[Piece]:
         # with at-most-once what lies behind the base may be missing until the next delivery has mended it
-        yield Piece("", str(self._path), target.get("base", target["length"]), target["inode"])
+        yield Piece("", str(self._path), target.get("base", target["length"]), target["inode"], target.get("birth", 0))
 
     def _parts(self, step: int, after: str) -> Iterator[Piece]:
         """Made visible whole by one rename, in the order of their names; those of a step that is not done wait."""
@@ -59,5 +62,5 @@ class Published:
             if int(folder.name.removeprefix("step=").partition("-")[0]) > step:
                 return
             for part in sorted(folder.glob("part-*")):
-                found = part.stat()
-                yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino)
+                found, made = part.stat(), birth.birth_of(str(part))
+                yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made)
