@@ -75,10 +75,17 @@ format: $(STAMP)
 bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-.PHONY: soak matrix
+.PHONY: soak matrix model
+model: $(STAMP) ## every configuration of the protocol's model, about five minutes; the tests have the short form
+	$(BIN)/python -m model $(or $(MODEL),all)
+
 matrix: $(STAMP) ## the whole kill matrix and all frozen owners, about half an hour; the tests have a choice of them
 	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(PYTEST_ARGS)
 
 soak: N ?= 200
-soak: $(STAMP) ## N random kills; SEED=... repeats them, CASE=... repeats one
+soak: $(STAMP) ## N random kills, or with EDITS=1 N pipelines edited between kills; SEED=... repeats them, CASE=... repeats one
+ifdef EDITS
+	EDITS=$(N) EDITS_SEED=$(SEED) $(BIN)/python -m pytest -s --timeout 0 tests/engine/edits $(PYTEST_ARGS)
+else
 	SOAK_KILLS=$(N) SOAK_SEED=$(SEED) SOAK_CASE='$(CASE)' $(BIN)/python -m pytest -s tests/engine/matrix/soak_kills.py
+endif

@@ -120,3 +120,29 @@ def test_letters_of_refused_records_reach_a_direct_queue(lab: Lab, refuse: bool)
         assert result.error is None
     assert script.sent("dead")[-1] == [2]
     assert lab.run().progress.read == 0
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+@pytest.mark.parametrize("point", ["after-plan", "after-prepare", "after-publish"])
+def test_a_project_that_is_moved_with_a_step_open(lab: Lab, crashes: Crashes, point: str, log: str) -> None:
+    """Within its file system: paths in the project count relative to it, and staging is found or made again."""
+    build(lab, strategy="exactly-once", log=log)
+    crashes(lab, point)
+    moved = lab.root.with_name(f"{lab.root.name}-moved")
+    lab.root.rename(moved)
+    lab.root = moved
+    lab.write("in.jsonl", [{"i": 6}], mode="a")
+    assert lab.run().error is None
+    assert values(lab) == list(range(7))
+    assert lab.run().progress.read == 0
+
+
+@pytest.mark.parametrize("strategy", ["exactly-once", "at-least-once", "at-most-once"])
+def test_adopting_foreign_bytes_does_not_go_with_exactly_once(lab: Lab, strategy: str) -> None:
+    """Behind them a delivery that was half written is written again, whole (audit P12)."""
+    adopting = destination()
+    adopting["settings"]["if-changed"] = "adopt"
+    build(lab, source(), adopting, strategy=strategy)
+    found = [(finding.code, finding.path) for finding in lab.catalogue().findings]
+    refused = [("delivery.strategy_unsupported", "/pipelines/0/connectors/1/plugin")]
+    assert found == (refused if strategy == "exactly-once" else [])
