@@ -42,6 +42,7 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
     Raises :class:`Hung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it keeps no
     process from ending, and must be fenced off by the caller should it ever go on.
     """
+    name = _below(name)
     future = _in_daemon(work, name)
     while not _ended(future, _POLL):
         until = _deadline(stop, timeout)
@@ -54,13 +55,12 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
 
 def within(work: Callable[[], None], seconds: float, name: str) -> bool:
     """Whether ``work`` ended within so many seconds, well or not; else its thread is left to itself."""
-    return _ended(_in_daemon(work, name), seconds)
+    return _ended(_in_daemon(work, _below(name)), seconds)
 
 
 def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
     """What all of them give, each in a daemon thread; raises what the first of them raised, once all have ended."""
-    mine = threading.current_thread().name
-    futures = [_in_daemon(work, f"{mine}/{name}-{i}") for i, work in enumerate(works)]
+    futures = [_in_daemon(work, _below(f"{name}-{i}")) for i, work in enumerate(works)]
     for future in futures:
         _ended(future, None)
     return [future.result() for future in futures]
@@ -71,8 +71,7 @@ class Worker(Generic[T]):
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
-        mine = threading.current_thread().name
-        self._thread = threading.Thread(target=self._run, name=f"{mine}/{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_below(name), daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
@@ -89,6 +88,11 @@ class Worker(Generic[T]):
     def _run(self) -> None:
         while (one := self._calls.get()) is not None:
             _fulfil(*one)
+
+
+def _below(name: str) -> str:
+    """A thread's name begins with that of the one that waits for it."""
+    return f"{threading.current_thread().name}/{name}"
 
 
 def _deadline(stop: StopFlag, timeout: float) -> float | None:

@@ -254,9 +254,19 @@ class StepLoop:
         inlet = next(inlet for inlet in self.pipeline.sources if inlet.id == source)
         return inlet.source.within(reach.start, reach.end, boundary)
 
-    def complete(self, plan: Plan, decision: Decision, nacks: list[NackRow], started: float) -> None:
-        """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock."""
-        self.publisher.finish(plan, decision)
+    def complete(
+        self,
+        plan: Plan,
+        decision: Decision,
+        nacks: list[NackRow],
+        started: float,
+        void: frozenset[str] = frozenset(),
+    ) -> None:
+        """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock.
+
+        ``void``: consumers that were retired with their delivery open.
+        """
+        self.publisher.finish(plan, decision, void)
         self.state.finished(plan, decision)
         refused = self.publisher.refusals.take_rows()
         seconds = time.monotonic() - started

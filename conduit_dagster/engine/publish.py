@@ -208,12 +208,14 @@ class Publisher:
 
     # -- line 7 -------------------------------------------------------------------------------------------------
 
-    def finish(self, plan: Plan, decision: Decision) -> None:
+    def finish(self, plan: Plan, decision: Decision, void: frozenset[str] = frozenset()) -> None:
         """Done, and only then the acks: a source is never acked ahead of its stored position."""
         reached("before-done", self._name)
         if not decision.once:
-            # of a consumer that the decision does not name nothing was delivered, so its offset stays
-            names = [delivery.consumer for delivery in decision.deliveries if plan.is_for(delivery.consumer)]
+            # of a consumer that the decision does not name, or whose delivery is void, nothing was delivered: its
+            # offset stays
+            named = (delivery.consumer for delivery in decision.deliveries)
+            names = [name for name in named if plan.is_for(name) and name not in void]
             self._store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", self._name)
         for span in plan.ranges:

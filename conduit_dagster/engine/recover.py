@@ -121,7 +121,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     shipments = prepared(loop, step, decision)
     _finish_letters(loop, step, decision)
     loop.publisher.publish(shipments)
-    loop.complete(plan, decision, [], started)
+    loop.complete(plan, decision, [], started, step.void)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
 
 

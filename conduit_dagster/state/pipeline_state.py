@@ -54,6 +54,8 @@ class OpenStep:
     """How far the others are, where they have begun."""
     letters: tuple[Letter, ...]
     """Dead letters that were found at publishing and are still to be published."""
+    void: frozenset[str] = frozenset()
+    """Consumers that were retired with their delivery open. One of them may be back as a new one."""
 
 
 @dataclass
@@ -135,6 +137,7 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
         frozenset(one["consumer"] for one in own if one["state"] not in ("open", "split")),
         {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
         tuple(msgspec.json.decode(one["staged"], type=Letter) for one in children if one["state"] == "open"),
+        frozenset(one["consumer"] for one in own if one["state"] == "void"),
     )
 
 

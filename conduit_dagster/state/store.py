@@ -139,15 +139,12 @@ class PipelineStore:
     def done(self, plan: Plan, decision: Decision, moves: Moves, names: Sequence[str]) -> None:
         """Line 7: after everything published is durable, one transaction moves the sources' positions.
 
-        ``names``: every consumer; those that had nothing of the step move past it with the others.
+        ``names``: the consumers that move past it, those that had nothing of it with the others.
         """
 
         def work(connection: sa.Connection) -> None:
             self._finish(connection, plan, decision)
-            # what is void was not delivered: its consumer was retired, and may be back as a new one
-            mine = (deliveries.c.pipeline == self._id, deliveries.c.step == plan.step, deliveries.c.state == "void")
-            void = set(connection.execute(sa.select(deliveries.c.consumer).where(*mine)).scalars())
-            move_offsets(connection, self._id, [name for name in names if name not in void], moves)
+            move_offsets(connection, self._id, names, moves)
 
         self._run(work)
 

@@ -139,6 +139,6 @@ def finish_step(opened: OpenDelivery) -> bool:
     waiting = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in known]
     if waiting or step.letters:
         return False
-    loop.complete(step.plan, decision, [], time.monotonic())
+    loop.complete(step.plan, decision, [], time.monotonic(), step.void)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
     return True
