@@ -11,6 +11,7 @@ from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
 from conduit_dagster.engine.dead_letters.layout import clean, said
+from conduit_dagster.engine.dead_letters.missed import NOBODY
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
 from conduit_dagster.engine.dead_letters.way import Branch, way_of
 from conduit_dagster.engine.inlets import Inlet
@@ -90,6 +91,8 @@ class SplitRun:
         self, replayed: Replayed, records: list[Record], origins: Sequence[int]
     ) -> tuple[list[Record], Sequence[int]]:
         """Dead letters take the way that they still have before them; what fails on it stays one."""
+        if NOBODY in replayed.missed:
+            return [], []  # they are closed with the others
         way = way_of(self._pipeline, self._inlet, replayed)
         if isinstance(way, Nack):
             for record, origin in zip(records, origins, strict=True):

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 PIECES = "~pieces"
 """Stands among them for: a processor had split the record, and another piece of it failed as well or went on."""
+NOBODY = "~nobody"
+"""Stands for: every destination of the file has the record by now, so that a replay has nothing to send."""
 
 
 def encode_missed(destinations: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Replayed, Source, Split
 from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
-from conduit_dagster.engine.dead_letters.missed import decode_missed, encode_missed
+from conduit_dagster.engine.dead_letters.missed import NOBODY, decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state import storage
 from conduit_dagster.state.letter_replays import Chosen, LetterReplays
@@ -86,11 +86,14 @@ class ReplaySource(Source):
         ]
 
     def _missed(self, one: Chosen) -> str:
-        """A destination that was added later got the record from the log, or will: a replay must not double it."""
+        """A destination that was added later got the record from the log, or will: a replay must not double it.
+
+        Where all of them did, none is left: an empty list would mean all of them.
+        """
         late = {name for name, sent in self._late.items() if one.offset in sent}
         if one.missed or not late:
             return one.missed
-        return encode_missed([name for name in self._every if name not in late])
+        return encode_missed([name for name in self._every if name not in late] or [NOBODY])
 
     def _split(self, start: Position, ordinal: int, mine: Sequence[Chosen], parts: dict[str, LetterPart]) -> Split:
         named = {one.part: parts.get(one.part) for one in mine}
