@@ -35,7 +35,7 @@ def test_the_other_strategies_expect_nothing_but_the_length(tmp_path: Path, stra
     """And a file that is shorter than that was changed by somebody else."""
     destination = make(tmp_path, strategy=strategy)
     delivery, expected = next_one(destination, tmp_path, 1, [[1]], None)
-    assert sorted(expected) == ["inode", "length", "path"]
+    assert sorted(expected.keys() - {"birth", "marked"}) == ["inode", "length", "path"]
     assert destination.publish(delivery) == expected == destination.settled(delivery)
     os.truncate(tmp_path / "out.jsonl", 3)
     with pytest.raises(ConduitError, match="is 3 bytes long, not 8"):
@@ -191,7 +191,8 @@ def test_the_strategy_may_change_between_runs(tmp_path: Path, before: Strategy, 
         return
     destination = make(tmp_path, strategy=after)
     second, _ = next_one(destination, tmp_path, 2, [[2]], expected)
-    assert destination.publish(second) == {"path": expected["path"], "inode": expected["inode"], "length": 16}
+    after = destination.publish(second)
+    assert (after["length"], "base" in after, "parts" in after) == (16, False, False)
     assert (tmp_path / "out.jsonl").read_bytes() == b'{"i":\n\n\n{"i":2}\n'
 
 

@@ -148,7 +148,6 @@ class OrderedFile(Layout):
         """The file that the delivery was prepared for. Raises ``FatalError`` (``file.changed``) for any other."""
         file = self._open(delivery.target["base"])
         if not _is_the_one(delivery.target, file):
-            file.close()
             raise self._changed("was replaced by another file", delivery.target["base"])
         return file
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ import msgspec
 
 from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines, scan
+from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.reach import reach
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.connectors.file.tracked import MARK, Tracked
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.line_formats import parser
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
@@ -28,6 +31,7 @@ _MOST_FILES = 1_000
 """Files per step: each is a split, and a step is recorded whole."""
 _LONGEST_LINE = 1 << 40
 """The other pipeline wrote it: there is no guessing whether it is a file of lines."""
+_OTHER = "it is another file"
 
 
 class _Place(msgspec.Struct, frozen=True):
@@ -55,9 +59,16 @@ class _Place(msgspec.Struct, frozen=True):
 
     def tracked(self, opened: OpenFile) -> Tracked:
         """The file as it was seen, to compare an open one with."""
-        mark = self.mark or opened.mark(self.byte)
-        seen = {"birth": self.birth, "modified": self.modified, "changed": self.changed}
-        return Tracked(self.file, 0, self.inode, self.byte, self.line, mark, **seen)
+        return Tracked(
+            self.file,
+            0,
+            self.inode,
+            offset=self.byte,
+            mark=self.mark or opened.mark(self.byte),
+            modified=self.modified,
+            changed=self.changed,
+            birth=self.birth,
+        )
 
     def as_json(self) -> dict[str, Any]:
         return msgspec.structs.asdict(self)
@@ -119,7 +130,8 @@ class OutputWay(Way):
             left = Limit(left.records - (step.end.line - mark.line), left.bytes - (step.end.offset - mark.offset))
             if step.limited or min(left) <= 0:
                 break
-        return at.as_json()
+        # the engine compares what it stored: an older version's position stays as it is where nothing follows
+        return start if at == _place(start) else at.as_json()
 
     def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
         """What is published and lies behind a place, up to the horizon."""
@@ -143,17 +155,19 @@ class OutputWay(Way):
         """The file is the one that was read, and what is to be read of it is there."""
         self._open(piece, upto).close()
 
-    def _open(self, piece: Piece, read: _Place) -> OpenFile:
-        """The file that was published and, where some of it was read, the same one as then.
+    def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
+        """The file that was published, which is that of every place in it that was seen before.
 
         Raises ``FatalError`` (``chain.output_gone``) for any other, or where bytes of it are missing.
         """
         opened = self._opened(piece.path)
         if not Tracked("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
             raise self._gone(piece.path, _OTHER)
-        if piece.name == read.file and read != _Place():
-            self._compare(opened, read)
-        end = min(opened.found.size, piece.length)
+        for place in seen:
+            if place.file == piece.name and place != _Place():
+                self._compare(opened, place, piece.length)
+        if opened.found.size < piece.length:
+            raise self._gone(piece.path, f"it ends before byte {piece.length}")
         return opened
 
     def _opened(self, path: str) -> OpenFile:
@@ -162,16 +176,26 @@ class OutputWay(Way):
             raise self._gone(path, "it was removed")
         return opened
 
-    def _compare(self, opened: OpenFile, read: _Place) -> None:
-        """Whether it is the file of a place, with all that was read up to there."""
-        tracked = read.tracked(opened)
-        if opened.holds(tracked):
-            return
-        what = _OTHER
-        if tracked.may_be(opened.found):
-            is_short = opened.found.size < read.byte
-            what = f"it ends before byte {read.byte}" if is_short else f"it has other bytes before byte {read.byte}"
-        raise self._gone(opened.url, what)
+    def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
+        """Raises where it is not the file of the place, or what was read of it is not there any more."""
+        tracked = place.tracked(opened)
+        if not tracked.may_be(opened.found):
+            raise self._gone(opened.url, _OTHER)
+        if min(opened.found.size, length) < place.byte:
+            raise self._gone(opened.url, f"it ends before byte {place.byte}")
+        if not opened.holds(tracked):
+            raise self._gone(opened.url, f"it has other bytes before byte {place.byte}")
+
+    def _at(self, name: str, opened: OpenFile, to: Mark) -> _Place:
+        found = opened.found
+        place = _Place(name, inode=found.inode, birth=found.birth, modified=found.modified, changed=found.changed)
+        return place.moved(to, self._mark(opened, to.offset))
+
+    def _mark(self, opened: OpenFile, byte: int, before: bytes = b"") -> str:
+        try:
+            return opened.mark(byte, before)
+        except FileChanged:
+            raise self._gone(opened.url, f"it has other bytes before byte {byte}") from None
 
     def _gone(self, place: str, what: str) -> FatalError:
         return output_gone(":".join(self._log), self._reader, place, what)
@@ -200,13 +224,14 @@ class OutputWay(Way):
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
         share = max(1, sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces) // n)
         for piece in pieces:
-            low = at.mark if piece.name == at.file else Mark(0, 0)
-            for high in _cuts(piece, low, share):
-                detail = {"path": piece.path, "to": high.offset}
-                begin = _Place(piece.name, low.offset, low.line, piece.inode).as_json()
-                count = high.line - low.line
-                splits.append(Split(begin, ordinal, count, high.offset - low.offset, detail))
-                low, ordinal = high, ordinal + count
+            low = at.line_end if piece.name == at.file else Mark(0, 0)
+            with self._open(piece, at, last) as opened:
+                for high in _cuts(opened, low, piece.length, share):
+                    detail = {"path": piece.path, "to": high.offset}
+                    begin = self._at(piece.name, opened, low).as_json()
+                    count = high.line - low.line
+                    splits.append(Split(begin, ordinal, count, high.offset - low.offset, detail))
+                    low, ordinal = high, ordinal + count
         return splits
 
     def relocate(self, split: Split) -> Split:
@@ -218,8 +243,10 @@ class OutputWay(Way):
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
         """The lines as records. Raises ``FatalError`` (``chain.no_record``) for one that is none."""
         at, path = _place(split.start), split.detail["path"]
-        byte, line = at.byte, at.line
-        for lines in read_lines(path, byte, split.detail["to"], options.block_bytes):
+        byte, line, to = at.byte, at.line, split.detail["to"]
+        opened = self._opened(path)
+        self._compare(opened, at, to)
+        for lines in read_lines(opened, byte, to, options.block_bytes):
             for first in range(0, len(lines), options.block_records):
                 some = lines[first : first + options.block_records]
                 marks: list[Mark] = []
@@ -228,7 +255,15 @@ class OutputWay(Way):
                     marks.append(Mark(byte, line))
                 records = [self._record(text, mark, at, path) for text, mark in zip(some, marks, strict=True)]
                 labels.label(records)
-                yield Block(records, lambda i, marks=marks: at.moved(marks[i]).as_json())
+                yield Block(records, self._boundary(opened, at, marks, some))
+
+    def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:
+        """Of the file that was read, whatever its path names by now."""
+
+        def boundary(i: int) -> Any:
+            return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()
+
+        return boundary
 
     def _record(self, text: bytes, mark: Mark, at: _Place, path: str) -> Record:
         try:
@@ -241,11 +276,11 @@ class OutputWay(Way):
         return record
 
 
-def _cuts(piece: Piece, low: Mark, share: int) -> Iterator[Mark]:
+def _cuts(opened: OpenFile, low: Mark, upto: int, share: int) -> Iterator[Mark]:
     """Where the parts of a file end, the last one at its end."""
     begin = low.offset
-    for mark in scan(piece.path, low, piece.length, _LONGEST_LINE):
-        if mark.offset == piece.length:
+    for mark in scan(opened, low, upto, _LONGEST_LINE):
+        if mark.offset == upto:
             yield mark
             return
         if mark.offset - begin >= share:
