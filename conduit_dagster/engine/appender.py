@@ -70,6 +70,7 @@ class Appender:
         self._name, self._sources = pipeline.program.pipeline, pipeline.sources
         self._program = pipeline.program.encode()
         self._failure: ConduitError | None = None
+        self._is_entered = False
         self.rolled = True
         """Whether a segment was closed since the last compaction; a run begins with one."""
 
@@ -171,6 +172,10 @@ class Appender:
         for append, parts in logged:
             if parts:
                 append.folder.sync(append.segment)
+        if logged and not self._is_entered:
+            # a log that is new: the folders that lead to it may be so as well
+            storage.sync_entry(self._base)
+            self._is_entered = True
         storage.sync(self._base)
 
         def work(connection: sa.Connection) -> None:

@@ -72,6 +72,7 @@ class Stager:
         self.memories = memories
         self._slots = slots
         self._epoch = epoch
+        self._entered = set[str]()
 
     def stage(
         self,
@@ -159,6 +160,12 @@ class Stager:
 
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Makes the staged files' names durable; their bytes are since the tasks ended."""
+        for consumer in consumers:
+            base = self._folder_of(consumer)
+            if base not in self._entered:
+                # a prepared step needs its staging: the folders that lead to it may be new
+                storage.sync_entry(base)
+                self._entered.add(base)
         for consumer in consumers:
             execution = staging[consumer].rsplit("/", 1)[0]
             for url in (staging[consumer], execution, execution.rsplit("/", 1)[0]):

@@ -128,6 +128,23 @@ def sync(url: str) -> None:
         os.close(descriptor)
 
 
+def sync_entry(url: str) -> None:
+    """Syncs every folder that leads to ``url``, up to its mount point: any of them may be new.
+
+    A crash may lose a file whose bytes alone are safe. Raises ``OSError``. A folder further up that we may not read was
+    not made by us; the walk ends there.
+    """
+    path = local_path(url)
+    if path is None:
+        return
+    real = path.resolve()
+    device = real.stat().st_dev
+    for folder in real.parents:
+        if folder.stat().st_dev != device or (folder != real.parent and not os.access(folder, os.R_OK)):
+            return
+        sync(str(folder))
+
+
 def remove_folder(url: str) -> None:
     """Removes a folder and all in it; nothing happens where there is none."""
     path = local_path(url)

@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kills import hooked
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
+
+from conduit_dagster.state import storage
 
 ROWS = [{"i": i} for i in range(100)]
 
@@ -150,3 +153,26 @@ def test_a_source_that_cannot_be_read_twice_is_logged_first(lab: Lab, crashes: C
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(6))
     assert (lab.root / "acked.txt").read_text() == "6"
+
+
+@pytest.mark.parametrize("log", ["records", "positions"])
+def test_the_folders_that_lead_to_a_new_log_and_to_staging_are_durable_first(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
+    """Before the manifest names a file, or a step is prepared: a crash may lose a folder that its parent forgot."""
+    synced, moments = set[str](), dict[str, set[str]]()
+    sync = storage.sync
+
+    def noted(url: str) -> None:
+        sync(url)
+        synced.add(url.rstrip("/"))
+
+    monkeypatch.setattr(storage, "sync", noted)
+    lab.write("in.jsonl", [{"i": 1}])
+    lab.pipeline(connectors=[source(), destination()], delivery={"log": log})
+    with hooked(lambda point, pipeline: moments.setdefault(point, set(synced))):
+        assert lab.run().error is None
+    home = lab.root / ".conduit"
+    assert {str(home), str(home / "staging"), str(home / "staging" / "p")} <= moments["before-prepare"]
+    if log == "records":
+        assert {str(lab.root), str(home), str(home / "log"), str(home / "log" / "p")} <= moments["after-log"]

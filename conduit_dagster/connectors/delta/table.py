@@ -15,9 +15,9 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundEr
 
 from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.delta.columns import writable
-from conduit_dagster.connectors.entries import sync_entry
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import storage
+from conduit_dagster.state.storage import sync_entry
 
 SUPPORTED: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}
@@ -70,7 +70,7 @@ class Table:
                 if not DeltaTable.is_deltatable(self.uri):
                     raise
             if self.local is not None:
-                sync_entry(self.local)
+                sync_entry(str(self.local))
             return DeltaTable(self.uri)
 
     def writable(self, table: DeltaTable) -> Schema:

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
-from conduit_dagster.connectors.entries import sync_entry
 from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.state.storage import sync_entry
 
 
 class Layout(ABC):
@@ -30,7 +30,7 @@ class Layout(ABC):
     def _sync_entry(self, inode: int) -> None:
         """The entries that lead to the path, once for each file or folder that is found there."""
         if inode != self._synced_inode:
-            sync_entry(self._path)
+            sync_entry(str(self._path))
             self._synced_inode = inode
 
     @abstractmethod

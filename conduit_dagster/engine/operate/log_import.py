@@ -122,6 +122,7 @@ class _Import:
         written = list(self._written())
         for segment in {part.segment for part in written}:
             self._folder.sync(segment)
+        storage.sync_entry(self._desk.options.log_url)
         storage.sync(self._desk.options.log_url)
         log, handled = self._logged(), self._handled()
         known = log.position if position is None else position
