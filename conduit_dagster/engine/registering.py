@@ -53,11 +53,12 @@ def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     had a step that ended without it. What is written to no more is free for whoever waits for it.
     """
     owned = {consumer: destination.owned for consumer, destination in pipeline.consumers().items()}
-    store.registering(lambda registry, _: _give_up(registry, owned))
+    store.registering(lambda registry, logs: _give_up(registry, logs, owned))
 
 
-def _give_up(registry: Registry, owned: Mapping[str, str | None]) -> None:
+def _give_up(registry: Registry, logs: LogRegistry, owned: Mapping[str, str | None]) -> None:
     registry.retire(set(owned))
+    logs.retire_catch_ups(owned)
     registry.release_others({thing for thing in owned.values() if thing is not None})
 
 
@@ -123,7 +124,7 @@ def _register_sources(
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: one that is known by now is never new again
     late = [inlet for inlet in pipeline.inlets if inlet.only]
-    logs.drop_catch_ups({inlet.id for inlet in late}, pipeline.consumers())
+    logs.drop_catch_ups({inlet.id for inlet in late})
     for inlet in late:
         logs.register_catch_up(inlet.id, inlet.origin, inlet.only)
 

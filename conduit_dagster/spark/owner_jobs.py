@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("conduit.spark")
 _PATIENCE, _AGAIN = 10.0, 0.1
+_WORKERS_END = 2.5
+"""Seconds after which the Python worker of a cancelled task is gone: Spark ends one that goes on after two
+(``spark.python.task.killTimeout``), and tells no client when it has."""
 
 
 def owner_tag(pipeline: str, epoch: int) -> str:
@@ -51,6 +54,8 @@ def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
             log.warning("jobs of an owner before this one do not end", tag=owner["tag"], jobs=len(running))
             break
         time.sleep(_AGAIN)
+    if ended:
+        time.sleep(_WORKERS_END)
     return len(ended)
 
 

@@ -101,25 +101,35 @@ class LogRegistry:
         self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 
-    def drop_catch_ups(self, present: set[str], consumers: Collection[str]) -> None:
+    def drop_catch_ups(self, present: set[str]) -> None:
         """Those that the file does not ask for any more; what was left of them is in the history.
 
         What one was sent stays known while its consumer is in the file: a dead letter that is replayed must not bring
         that destination a record of which the log has brought it a copy.
         """
-        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
-        for row in rows:
-            unit = json.loads(row["unit"])
-            if unit.get("plugin") != "catch-up" or row["source"] in present:
-                continue
-            if (position := json.loads(row["position"])) < unit["upto"]:
-                left = {"source": unit["source"], "first": position, "upto": unit["upto"]}
-                record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
-            if unit["destination"] in consumers:
+        for name, unit, position in self._catch_ups():
+            if name not in present:
+                self._tell_rest(unit, position)
                 ended = json.dumps({**unit, "upto": min(position, unit["upto"])})
-                self._connection.execute(sa.update(sources).where(*self._source(row["source"])).values(unit=ended))
-            else:
-                self._connection.execute(sa.delete(sources).where(*self._source(row["source"])))
+                self._connection.execute(sa.update(sources).where(*self._source(name)).values(unit=ended))
+
+    def retire_catch_ups(self, consumers: Collection[str]) -> None:
+        """Those of destinations that are none of these: in the transaction that retires them, or one that is put back
+        would be taken for one that was sent what the log held."""
+        for name, unit, position in self._catch_ups():
+            if unit["destination"] not in consumers:
+                self._tell_rest(unit, position)
+                self._connection.execute(sa.delete(sources).where(*self._source(name)))
+
+    def _catch_ups(self) -> list[tuple[str, dict[str, Any], int]]:
+        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings()
+        found = [(row["source"], json.loads(row["unit"]), json.loads(row["position"])) for row in rows]
+        return [one for one in found if one[1].get("plugin") == "catch-up"]
+
+    def _tell_rest(self, unit: dict[str, Any], position: int) -> None:
+        if position < unit["upto"]:
+            left = {"source": unit["source"], "first": position, "upto": unit["upto"]}
+            record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
 
     def leave(self, present: set[str]) -> None:
         """Joined sources that are read one by one again: each goes on where the join stands."""

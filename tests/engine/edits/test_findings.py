@@ -467,3 +467,22 @@ def test_e_a_letter_that_every_destination_has_from_the_log(lab: Lab, at_once: b
     except FatalError as error:
         assert error.code == "dead_letters.none"  # it may be closed by then, or be sent to nobody
     assert numbers(lab, "late") == list(range(10))
+
+
+@pytest.mark.parametrize("point", ["after-reack", "before-publish", "after-done"])
+def test_f_one_that_is_put_back_without_the_log_was_sent_nothing_by_it(lab: Lab, crashes: Crashes, point: str) -> None:
+    """Whatever it was sent before it was retired is another one's: a replay brings it the letter of that time."""
+    lab.write("in.jsonl", rows_of(10))
+    build(lab, processors=[SEVEN], log="records")
+    run(lab)
+    build(lab, source(), destination(), LATE, processors=[SEVEN], log="records")
+    run(lab)
+    lab.write("in.jsonl", [{"i": 10}], mode="a")
+    crashes(lab, "after-prepare")
+    build(lab, log="records")
+    crashes(lab, point)
+    build(lab, source(), destination(), destination("late", "./again.jsonl"), log="records")
+    run(lab)
+    lab.replay()
+    assert numbers(lab, "again") == [7]
+    assert sorted(numbers(lab, "out")) == list(range(11))
