@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import msgspec
@@ -74,23 +74,27 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
     return Split(start, ordinal, stop - start, weight, detail)
 
 
-def read_whole(split: Split, keys: bool = True) -> Iterator[Block]:
-    """As :func:`read_log`. Raises ``FatalError`` (``log.gap``) where an entry of the split is missing.
+def read_whole(
+    split: Split, keys: bool = True, gap: Callable[[Split, int, int], FatalError] | None = None
+) -> Iterator[Block]:
+    """As :func:`read_log`. Raises what ``gap`` makes of a missing range, by default ``FatalError`` (``log.gap``).
 
     A step reads no range with gaps: passing one over would lose records without a word (audit P3).
     """
-    expected = split.start
+    expected, missing = split.start, gap or _gap
     for block in read_log(split, keys):
         count = len(block.records)
         if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
-            raise _gap(split, expected)
+            raise missing(split, expected, block.boundary(count - 1))
         expected += count
         yield block
     if expected != split.detail["to"]:
-        raise _gap(split, expected)
+        raise missing(split, expected, split.detail["to"])
 
 
-def _gap(split: Split, offset: int) -> FatalError:
+def _gap(split: Split, offset: int, behind: int) -> FatalError:
+    """The error of a log that lacks entries from ``offset`` on, somewhere before ``behind``."""
+    del behind
     detail = split.detail
     return FatalError(
         f"the log of {detail['source']} lacks offset {offset}; a step reads {split.start} to {detail['to'] - 1} of it",

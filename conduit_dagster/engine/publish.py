@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 import msgspec
 
@@ -15,6 +15,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown, told
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct import DirectSender
+from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.moves import Offsets, after_step
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.reads_same import reads_same
@@ -219,11 +220,15 @@ class Publisher:
             self._store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", self._name)
         for span in plan.ranges:
-            inlet = self._pipeline.known(span.source)
-            # to a source that is another one by now the position means nothing
-            if inlet is not None and reads_same(self._pipeline, inlet, self._state):
+            if inlet := self._acked.get(span.source):
                 self.acks.ack(inlet, span.end, span.generation)
         reached("after-ack", self._name)
+
+    @cached_property
+    def _acked(self) -> dict[str, Inlet]:
+        """By name, the inlets that are acked: to a source that is another one by now a position means nothing."""
+        inlets = self._pipeline.inlets
+        return {inlet.id: inlet for inlet in inlets if reads_same(self._pipeline, inlet, self._state)}
 
     def _moves(self, shipment: Shipment) -> Offsets:
         return after_step(shipment.plan, shipment.decision)

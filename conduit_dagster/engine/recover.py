@@ -22,23 +22,24 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, Plan, Progress, StagedDelivery
+from conduit_dagster.state.store import PipelineStore
 
 Acked = frozenset[tuple[str, int]]
 """Sources, each with the generation under which it was acked."""
 
 
-def start_up(make_loop: Callable[[], StepLoop], plans: bool = True) -> StepLoop:
+def start_up(
+    pipeline: CompiledPipeline, store: PipelineStore, make_loop: Callable[[], StepLoop], plans: bool = True
+) -> StepLoop:
     """A loop that has nothing behind it: open steps have ended, and then connectors are what the file says.
 
     In this order: consumers that are gone are retired; open steps end with the consumers, sources and generations that
     they were planned with; only then connectors are added and changed, for what a newcomer catches up on follows from
     where the sources stand then (DELIVERY.md, When the pipeline changes).
     """
-    before = make_loop()
-    retire(before.pipeline, before.store)
-    before = make_loop()
-    acked = recover(before, plans)
-    register(before.pipeline, before.store)
+    retire(pipeline, store)
+    acked = recover(make_loop(), plans)
+    register(pipeline, store)
     loop = make_loop()
     # one that is new, or another one: it hears of its generation before an old owner can ack it under its last one
     acknowledge(loop, acked)

@@ -39,6 +39,7 @@ class SplitRun:
         """``ordinal``: of the split's first record; ``begin``: the boundary before it."""
         self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
         self._letters, self._ordinal = letters, ordinal
+        self._begin = begin
         self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)
         self._nacks = BlockNacks(self._block)
@@ -52,6 +53,16 @@ class SplitRun:
         self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
         outlets = enumerate(pipeline.outlets, 1)
         self._branches = _ordered(Branch(i, o, o.nodes) for i, o in outlets if inlet.only in ("", o.id))
+
+    @property
+    def ordinal(self) -> int:
+        """How many records of the step's range of its source lie before the next one."""
+        return self._ordinal
+
+    def boundary(self) -> Any:
+        """Behind the last record that was taken. Asked only where the source fails: it may cost a look at the data."""
+        records = self._block.records
+        return self._block.boundary(len(records) - 1) if records else self._begin
 
     def block(self, block: Block) -> None:
         """Takes one block through the whole pipeline."""

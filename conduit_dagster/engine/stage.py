@@ -125,18 +125,23 @@ class _Task:
         originals = Originals(lambda: self._read(inlet, split.split, ReadOptions()), ordinal)
         letters = SplitLetters(self._pipeline, self._job, inlet, writers[DEAD_LETTERS], self._archive, originals)
         run = SplitRun(self._pipeline, inlet, ordinal, begin, writers, self._ledger, letters)
-        behind, records = split.split.start, 0
         try:
             for block in blocks:
                 self._last = (split, block)
                 run.block(block)
-                self._last, behind, records = None, block.boundary(len(block.records) - 1), records + len(block.records)
+                self._last = None
         except SourceReadError as failed:
-            if self._job.tees.get(inlet.id) is not None:
-                behind = split.split.start if self._tees[-1].boundary is None else self._tees[-1].boundary
             assert failed.__cause__ is not None
             error = self.masked(task_error(failed.__cause__, "a source failed"))
-            raise _StepCutError(SourceFailure(split.source, ordinal + records, behind, error)) from failed
+            failure = SourceFailure(split.source, run.ordinal, self._read_upto(split, run), error)
+            raise _StepCutError(failure) from failed
+
+    def _read_upto(self, split: SplitOf, run: SplitRun) -> Any:
+        """The source's own position behind what it gave; a step that logs what it reads counts offsets itself."""
+        if split.source not in self._job.tees:
+            return run.boundary()
+        logged = self._tees[-1].boundary
+        return split.split.start if logged is None else logged
 
     def masked(self, error: TaskError) -> TaskError:
         """What ended it, without the redacted values of the block that it was at, as it was and as it was read."""

@@ -193,7 +193,7 @@ class _Run:
         timeout = self._bound.config.delivery.shutdown_timeout
         with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id):
             appender = self._appender()
-            loop = start_up(lambda: self._loop(appender))
+            loop = start_up(self._pipeline, self._store, lambda: self._loop(appender))
             horizons = self._horizons() if self._options.drain else None
             with Flight(loop, depth, self._goes_on) as flight:
                 try:

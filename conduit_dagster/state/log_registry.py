@@ -38,20 +38,20 @@ class LogRegistry:
             return
         values: dict[str, Any] = {"unit": unit.text(logged=True)}
         stored = json.loads(row["unit"])
-        position = self._read_position(source) if stored.get(LOGGED) else json.loads(row["position"])
-        if not stored.get(LOGGED):
-            values["position"] = json.dumps(row["records"])
+        is_logged = LOGGED in stored
+        position = self._read_position(source) if is_logged else json.loads(row["position"])
         if not unit.is_same_as(stored):
             left = change_unit(self._connection, self._id, row, position, unit, initial)
             values["generation"], position = left
             # the positions of the old data say nothing to the new source: it is not acked at them
             old = (log_parts.c.pipeline == self._id, log_parts.c.source == source)
             self._connection.execute(sa.update(log_parts).where(*old).values(position="null"))
-        if stored.get(LOGGED):
+        if is_logged:
             mine = (logs.c.pipeline == self._id, logs.c.source == source)
             self._connection.execute(sa.update(logs).where(*mine).values(position=json.dumps(position)))
         else:
             self._begin(source, row["records"], position)
+            values["position"] = json.dumps(row["records"])
         self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
 
     def _read_position(self, source: str) -> Any:

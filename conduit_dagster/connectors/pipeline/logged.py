@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import behind, cut, reach, read_log, relocated
+from conduit_dagster.commit_log.splits import behind, cut, reach, read_whole, relocated
 from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
@@ -117,16 +117,11 @@ class LogWay(Way):
 
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
         """The good entries; raises ``FatalError`` (``chain.log_gap``) where one is missing."""
-        expected = split.start
-        for block in read_log(split, options.keys > Keys.NONE):
-            count = len(block.records)
-            # as the driver has verified; a log that changed under its reader must not lose anything either
-            if (block.boundary(0), block.boundary(count - 1)) != (expected + 1, expected + count):
-                raise self._gap(expected, block.boundary(count - 1), block.boundary(count - 1))
-            expected += count
+        # as the driver has verified; a log that changed under its reader must not lose anything either
+        for block in read_whole(
+            split, options.keys > Keys.NONE, lambda _, first, behind: self._gap(first, behind, behind)
+        ):
             yield _given_on(block, labels)
-        if expected != split.detail["to"]:
-            raise self._gap(expected, split.detail["to"], split.detail["to"])
 
 
 def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:

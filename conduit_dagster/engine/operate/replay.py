@@ -76,7 +76,7 @@ def _edited(desk: Desk, order: Replay) -> BoundPipeline:
 def _finish_open(desk: Desk) -> None:
     attach_logs(desk.pipeline, desk.store, desk.options.log_url)
     fence(desk.pipeline, desk.store)
-    start_up(desk.loop, plans=False)
+    start_up(desk.pipeline, desk.store, desk.loop, plans=False)
 
 
 class _Replaying:
