@@ -135,7 +135,7 @@ class _Attempt:
         result, last = self._life.hung(where)
         # should it go on one day, it ends at the first place that looks
         self._stop.force()
-        self._run.acks.refuse()
+        self._run.leave()
         lease = self._lease
         # the store may be what hangs: then the next run finds a dead owner, as after a kill
         within(lambda: lease.abandon(last), _RECORDING, f"end-{self._bound.id}")
@@ -159,6 +159,12 @@ class _Run:
         self._progress = life.progress
         self._pipeline = bound.compiled
         self.acks = SourceAcks(self._pipeline)
+        self._unwatch: Callable[[], None] = lambda: None
+
+    def leave(self) -> None:
+        """The thread of this run hangs and is left to itself: it acks nothing more, and cancels no job of the next."""
+        self.acks.refuse()
+        self._unwatch()
 
     def close(self) -> None:
         """Closes the pipeline's connectors."""
@@ -191,7 +197,8 @@ class _Run:
     def _move(self) -> None:
         depth = self._bound.config.delivery.max_in_flight
         timeout = self._bound.config.delivery.shutdown_timeout
-        with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id):
+        with watching(self._stop, self._jobs, timeout, self._store.engine, self._bound.id) as ended:
+            self._unwatch = ended.set
             appender = self._appender()
             loop = start_up(self._pipeline, self._store, lambda: self._loop(appender))
             horizons = self._horizons() if self._options.drain else None

@@ -22,10 +22,11 @@ _ASK = 0.5
 @contextmanager
 def watching(
     stop: StopFlag, jobs: Jobs, shutdown_timeout: float, database: sa.Engine, pipeline: str
-) -> Generator[None]:
+) -> Generator[threading.Event]:
     """Cancels the Spark jobs on a forced stop, or when a graceful one takes longer than it may.
 
-    ``pipelines stop`` is obeyed within a second where the state store answers.
+    ``pipelines stop`` is obeyed within a second where the state store answers. Gives the event that ends it before the
+    block does: of a run that is left behind nothing may cancel what the pipeline runs next in this process.
     """
     watch = _Watch(stop, jobs, shutdown_timeout, database, pipeline)
     threads = [
@@ -36,7 +37,7 @@ def watching(
     for thread in threads:
         thread.start()
     try:
-        yield
+        yield watch.ended
     finally:
         watch.ended.set()
         if stop.requested:

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger("conduit.spark")
 _PATIENCE, _AGAIN = 10.0, 0.1
-_WORKERS_END = 2.5
-"""Seconds after which the Python worker of a cancelled task is gone: Spark ends one that goes on after two
-(``spark.python.task.killTimeout``), and tells no client when it has."""
+_WORKERS_END = 4.5
+"""Seconds after which the Python worker of a cancelled task is gone: Spark looks every two seconds whether a task was
+cancelled, gives its worker two more (``spark.python.task.killTimeout``), and tells no client when it has ended it."""
 
 
 def owner_tag(pipeline: str, epoch: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ def write(file: str, batches: Iterator[Any]) -> Iterator[Any]:
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         with Path(file).open("a") as out:
-            out.write(f"{time.time()}\n")
+            out.write(f"{os.getpid()} {time.time()}\n")
         time.sleep(0.1)
     yield from batches
 
