@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +40,7 @@ class Editing:
         self._crash: str | None = ""
         for unit in UNITS:
             lab.write(f"{unit}.jsonl", [])
-        self._add(next(iter(kinds)), False)
+        self._add(next(iter(kinds)), False, False)
 
     def do(self, action: Action) -> None:
         """The action, and the run after it."""
@@ -82,16 +83,20 @@ class Editing:
             for output in self.config.outputs.values():
                 output.from_log = False
 
-    def _add(self, name: str, from_log: bool) -> None:
+    def _add(self, name: str, from_log: bool, is_back: bool) -> None:
+        """``is_back``: in the place that it had before, if it had one."""
         if name in self.config.outputs:
             return
         known = self.oracle.living.get(name)
         # one that was not retired is the same one still: it stays in its place
-        output = known.output if known is not None else self._new_output(name)
+        output = known.output if known is not None else self._new_output(name, is_back)
         output.from_log, output.refuses = from_log and self.config.log == "records", None
         self.config.outputs[name] = output
 
-    def _new_output(self, name: str) -> Output:
+    def _new_output(self, name: str, is_back: bool) -> Output:
+        before = [one.output for one in self.oracle.retired if one.output.id == name] if is_back else []
+        if before:
+            return dataclasses.replace(before[-1])
         self._places += 1
         output = Output(name, f"{name}{self._places}", self._kinds[name])
         self._place(output).prepare(output.place, letters=False)

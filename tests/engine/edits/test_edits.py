@@ -12,7 +12,7 @@ What is left out:
 - a rewind and a replay in one example: a letter of a record that is read twice stands for both readings;
 - ``delivery.log: auto``, more than one source, ``fan-in``, compaction of the log, lost staging, a nack window;
 - nacks at publishing, splits and direct destinations, two owners at a time, and other strategies;
-- a destination that changes its path, or comes back in its old one;
+- a destination that changes its path;
 - the last delivery to a destination that was retired meanwhile: it may have come or not, or in part.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,20 +109,70 @@ class _Maker:
         dice, log = self._dice, self._mode
         kinds = {"u": "file", "v": dice.choice(["postgres", "delta", "file", "folder"]), "w": "file"}
         # the oracle does not follow dead letters of records that are read twice
-        edits = {**_EDITS, **({"rewind": 3} if dice.random() < 0.4 else {"replay": 4})}
+        rewinds = dice.random() < 0.3
+        edits = {**_EDITS, **({"rewind": 3} if rewinds else {"replay": 4})}
         actions: list[Action] = [(*edit, None) for edit in (self._nack(), self._refuse()) if dice.random() < 0.5]
         actions.append(("append", self._unit, dice.randint(4, 14), self._crash()))
-        for name in dice.choices([*edits], [*edits.values()], k=dice.randint(4, 8)):
-            edit = getattr(self, f"_{name}", lambda name=name: (name,))()
+        stories = [self._leaves] if rewinds else [self._leaves, self._missed, self._late]
+        story = dice.choice(stories)() if dice.random() < 0.7 else iter(())
+        others = iter(dice.choices([*edits], [*edits.values()], k=dice.randint(3, 7)))
+        while (edit := self._next(story, others)) is not None:
             if dice.random() < 0.75:
                 actions.append(("append", self._unit, dice.randint(1, 9), None))
-            actions.append((*edit, self._crash(*(REPLAY if name == "replay" else ()))))
+            actions.append(edit)
         return Example(dice.randint(3, 5), log, kinds, actions)
+
+    def _next(self, story: Iterator[Action], others: Iterator[str]) -> Action | None:
+        """The story goes on, or some other edit comes between."""
+        if self._dice.random() < 0.7 and (part := next(story, None)) is not None:
+            return part
+        if (name := next(others, None)) is not None:
+            edit = getattr(self, f"_{name}", lambda: (name,))()
+            return (*edit, self._crash(*(REPLAY if name == "replay" else ())))
+        return next(story, None)
+
+    # Edits that come to something only one after another, each with its crash.
+
+    def _leaves(self) -> Iterator[Action]:
+        """A destination leaves the file while a step is open, and comes back for what the log holds."""
+        yield from self._second()
+        name = self._dice.choice(sorted(self._present))
+        yield "append", self._unit, self._dice.randint(4, 9), self._crash_within()
+        yield *self._without(name), self._dice.choice([self._crash_within(), self._crash()])
+        yield *self._with(name, True), self._crash()
+
+    def _missed(self) -> Iterator[Action]:
+        """Records that one destination refused; it leaves, and may come back before they are sent again."""
+        yield from self._second()
+        name = self._dice.choice(sorted(self._present))
+        yield "refuse", name, self._dice.randrange(REFUSE), None
+        yield "append", self._unit, self._dice.randint(6, 12), self._crash()
+        yield *self._without(name), self._crash()
+        yield *self._with(name, self._dice.random() < 0.7), self._dice.choice(["", None])
+        yield "replay", self._crash(*REPLAY)
+
+    def _late(self) -> Iterator[Action]:
+        """Records that were nacked for all are sent again, to all but one that has them from the log."""
+        if self._mode != "records":
+            yield *self._log(), ""
+        yield "nack", self._dice.randrange(NACK), None
+        yield "append", self._unit, self._dice.randint(7, 12), self._crash()
+        yield "nack", None, None
+        if absent := sorted({*"uvw"} - self._present):
+            yield *self._with(self._dice.choice(absent), True), self._crash()
+        yield "replay", self._crash(*REPLAY)
+
+    def _second(self) -> Iterator[Action]:
+        if len(self._present) == 1:
+            yield *self._add(), self._crash()
 
     def _crash(self, *more: str) -> str:
         dice = self._dice
         point = dice.choice([*POINTS, *OPEN, *OPEN, *more, *more])
         return f"{point}:{dice.choice([1, 1, 1, 2, 2, 3])}" if dice.random() < 0.7 else ""
+
+    def _crash_within(self) -> str:
+        return f"{self._dice.choice(OPEN)}:{self._dice.randint(1, 2)}"
 
     def _append(self) -> Action:
         return "append", self._dice.choice(UNITS), self._dice.randint(1, 9)
@@ -147,14 +197,18 @@ class _Maker:
         return "switch", self._unit
 
     def _add(self) -> Action:
-        name = self._dice.choice(sorted({*"uvw"} - self._present) or ["u"])
+        return self._with(self._dice.choice(sorted({*"uvw"} - self._present) or ["u"]), self._dice.random() < 0.7)
+
+    def _with(self, name: str, from_log: bool) -> Action:
         self._present.add(name)
-        return "add", name, self._dice.random() < 0.7
+        return "add", name, from_log, self._dice.random() < 0.5
 
     def _remove(self) -> Action:
-        name = self._dice.choice(sorted(self._present))
+        return self._without(self._dice.choice(sorted(self._present)))
+
+    def _without(self, name: str) -> Action:
         if len(self._present) > 1:
-            self._present.remove(name)
+            self._present.discard(name)
         return "remove", name
 
     def _log(self) -> Action:
