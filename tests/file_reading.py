@@ -35,6 +35,14 @@ class Reader:
         self.position = end
         return lines
 
+    def planned(self) -> tuple[Any, Block]:
+        """The end of a step of everything, and its only block; the position stays."""
+        end = self.source.latest(self.position, MUCH)
+        [split] = self.source.split(self.position, end, 1)
+        [block] = self.source.read(split, ReadOptions())
+        assert isinstance(block, Block)
+        return end, block
+
     def records(self, end: Any, n: int = 1, **options: Any) -> list[Any]:
         found: list[Any] = []
         for split in self.source.split(self.position, end, n):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,3 +34,6 @@ class Table:
         with psycopg.connect(self.url) as connection:
             # rows are only ever inserted, by one transaction after another, into a heap without free space
             return [row[0] for row in connection.execute(f"SELECT {column} FROM t ORDER BY ctid".encode())]
+
+
+MakeTable = Callable[[str], Table]

@@ -1,0 +1,13 @@
+"""Fixtures of pipelines that are edited."""
+
+from __future__ import annotations
+
+import pytest
+from engine.edits.tables import MakeTable, Table
+from postgres_server import PostgresServer
+
+
+@pytest.fixture
+def make_table(postgres_server: PostgresServer) -> MakeTable:
+    """Makes a table of these columns."""
+    return lambda columns: Table.create(postgres_server, columns)
