@@ -118,7 +118,7 @@ def _prepare(engine: sa.Engine) -> None:
         if migrations.version_of(connection) == schema.VERSION:
             return
     with engine.begin() as connection:
-        migrations.bring(connection, place_of(engine))
+        migrations.migrate(connection, place_of(engine))
 
 
 def _configure_sqlite(connection: Any, _: Any) -> None:

@@ -6,8 +6,8 @@ from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, String, Tab
 
 from conduit_dagster.state.words import Words
 
-VERSION = 5
-"""Raised with every change to a table; a store of another version is refused (the migrations come with it)."""
+VERSION = 1
+"""Raised with every change to a table, together with a revision in ``migrations/versions`` that makes the change."""
 
 LONGEST = 256
 """A longer namespace is cut off here, so that it may share its row with another."""

@@ -1,7 +1,7 @@
-"""Bringing a state store to the version that this program knows.
+"""Create the state store's tables, or bring them to the version that this program knows.
 
-``conduit_meta`` holds the version and decides; Alembic's own table is written with it, and revision ``0002`` leads to
-version 2. Alembic is imported only where there is something to migrate.
+A new store gets all tables at once and is stamped with the newest revision. An older one goes through Alembic's
+revisions, one file per version in ``versions/``; Alembic is imported only where there is something to migrate.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ _revisions = sa.Table(
 
 
 def version_of(connection: sa.Connection) -> int:
-    """The store's version; 0 where there is none yet."""
-    if not sa.inspect(connection).has_table(schema.meta.name):
+    """Return the store's version; 0 for a database without one."""
+    if not sa.inspect(connection).has_table(VERSION_TABLE):
         return 0
-    value = sa.select(schema.meta.c.value).where(schema.meta.c.name == "version")
-    return int(connection.execute(value).scalar_one_or_none() or 0)
+    return int(connection.execute(sa.select(_revisions.c.version_num)).scalar_one_or_none() or 0)
 
 
-def bring(connection: sa.Connection, place: str) -> None:
-    """Creates or migrates the tables in the connection's transaction: one that was cut off has changed nothing.
+def migrate(connection: sa.Connection, place: str) -> None:
+    """Create or migrate the tables in the connection's transaction: one that was cut off has changed nothing.
 
     Raises ``FatalError`` (``state.version``) for a store that a newer program wrote; ``place`` names the store.
     """
@@ -43,13 +42,10 @@ def bring(connection: sa.Connection, place: str) -> None:
         raise _newer(found, place)
     if found == 0:
         schema.metadata.create_all(connection)
-        connection.execute(schema.meta.insert().values(name="version", value=str(schema.VERSION)))
-        _stamp(connection, schema.VERSION)
+        _revisions.create(connection)
+        connection.execute(_revisions.insert().values(version_num=f"{schema.VERSION:04d}"))
     elif found < schema.VERSION:
-        _stamp(connection, found)
-        _migrate(connection)
-        newer = sa.update(schema.meta).where(schema.meta.c.name == "version").values(value=str(schema.VERSION))
-        connection.execute(newer)
+        _upgrade(connection)
 
 
 def _lock(connection: sa.Connection) -> None:
@@ -67,13 +63,7 @@ def _newer(found: int, place: str) -> FatalError:
     )
 
 
-def _stamp(connection: sa.Connection, version: int) -> None:
-    _revisions.create(connection, checkfirst=True)
-    if connection.execute(sa.select(_revisions)).first() is None:
-        connection.execute(_revisions.insert().values(version_num=f"{version:04d}"))
-
-
-def _migrate(connection: sa.Connection) -> None:
+def _upgrade(connection: sa.Connection) -> None:
     from alembic import command
     from alembic.config import Config
 
