@@ -27,7 +27,7 @@ from base64 import b64decode, b64encode
 
 import msgspec
 
-from conduit_dagster.processors.base import DROP, Nack, Processor
+from conduit_dagster.sdk import DROP, Nack, Processor
 from conduit_dagster.record import Record, copy
 
 KNOWN = {"id", "name", "age", "city", "amount"}

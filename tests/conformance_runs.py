@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext
 from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext
 
 Make = Callable[[], Any]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
 
 MUCH = Limit(1_000_000, 100_000_000)
 ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}

@@ -11,8 +11,8 @@ HANGING = '''
 import time
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorSettings, Rejected, Source, Split, StagedDestination
-from conduit_dagster.connectors.base.lines import StagedWriter, staged_lines
+from conduit_dagster.sdk import ConnectorSettings, Rejected, Source, Split, StagedDestination
+from conduit_dagster.sdk.staging import StagedWriter, staged_lines
 from conduit_dagster.record import Nack, Record, encode
 
 

@@ -12,12 +12,12 @@ import psycopg
 from kills import at
 from psycopg import sql
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Refusal, WriterTask
 from conduit_dagster.connectors.postgres.catalog import TABLES
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import ConnectorContext, Delivery, Refusal, WriterTask
 
 
 class PostgresLab:

@@ -18,7 +18,7 @@ import json
 import time
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorSettings, DirectDestination, Receipt, Sender
+from conduit_dagster.sdk import ConnectorSettings, DirectDestination, Receipt, Sender
 from conduit_dagster.record import Nack
 
 

@@ -16,7 +16,7 @@ LAYERS = [
     {"conduit_dagster.engine"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
     {"conduit_dagster.commit_log"},
-    {"conduit_dagster.connectors.base", "conduit_dagster.connectors.formats"},
+    {"conduit_dagster.sdk", "conduit_dagster.connectors.formats"},
     {"conduit_dagster.connectors.debezium_format"},
     {"conduit_dagster.schemas"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},

@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from conduit_dagster.processors.base import Example
 from conduit_dagster.readable import readable
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Example
 
 
 @dataclass(frozen=True)

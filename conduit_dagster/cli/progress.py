@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from conduit_dagster.cli.terminal import styled, table
-from conduit_dagster.connectors.base import Source
+from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -16,10 +16,9 @@ from conduit_dagster.cli.setting_types import default_text, type_text
 from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.config.section import kebab
 from conduit_dagster.connectors import registry as connector_registry
-from conduit_dagster.connectors.base import Destination, Source
 from conduit_dagster.engine.plugins import is_of_project
 from conduit_dagster.processors import registry as processor_registry
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Destination, Processor, Source
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.plugins import Plugins

@@ -19,8 +19,8 @@ from conduit_dagster.commit_log.repeated_column import (
     encode_constant,
     encode_repeated,
 )
-from conduit_dagster.connectors.base import Plain
 from conduit_dagster.record import COLLECTION, MODE, Mode, Nack, Record, mode_of
+from conduit_dagster.sdk import Plain
 
 Batch = Any
 """A pyarrow record batch of :data:`SCHEMA`; the library has no types."""

@@ -10,8 +10,8 @@ import msgspec
 
 from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.connectors.base import Block, Split
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, Split
 from conduit_dagster.state.log_store import LogPart
 
 _GRAIN = 20_000

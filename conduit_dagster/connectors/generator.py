@@ -14,7 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.connectors.base import (
+from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Data, Record
+from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
     ConnectorSettings,
@@ -24,8 +26,6 @@ from conduit_dagster.connectors.base import (
     Source,
     Split,
 )
-from conduit_dagster.record import COLLECTION, OPERATIONS, READ_AT, SOURCE_CONNECTOR_ID, Data, Record
-from conduit_dagster.recovery.errors import from_os_error
 
 FIELD_TYPES = ("int", "string", "time", "bool", "duration")
 _WORDS = """

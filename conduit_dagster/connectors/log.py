@@ -8,8 +8,8 @@ from typing import Any, Literal, cast
 import structlog
 from pydantic import Field
 
-from conduit_dagster.connectors.base import ConnectorSettings, Delivery, DriverDestination
 from conduit_dagster.record import Record, encode
+from conduit_dagster.sdk import ConnectorSettings, Delivery, DriverDestination
 
 
 class LogSettings(ConnectorSettings):

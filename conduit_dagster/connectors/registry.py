@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 
-from conduit_dagster.connectors.base import Destination, Source
+from conduit_dagster.sdk import Destination, Source
 
 # the testing kit is a layer above this one; it is imported only where a pipeline names it
 _SOURCES = {

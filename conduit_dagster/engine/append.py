@@ -12,7 +12,6 @@ import pyarrow as pa
 from conduit_dagster.commit_log.entries import encode_block
 from conduit_dagster.commit_log.part_file import PartFile
 from conduit_dagster.commit_log.written import Written
-from conduit_dagster.connectors.base import Block, ReadOptions, Split
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
@@ -21,6 +20,7 @@ from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Block, ReadOptions, Split
 
 _OPTIONS = ReadOptions(block_bytes=262_144)
 """Larger blocks than a stage's: columns are built from a block at a time."""

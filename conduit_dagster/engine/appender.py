@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.commit_log.written import Written
-from conduit_dagster.connectors.base import Limit, Position, Split
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
@@ -21,6 +20,7 @@ from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Limit, Position, Split
 from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.store import PipelineStore

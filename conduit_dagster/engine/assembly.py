@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.direct import DirectSender
@@ -19,6 +18,7 @@ from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.staging import Stager
 from conduit_dagster.engine.step_log import StepLog
+from conduit_dagster.sdk import Limit
 from conduit_dagster.state.store import PipelineStore
 
 

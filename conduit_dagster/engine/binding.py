@@ -14,12 +14,11 @@ from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, Pipeline, Processor
 from conduit_dagster.config.secrets import masked
 from conduit_dagster.connectors import registry as connectors
-from conduit_dagster.connectors.base import ConnectorSettings, Destination, Source
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.processors import registry as processors
-from conduit_dagster.processors.base import ProcessorSettings
 from conduit_dagster.processors.remembering import Remembering
+from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
 
 _SDK_IGNORED = {
     "sdk.batch.*": "a step is a batch: delivery.batch-size",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from conduit_dagster.connectors.base import Limit, Position, Source
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.sdk import Limit, Position, Source
 
 _LONGEST = 256
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from conduit_dagster.connectors.base import ConnectorContext, Destination, Keys
 from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
 from conduit_dagster.engine.memory import Remembers
@@ -17,9 +16,9 @@ from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.processors import registry as processors
-from conduit_dagster.processors.base import Processor, ProcessorContext
 from conduit_dagster.processors.remembering import Remembering
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.spark.sql.query import SqlQuery
 from conduit_dagster.turn import Turn
 

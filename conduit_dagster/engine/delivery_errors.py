@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from conduit_dagster.connectors.base import AlreadyClaimed, Rejected
 from conduit_dagster.engine.blame import blame
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import AlreadyClaimed, Rejected
 
 
 def is_outage(error: Exception) -> bool:

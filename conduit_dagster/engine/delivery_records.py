@@ -6,12 +6,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from conduit_dagster.connectors.base import Delivery, StagedDestination
-from conduit_dagster.connectors.staged import StagedRecord, staged_records
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.sdk import Delivery, StagedDestination, StagedRecord, staged_records
 
 T = TypeVar("T")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conduit_dagster.connectors.base import Source
 from conduit_dagster.engine.catch_up import CatchUpSource, catch_up_id
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
+from conduit_dagster.sdk import Source
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from conduit_dagster.commit_log.splits import behind, log_split, read_whole
-from conduit_dagster.connectors.base import Block, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.sdk import Block, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 
 _BLOCK = 3_000
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.commit_log.splits import cut, reach, read_whole, relocated
-from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source, Split
 
 
 class LogSource(Source):

@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Limit, Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.ledger import NackRow
@@ -28,6 +27,7 @@ from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Limit, Position
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Memory, Plan, Range, Reach
 from conduit_dagster.state.store import PipelineStore

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from operator import attrgetter, is_
 
-from conduit_dagster.connectors.base import Rows
 from conduit_dagster.record import Record, mode_of
+from conduit_dagster.sdk import Rows
 from conduit_dagster.state.steps import Namespaces, Seen
 
 _metadata_of = attrgetter("metadata")

@@ -10,8 +10,8 @@ import re2
 from conduit_dagster.engine.blame import blame
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
-from conduit_dagster.processors.base import DROP, Processor, Result, Results
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
+from conduit_dagster.sdk import DROP, Processor, Result, Results
 
 CONDITION_FAILED = "condition.failed"
 CONDITION = "~condition"

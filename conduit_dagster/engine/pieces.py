@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from conduit_dagster.connectors.base import AlreadyClaimed, Rejected
+from conduit_dagster.sdk import AlreadyClaimed, Rejected
 from conduit_dagster.state.steps import Child, Progress
 
 

@@ -12,7 +12,6 @@ import msgspec
 
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
-from conduit_dagster.connectors.base import Source
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
@@ -21,6 +20,7 @@ from conduit_dagster.engine.plugins import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.sdk import Source
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import Destination, Source
-from conduit_dagster.processors.base import Processor
 from conduit_dagster.processors.modules import module_of
+from conduit_dagster.sdk import Destination, Processor, Source
 
 _BASES = (Processor, Source, Destination)
 GROUP = "conduit_dagster.plugins"

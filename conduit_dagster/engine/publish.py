@@ -7,7 +7,6 @@ from functools import cached_property, partial
 
 import msgspec
 
-from conduit_dagster.connectors.base import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.bounded import side_by_side
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -27,6 +26,7 @@ from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.state.generations import inside
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState

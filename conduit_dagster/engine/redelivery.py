@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.connectors.base import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, Target
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.blame import blame, blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -23,6 +21,7 @@ from conduit_dagster.engine.shipment import Shipment, after, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, StagedRecord, Target
 from conduit_dagster.state.steps import Child
 from conduit_dagster.state.store import PipelineStore
 

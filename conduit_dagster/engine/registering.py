@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder
@@ -16,6 +15,7 @@ from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Position
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.registry import Registry
 from conduit_dagster.state.store import PipelineStore

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, from_rows
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState

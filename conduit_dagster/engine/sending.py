@@ -10,8 +10,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Delivery, DirectDestination, Receipt, Sender, SenderTask
-from conduit_dagster.connectors.staged import StagedRecord, staged_records
 from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
@@ -21,6 +19,7 @@ from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Delivery, DirectDestination, Receipt, Sender, SenderTask, StagedRecord, staged_records
 from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.engine.acks import Acked
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state.steps import Child, Decision, Plan, Progress, StagedDelivery
 
 

@@ -6,11 +6,11 @@ import threading
 
 import structlog
 
-from conduit_dagster.connectors.base import Position
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Position
 
 log = structlog.get_logger("conduit.engine")
 

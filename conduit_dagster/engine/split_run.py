@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from conduit_dagster.connectors.base import Block, Replayed, Writer
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
@@ -20,6 +19,7 @@ from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.sdk import Block, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_encoded
@@ -24,6 +23,7 @@ from conduit_dagster.engine.stage_job import SplitOf, StageJob
 from conduit_dagster.engine.tee import Tee
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
 
 LEDGER_SCHEMA = "ledger binary"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from conduit_dagster.connectors.base import Split
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.learn import learn
+from conduit_dagster.sdk import Split
 from conduit_dagster.state.steps import Memory
 
 

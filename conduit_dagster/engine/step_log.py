@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from conduit_dagster.commit_log.splits import log_split
-from conduit_dagster.connectors.base import Split
 from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.ledger import Ledger
@@ -19,6 +18,7 @@ from conduit_dagster.engine.staging import Staged, Stager, Tasks, group
 from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Split
 from conduit_dagster.state.log_store import LogPart
 from conduit_dagster.state.pipeline_state import SourceState
 from conduit_dagster.state.steps import Plan, Range, Reach

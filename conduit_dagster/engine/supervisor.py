@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.connectors.base import Limit
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
 from conduit_dagster.engine.blame import blamed
@@ -29,6 +28,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Limit
 from conduit_dagster.spark.sql.asking import open_with
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.outage import unreachable

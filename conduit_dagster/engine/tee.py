@@ -9,13 +9,13 @@ from typing import Any
 
 from conduit_dagster.commit_log.entries import decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.part_file import PartFile
-from conduit_dagster.connectors.base import Block, Keys, ReadOptions, Split
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.teed import Teed, TeeTo
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
 
 _OPTIONS = ReadOptions(block_records=12_000, block_bytes=524_288)
 """Larger blocks than a stage's: a batch of the log costs a millisecond, whatever it holds."""

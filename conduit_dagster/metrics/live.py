@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from conduit_dagster.connectors.base import Source
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.metrics.facts import BUCKETS, DestinationFacts, LastStep, PipelineFacts, SourceFacts, StepTimes
 from conduit_dagster.metrics.families import families
+from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.planner import BoundPipeline

@@ -16,7 +16,6 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
 from conduit_dagster.processors.settings import DataField, refused
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
@@ -24,6 +23,7 @@ from conduit_dagster.reference import FieldError, Reference
 from conduit_dagster.schemas.confluent import Access, ConfluentRegistry
 from conduit_dagster.schemas.folder import FolderRegistry
 from conduit_dagster.schemas.registry import Schema, SchemaRegistry, UnknownSchemaError
+from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
 
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4

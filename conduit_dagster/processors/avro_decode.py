@@ -14,8 +14,8 @@ import fastavro
 from typing_extensions import override
 
 from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorSettings, Record
 from conduit_dagster.reference import kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorSettings, Record
 
 
 class AvroDecodeSettings(AvroSettings):

@@ -13,11 +13,11 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.processors.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.inferred import NoSchemaError, inferred
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _INVALID: Final = "avro.encode.invalid"
 

@@ -10,10 +10,10 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import ChangeableField
 from conduit_dagster.reference import kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _BREAKS: Final = b"\r\n"
 

@@ -7,8 +7,8 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
 from conduit_dagster.record import copy
+from conduit_dagster.sdk import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
 
 INDEX = "clone.index"
 

@@ -14,7 +14,9 @@ from typing_extensions import override
 
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.javascript.script import RecordError, Script, ScriptError
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import (
     DROP,
     Drop,
     Example,
@@ -25,8 +27,6 @@ from conduit_dagster.processors.base import (
     Record,
     Result,
 )
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.recovery.errors import FatalError
 
 
 class CustomJavascriptSettings(ProcessorSettings):

@@ -14,7 +14,9 @@ from typing_extensions import override
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.remembering import Entries, Key, Remembering
+from conduit_dagster.processors.settings import Expression, failure, refused
+from conduit_dagster.sdk import (
     DROP,
     Example,
     Nack,
@@ -24,8 +26,6 @@ from conduit_dagster.processors.base import (
     Result,
     Results,
 )
-from conduit_dagster.processors.remembering import Entries, Key, Remembering
-from conduit_dagster.processors.settings import Expression, failure, refused
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _NS: Final = 1_000_000_000

@@ -8,10 +8,10 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, ConfigDict
 from typing_extensions import override
 
-from conduit_dagster.processors.base import ProcessError, ProcessorSettings
 from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.record import Document, Record
+from conduit_dagster.sdk import ProcessError, ProcessorSettings
 
 
 def names_in(text: str) -> list[str]:

@@ -8,7 +8,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.settings import Template, failure
+from conduit_dagster.sdk import (
     Example,
     Nack,
     ProcessError,
@@ -18,7 +19,6 @@ from conduit_dagster.processors.base import (
     Record,
     Result,
 )
-from conduit_dagster.processors.settings import Template, failure
 
 _CODE: Final = "processor.error"
 

@@ -14,10 +14,10 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
 _HEX_FLOAT: Final = re.compile(r"[+-]?0[xX][0-9a-fA-F]*\.?[0-9a-fA-F]*[pP][+-]?[0-9]+")

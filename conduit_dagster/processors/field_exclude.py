@@ -9,10 +9,10 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop, removing
 from conduit_dagster.processors.settings import list_items, reference, refused
 from conduit_dagster.reference import Reference
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
 

@@ -10,11 +10,11 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import list_items, reference, refused
 from conduit_dagster.reference import Reference
 from conduit_dagster.reference_syntax import unquote
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _QUOTED = r'"(?:[^"\\]|\\.)*"'
 _PAIR = re.compile(

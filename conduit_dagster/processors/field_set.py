@@ -11,10 +11,10 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_expression, compile_template, reads_key
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.settings import Expression, Field, Template, failure, refused
 from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _PLAIN: Final = frozenset({int, bool, type(None)})
 """Types whose every value is fine: no document or expression brings an integer too long to write."""

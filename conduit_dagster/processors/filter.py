@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import DROP, Drop, Example, Processor, Record, Result
+from conduit_dagster.sdk import DROP, Drop, Example, Processor, Record, Result
 
 
 class Filter(Processor):

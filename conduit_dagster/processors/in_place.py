@@ -9,7 +9,8 @@ from typing import Any, ClassVar, cast
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import (
+from conduit_dagster.reference import FieldError, Reference
+from conduit_dagster.sdk import (
     Nack,
     ProcessError,
     Processor,
@@ -19,7 +20,6 @@ from conduit_dagster.processors.base import (
     Result,
     Results,
 )
-from conduit_dagster.reference import FieldError, Reference
 
 Loop = Callable[[Iterator[Any]], None]
 """Changes one record after another. It may raise at a record that it has not changed yet, for any

@@ -9,10 +9,10 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _decode = msgspec.json.Decoder().decode
 _MARK: Final = b"\xef\xbb\xbf"

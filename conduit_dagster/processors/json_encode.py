@@ -9,9 +9,9 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import FieldProcessor
 from conduit_dagster.processors.settings import DataField
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,10 +8,10 @@ from pydantic import AfterValidator, model_validator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import DROP, Drop, Example, Processor, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.documents import names_in
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.record import OPERATIONS
+from conduit_dagster.sdk import DROP, Drop, Example, Processor, ProcessorContext, ProcessorSettings, Record
 
 _WORDS: Final = {
     **{operation: frozenset({operation}) for operation in OPERATIONS},

@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
 from conduit_dagster.processors.in_place import LookAgain
 from conduit_dagster.record import Document
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class PickSettings(ProcessorSettings):

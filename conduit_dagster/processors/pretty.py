@@ -10,8 +10,8 @@ import structlog
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _log = structlog.get_logger(__name__)
 

@@ -13,7 +13,11 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.modules import module_of
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.record import copy
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import (
     Drop,
     Example,
     Nack,
@@ -24,10 +28,6 @@ from conduit_dagster.processors.base import (
     Record,
     Result,
 )
-from conduit_dagster.processors.modules import module_of
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.record import copy
-from conduit_dagster.recovery.errors import FatalError
 
 _PLACE: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 ROW, ERROR = "_row", "_error"

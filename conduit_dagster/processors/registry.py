@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from conduit_dagster import processors
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 
 _PREFIX: Final = "builtin:"
 _NO_PLUGINS: Final = frozenset(

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.documents import MapSettings
 from conduit_dagster.processors.in_place import InPlaceProcessor
 from conduit_dagster.record import COLLECTION
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class RemapSettings(MapSettings):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 
 Key = int | str | bytes
 

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.documents import DocumentProcessor, MapSettings
 from conduit_dagster.record import Document
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class RenameSettings(MapSettings):

@@ -11,13 +11,13 @@ from pydantic import ConfigDict
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
 from conduit_dagster.processors.documents import document_of
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain, Loop
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.record import Document
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.reference import kind_of
+from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
 
 Mode = Literal["evolve", "freeze", "discard_row", "discard_value"]
 _TYPES: Final[dict[str, tuple[type, ...]]] = {

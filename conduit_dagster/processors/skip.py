@@ -12,7 +12,10 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.documents import document_of
+from conduit_dagster.processors.settings import refused
+from conduit_dagster.reference import kind_of
+from conduit_dagster.sdk import (
     DROP,
     Drop,
     Example,
@@ -23,9 +26,6 @@ from conduit_dagster.processors.base import (
     Record,
     Result,
 )
-from conduit_dagster.processors.documents import document_of
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.reference import kind_of
 
 Compare = Callable[[Any, Any], bool]
 _ORDERS: Final[dict[str, Compare]] = {

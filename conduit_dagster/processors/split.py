@@ -7,7 +7,10 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.settings import DataField
+from conduit_dagster.record import copy
+from conduit_dagster.reference import FieldError, Reference, kind_of
+from conduit_dagster.sdk import (
     Example,
     ProcessError,
     Processor,
@@ -15,9 +18,6 @@ from conduit_dagster.processors.base import (
     ProcessorSettings,
     Record,
 )
-from conduit_dagster.processors.settings import DataField
-from conduit_dagster.record import copy
-from conduit_dagster.reference import FieldError, Reference, kind_of
 
 INDEX = "split.index"
 

@@ -9,7 +9,6 @@ from pydantic import Field as Describe
 from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.base import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
 from conduit_dagster.processors.settings import refused
 from conduit_dagster.processors.spark_sql.answers import Answers, NotJsonError
 from conduit_dagster.processors.spark_sql.block import Columns
@@ -18,6 +17,7 @@ from conduit_dagster.processors.spark_sql.errors import SqlTextError
 from conduit_dagster.processors.spark_sql.selection import Selection
 from conduit_dagster.processors.spark_sql.statement import PARTS, Computed, parse_statement
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
 from conduit_dagster.spark.sql.asking import Asker, asker
 from conduit_dagster.spark.sql.query import SqlQuery
 

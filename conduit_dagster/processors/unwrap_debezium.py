@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.unwrapping import (
     PAYLOADS,
@@ -20,6 +19,7 @@ from conduit_dagster.processors.unwrapping import (
 )
 from conduit_dagster.record import READ_AT, Data, Document
 from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
 _NEEDED: Final = ("after", "source", "op")

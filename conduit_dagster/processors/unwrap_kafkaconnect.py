@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.reference import Reference
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
 class UnwrapKafkaconnectSettings(ProcessorSettings):

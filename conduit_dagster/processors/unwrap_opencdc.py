@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.base import Example, ProcessorContext, ProcessorSettings, Record
 from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.settings import DataField
 from conduit_dagster.processors.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
 from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _TEXT: Final = {str}
 

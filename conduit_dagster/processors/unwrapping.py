@@ -7,11 +7,11 @@ from typing import Annotated, Any, Final
 import msgspec
 from pydantic import AfterValidator
 
-from conduit_dagster.processors.base import ProcessError
 from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.processors.settings import reference, refused
 from conduit_dagster.record import Data, Document, Record
 from conduit_dagster.reference import FieldError, Reference, kind_of
+from conduit_dagster.sdk import ProcessError
 
 INVALID = "unwrap.invalid"
 PAYLOADS: Final = frozenset({dict, type(None)})

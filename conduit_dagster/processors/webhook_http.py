@@ -16,7 +16,9 @@ from urllib3.util import Retry, Timeout
 
 from conduit_dagster.config.scalars import Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
-from conduit_dagster.processors.base import (
+from conduit_dagster.processors.settings import ChangeableField, Template, failure, refused
+from conduit_dagster.reference import FieldError, Reference
+from conduit_dagster.sdk import (
     ProcessError,
     Processor,
     ProcessorContext,
@@ -24,8 +26,6 @@ from conduit_dagster.processors.base import (
     Record,
     Result,
 )
-from conduit_dagster.processors.settings import ChangeableField, Template, failure, refused
-from conduit_dagster.reference import FieldError, Reference
 
 _HEADERS = "headers."
 _CONTENT_TYPE = "content-type"

@@ -8,7 +8,11 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from conduit_dagster.connectors.base import (
+from conduit_dagster.connectors.file.destination import FileDestination
+from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
+from conduit_dagster.record import COLLECTION, Record
+from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
     Delivery,
@@ -23,10 +27,6 @@ from conduit_dagster.connectors.base import (
     Writer,
     WriterTask,
 )
-from conduit_dagster.connectors.file.destination import FileDestination
-from conduit_dagster.connectors.file.settings import FileDestinationSettings
-from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
-from conduit_dagster.record import COLLECTION, Record
 from conduit_dagster.testing.fault import Fault
 from conduit_dagster.testing.fault_settings import FaultSettings
 

@@ -9,10 +9,10 @@ from typing import Any, Literal, cast
 
 from pydantic import Field
 
-from conduit_dagster.connectors.base import ConnectorContext, DirectDestination, Receipt, Sender, SenderTask
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.sdk import ConnectorContext, DirectDestination, Receipt, Sender, SenderTask
 from conduit_dagster.testing.fault import Fault
 from conduit_dagster.testing.fault_settings import FaultSettings
 

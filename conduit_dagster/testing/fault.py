@@ -6,9 +6,9 @@ import json
 import time
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import FatalError, TransientError, coded
+from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.state.storage import safe_name
 from conduit_dagster.testing.fault_settings import FaultSettings, as_code
 from conduit_dagster.testing.tally import Tally

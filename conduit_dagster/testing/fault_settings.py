@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration
-from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.recovery.codes import class_of
+from conduit_dagster.sdk import ConnectorSettings
 
 
 def refused(message: str, fix: str) -> PydanticCustomError:

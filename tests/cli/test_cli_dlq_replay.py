@@ -15,7 +15,7 @@ from support import DECODE, Lab, destination, processor, queue, source
 pytestmark = pytest.mark.usefixtures("shared_session")
 
 TWICE = '''
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 from conduit_dagster.record import copy
 
 

@@ -10,8 +10,8 @@ from conduit_dagster.cli.markdown import reference_pages
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLUGIN = '''
-from conduit_dagster.connectors.base import ConnectorSettings, DriverDestination
-from conduit_dagster.processors.base import Processor, ProcessorSettings
+from conduit_dagster.sdk import ConnectorSettings, DriverDestination
+from conduit_dagster.sdk import Processor, ProcessorSettings
 
 
 class ShoutSettings(ProcessorSettings):

@@ -195,7 +195,7 @@ def test_a_run_ends_when_a_pipeline_is_given_up_if_asked_to(shell, project: Path
 
 SLOW_PLUGIN = """
 import time
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 
 class Slow(Processor):
     name = "slow"

@@ -12,7 +12,6 @@ import pytest
 import sqlalchemy as sa
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline import output
 from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings
@@ -20,6 +19,7 @@ from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.state import schema
 from conduit_dagster.state.project_store import project_store
 

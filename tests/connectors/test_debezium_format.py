@@ -9,9 +9,9 @@ import pytest
 
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import ProcessorContext
 from conduit_dagster.processors.unwrap_debezium import UnwrapDebezium, UnwrapDebeziumSettings
 from conduit_dagster.record import OPERATIONS, Record
+from conduit_dagster.sdk import ProcessorContext
 
 
 def written(record: Record, options: str = "") -> Any:

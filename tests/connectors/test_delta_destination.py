@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from kills import hooked
 from waiting import at_once
 
-from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.columnar import parquet_part
 from conduit_dagster.connectors.delta.destination import DeltaDestination
 from conduit_dagster.connectors.registry import find_destination
+from conduit_dagster.sdk import WriterTask
 
 
 def test_the_name_in_a_pipeline_file_finds_it() -> None:

@@ -17,10 +17,10 @@ from deltalake import DeltaTable, write_deltalake
 from kills import at, crashing
 from small_disk import no_file_beyond
 
-from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.connectors.delta import commits
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import WriterTask
 
 
 def test_a_frozen_owner_thaws_after_its_successor(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from delta_rows import queried
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
 
-from conduit_dagster.connectors.base import WriterTask
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import WriterTask
 
 
 def test_values_arrive_as_they_are(tmp_path: Path) -> None:

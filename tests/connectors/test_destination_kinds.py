@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.connectors.base import Destination, DirectDestination, DriverDestination, StagedDestination
 from conduit_dagster.connectors.registry import destination_names, find_destination
 from conduit_dagster.engine.plugins import load_plugins
+from conduit_dagster.sdk import Destination, DirectDestination, DriverDestination, StagedDestination
 
 TEXT = """
-from conduit_dagster.connectors.base import Destination
-from conduit_dagster.connectors.staged import RecordWriter
+from conduit_dagster.sdk import Destination
+from conduit_dagster.sdk import RecordWriter
 
 
 class Shelf(Destination):

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from file_deliveries import make, next_one, prepared, publish_some, rows
 
-from conduit_dagster.connectors.base import Delivery, Strategy, WriterTask
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import Delivery, Strategy, WriterTask
 
 
 def once(root: Path, path: str = "out.jsonl", **settings: str) -> FileDestination:

@@ -15,8 +15,8 @@ from kills import hooked
 from parts_stream import read_folder
 from small_disk import fill, mounted
 
-from conduit_dagster.connectors.base import Delivery, Strategy
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Delivery, Strategy
 
 MANY = list(range(2_000))
 TESTS = Path(__file__).parents[1]

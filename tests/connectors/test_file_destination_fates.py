@@ -10,8 +10,8 @@ from file_deliveries import make, next_one, publish_some
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.file.positioned import write_delivery
+from conduit_dagster.sdk import Delivery
 
 Fate = Literal["whole", "dropped", "torn", "holed", "late"]
 

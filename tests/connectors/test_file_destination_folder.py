@@ -9,10 +9,10 @@ import pytest
 from file_deliveries import killed_mid_publish, make, prepared, stage
 from parts_stream import read_folder
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Delivery, Limit, ReadOptions, Strategy
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import Block, ConnectorContext, Delivery, Limit, ReadOptions, Strategy
 
 LETTER = 1 << 40
 """The number space of dead letters that were found at publishing."""

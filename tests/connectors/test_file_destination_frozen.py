@@ -13,10 +13,10 @@ from file_deliveries import killed_mid_publish, make, prepared, rows, stage
 from parts_stream import read_folder
 from waiting import wait_until
 
-from conduit_dagster.connectors.base import Delivery, Strategy
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.recovery import kill_points
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import Delivery, Strategy
 
 STRATEGIES: list[Strategy] = ["exactly-once", "at-least-once", "at-most-once"]
 PATHS = ["out.jsonl", "out/"]

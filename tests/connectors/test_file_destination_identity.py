@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from file_deliveries import make, next_one, prepared, publish_some, rows, stage
 
-from conduit_dagster.connectors.base import Delivery, Strategy
 from conduit_dagster.connectors.file import birth, ordered
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import Delivery, Strategy
 
 Patch = pytest.MonkeyPatch
 FOREIGN = b'{"i":9}\n'

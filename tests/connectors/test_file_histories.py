@@ -12,8 +12,8 @@ from file_reading import Reader, append
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.connectors.base import Limit
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Limit
 
 WAITS = {"rotate-wait": "0s", "unterminated-wait": "0s"}
 MOVES = st.one_of(

@@ -13,10 +13,10 @@ import pytest
 from file_changes import NEW, OLD, copy_and_truncate, replace, rotate, write
 from file_reading import MUCH, Reader, append
 
-from conduit_dagster.connectors.base import Block, Limit, ReadOptions
 from conduit_dagster.connectors.file import reader, steps
 from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Block, Limit, ReadOptions
 
 # -- what a task reads ----------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from file_reading import ENDLESS, MUCH, Reader, append
 
-from conduit_dagster.connectors.base import Block, Limit, ReadOptions
 from conduit_dagster.connectors.file import steps
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, Limit, ReadOptions
 
 
 def test_rotation_finishes_the_renamed_file_first(tmp_path: Path, log: Path) -> None:

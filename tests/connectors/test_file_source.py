@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from file_reading import ENDLESS, MUCH, Reader, append
 
-from conduit_dagster.connectors.base import Keys, Limit, ReadOptions
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Keys, Limit, ReadOptions
 
 
 def test_follows_a_growing_file(tmp_path: Path, log: Path) -> None:

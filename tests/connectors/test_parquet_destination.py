@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import at_once
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Rows, WriterTask
 from conduit_dagster.connectors.columnar import parquet_part
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
@@ -19,6 +18,7 @@ from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettin
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext, Delivery, Rows, WriterTask
 
 
 def make(root: Path, **more: str) -> ParquetDestination:

@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.connectors.parquet import footer, survey
 from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
 from conduit_dagster.connectors.parquet.source import ParquetSource
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 
 ALL = Limit(10**9, 10**12)
 OLD, NEW = list(range(10)), list(range(50, 60))

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from postgres_lab import PostgresLab, at_half, change, child, create
 
-from conduit_dagster.connectors.base import AlreadyClaimed
 from conduit_dagster.connectors.postgres.deliveries import KEPT_STEPS
 from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import AlreadyClaimed
 
 
 def codes(lab: PostgresLab) -> list[tuple[int, str]]:
@@ -232,7 +232,7 @@ def test_a_missing_table_is_created_from_what_comes_first(lab: PostgresLab) -> N
 
 
 def test_a_table_that_was_made_meanwhile_otherwise_names_the_record(lab: PostgresLab) -> None:
-    from conduit_dagster.connectors.base import Rejected
+    from conduit_dagster.sdk import Rejected
 
     destination = lab.destination(create_table="auto")
     delivery = lab.stage(destination, [create(1)], [create(2, v=1)])

@@ -16,11 +16,11 @@ from postgres_server import PostgresServer
 from pydantic import ValidationError
 from waiting import at_once, wait_until
 
-from conduit_dagster.connectors.base import Delivery, Rejected
 from conduit_dagster.connectors.postgres.errors import BulkError
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import Delivery, Rejected
 
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity

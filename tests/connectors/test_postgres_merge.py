@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_lab import PostgresLab, change, child, create
 
-from conduit_dagster.connectors.base import Rejected
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Rejected
 
 Rows = dict[int, tuple[int, int | None]]
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, a int DEFAULT 7, b int)"

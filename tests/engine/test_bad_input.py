@@ -188,7 +188,7 @@ def test_a_processor_of_the_users_that_misbehaves(lab: Lab) -> None:
 
 
 ODD = """
-from conduit_dagster.processors.base import DROP, Processor
+from conduit_dagster.sdk import DROP, Processor
 
 class Odd(Processor):
     name = "odd"

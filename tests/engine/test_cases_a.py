@@ -98,7 +98,7 @@ def test_a06_a_dead_letter_is_acked_and_the_order_kept(lab: Lab) -> None:
 BLOCKING = """
 import time
 from pathlib import Path
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 
 class Gate(Processor):
     name = "gate"

@@ -150,7 +150,7 @@ def test_b09_a_stop_is_no_failure(lab: Lab, force: bool) -> None:
 
 ASKING = """
 from pathlib import Path
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 from conduit_dagster.recovery.errors import FatalError, TransientError
 
 def ask(record):

@@ -216,7 +216,7 @@ def test_a10_after_an_error_in_flight_records_are_delivered_again_and_the_error_
 COPYING = '''
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.sdk import ConnectorSettings, Source, Split
 from conduit_dagster.record import Record
 
 

@@ -13,8 +13,8 @@ from pyspark.sql import SparkSession
 from scripted import Script, scripted
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state.overview import consumer_rows
 
 

@@ -16,7 +16,7 @@ from conduit_dagster.engine.program import Program
 from conduit_dagster.recovery.errors import FatalError
 
 MODULE = """
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import Processor
 
 
 class Shout(Processor):

@@ -106,7 +106,7 @@ ONCE = '''
 import json
 from pathlib import Path
 
-from conduit_dagster.connectors.base import Block, ConnectorSettings, Source, Split
+from conduit_dagster.sdk import Block, ConnectorSettings, Source, Split
 from conduit_dagster.record import Record
 
 

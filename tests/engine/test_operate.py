@@ -14,7 +14,6 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, queue, source
 
-from conduit_dagster.connectors.base import AlreadyClaimed
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.desk import Desk, owned
@@ -24,6 +23,7 @@ from conduit_dagster.engine.operate.open_delivery import open_delivery
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import AlreadyClaimed
 from conduit_dagster.state.claim import open_store
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pydantic import Field
 
-from conduit_dagster.connectors.base import ConnectorSettings, DriverDestination, Source, Split
-from conduit_dagster.processors.base import DROP, ProcessError, Processor, ProcessorSettings
+from conduit_dagster.sdk import ConnectorSettings, DriverDestination, Source, Split
+from conduit_dagster.sdk import DROP, ProcessError, Processor, ProcessorSettings
 from conduit_dagster.record import Record
 
 
@@ -161,7 +161,7 @@ def test_a_broken_plugin_file_does_not_hide_the_others(lab: Lab) -> None:
 
 
 ODD = """
-from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.sdk import ConnectorSettings, Source, Split
 from conduit_dagster.record import Record
 
 NAN, INF = float("nan"), float("inf")

@@ -162,7 +162,7 @@ def fails(records):
     return records
 """
 TELLING = """
-from conduit_dagster.connectors.base import DirectDestination, DriverDestination, Sender
+from conduit_dagster.sdk import DirectDestination, DriverDestination, Sender
 
 
 def tell(records):
@@ -263,7 +263,7 @@ def test_what_fails_before_it_is_logged_is_masked(lab: Lab) -> None:
 
 
 QUEUE = """
-from conduit_dagster.connectors.base import DriverDestination
+from conduit_dagster.sdk import DriverDestination
 
 
 class Full(DriverDestination):

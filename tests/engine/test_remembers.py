@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from conduit_dagster.engine.memory import Memories, Remembers
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import DROP, ProcessorContext
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import DROP, ProcessorContext
 from conduit_dagster.state.steps import Memory
 
 SECOND = 1_000_000_000

@@ -15,7 +15,7 @@ from support import Crashes, Lab, destination, processor, queue
 FAILING = '''
 from pathlib import Path
 
-from conduit_dagster.connectors.base import Block, ConnectorSettings, Source, Split
+from conduit_dagster.sdk import Block, ConnectorSettings, Source, Split
 from conduit_dagster.record import Record
 
 

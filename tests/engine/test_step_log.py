@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.commit_log.entries import encode_block, encode_plain
-from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions
 from conduit_dagster.engine.step_log import StepLog
+from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions
 from conduit_dagster.state.schema import logs, steps
 from conduit_dagster.state.steps import Plan
 
@@ -26,7 +26,7 @@ KEY = processor("key", "field.set", field=".Payload.After.k", expression="str(ke
 NAN = processor("nan", "field.set", field=".Payload.After.k", expression="str(after.none)")
 WHOLE = {"settings": {"path": "./out.jsonl", "sdk.record.format": "opencdc/json"}}
 PLUGIN = """
-from conduit_dagster.connectors.base import ConnectorSettings, Keys, Source, Split
+from conduit_dagster.sdk import ConnectorSettings, Keys, Source, Split
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.record import Record
 

@@ -154,7 +154,7 @@ def test_a_changed_script_or_plugin_makes_it_another_one(lab: Lab) -> None:
         [bound] = lab.catalogue().bound
         return bound.digest
 
-    plugin = "from conduit_dagster.processors.base import Processor\nclass M(Processor):\n    name = 'mine'\n"
+    plugin = "from conduit_dagster.sdk.processor import Processor\nclass M(Processor):\n    name = 'mine'\n"
     script = "def same(record):\n    return record\n"
     build(lab, processors=[processor("a", "mine"), processor("b", "python", function="transforms:same")])
     found = [digest(script, plugin), digest(script + "#", plugin), digest(script, plugin + "#"), digest(script, plugin)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import ProcessError, Processor, ProcessorContext, ProcessorSettings
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings
 from conduit_dagster.turn import Turn
 
 

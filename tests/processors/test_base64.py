@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from processors.conftest import check_loop, make
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Nack
 
 Run = Callable[..., list[Any]]
 FIELD = {"field": ".Payload.After.v"}

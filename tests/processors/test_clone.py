@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Processor
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Processor
 
 Make = Callable[..., Processor]
 

@@ -14,10 +14,10 @@ from processors.conftest import make
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from conduit_dagster.processors.base import DROP, Nack
 from conduit_dagster.processors.custom_javascript import CustomJavascript
 from conduit_dagster.record import OPERATIONS, Record, copy
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import DROP, Nack
 
 SAME = "function process(rec) { return rec; }"
 

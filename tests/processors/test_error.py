@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack, ProcessError
 from conduit_dagster.processors.error import ErrorSettings
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Nack, ProcessError
 
 Run = Callable[..., list[Any]]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from conduit_dagster.cli.example_text import example_text
-from conduit_dagster.processors.base import DROP, Example, Nack, Processor
 from conduit_dagster.processors.registry import builtin
 from conduit_dagster.record import Record, copy
+from conduit_dagster.sdk import DROP, Example, Nack, Processor
 
 CASES = [
     pytest.param(name, example, id=f"{name}: {example.title}")

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.processors.field_convert import (
     FieldConvertSettings,
     to_float,
@@ -20,6 +19,7 @@ from conduit_dagster.processors.field_convert import (
     to_string,
     to_time,
 )
+from conduit_dagster.sdk import Nack
 
 Run = Callable[..., list[Any]]
 NACK = object()

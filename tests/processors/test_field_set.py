@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.processors.field_set import FieldSet, FieldSetSettings
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Nack
 
 Run = Callable[..., list[Any]]
 
@@ -82,8 +82,8 @@ def test_what_json_cannot_hold_is_a_nack(run: Run, field: str, expression: str, 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {"a": math.nan}, [(-math.inf,)], {1: 2}, {1, 2}, object()])
 def test_own_refuses_what_json_cannot_hold(value: Any) -> None:
     """However deep it is."""
-    from conduit_dagster.processors.base import ProcessError
     from conduit_dagster.processors.field_set import own
+    from conduit_dagster.sdk import ProcessError
 
     with pytest.raises(ProcessError, match="JSON cannot hold"):
         own(value)

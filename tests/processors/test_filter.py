@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.processors.base import DROP
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import DROP
 
 
 @pytest.mark.parametrize(

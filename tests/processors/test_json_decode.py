@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import Nack, ProcessorContext
 from conduit_dagster.processors.json_decode import JsonDecode, JsonDecodeSettings
 from conduit_dagster.record import Record, encode
+from conduit_dagster.sdk import Nack, ProcessorContext
 
 Run = Callable[..., list[Any]]
 WHOLE = {"field": ".Payload.After"}

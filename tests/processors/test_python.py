@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from processors.conftest import make
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import DROP, Nack
 from conduit_dagster.processors.python import Python
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import DROP, Nack
 
 MODULE = """
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from conduit_dagster.processors.base import DROP, Nack, ProcessError
+from conduit_dagster.sdk import DROP, Nack, ProcessError
 
 def double(record):
     record.after["n"] *= 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.processors.base import Processor
 from conduit_dagster.processors.field_set import FieldSet
 from conduit_dagster.processors.registry import builtin, find, names
+from conduit_dagster.sdk import Processor
 
 
 def test_every_module_is_a_plugin_of_its_name() -> None:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from processors.conftest import make
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.record import COLLECTION, Record, copy
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Nack
 
 KINDS = {
     "string": lambda v: type(v) is str,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack, Processor
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Nack, Processor
 
 Make = Callable[..., Processor]
 

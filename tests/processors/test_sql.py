@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from conduit_dagster.processors.base import DROP, Nack, Processor, ProcessorContext
 from conduit_dagster.processors.registry import find
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import DROP, Nack, Processor, ProcessorContext
 from conduit_dagster.spark.sql.asking import open_with
 
 Run = Callable[..., list[Any]]

@@ -130,7 +130,7 @@ def test_every_function_of_spark_is_allowed_or_refused(spark: SparkSession) -> N
 def test_the_check_starts_neither_spark_nor_arrow() -> None:
     code = (
         "import sys\n"
-        "from conduit_dagster.processors.base import ProcessorContext\n"
+        "from conduit_dagster.sdk.processor import ProcessorContext\n"
         "from conduit_dagster.expressions import Clock\n"
         "from conduit_dagster.processors.sql import Sql, SqlSettings\n"
         "s = SqlSettings(columns='a DECIMAL(3, 1)', query='SELECT a + 1 AS b FROM record')\n"

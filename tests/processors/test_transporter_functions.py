@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from structlog.testing import capture_logs
 
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import DROP, Nack, ProcessorContext
 from conduit_dagster.processors.pretty import Pretty, PrettySettings
 from conduit_dagster.record import COLLECTION, OPERATIONS, Record, copy
+from conduit_dagster.sdk import DROP, Nack, ProcessorContext
 
 Run = Callable[..., list[Any]]
 DOCUMENT = {"_id": "blah", "type": "good", "a.b": 1, 'é "q"': [1], "big": 2**70, "deep": {"type": 1}}

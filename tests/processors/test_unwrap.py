@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from processors.conftest import check_loop, make
 from pydantic import ValidationError
 
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.record import OPERATIONS, Record, copy, encode
+from conduit_dagster.sdk import Nack
 
 NAMES = ("unwrap.debezium", "unwrap.kafkaconnect", "unwrap.opencdc")
 CHANGE = {"before": None, "after": {"id": 1}, "source": {}, "op": "c"}

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from conduit_dagster.cli.reference import processor_pages
 from conduit_dagster.engine.plugins import load_plugins
-from conduit_dagster.processors.base import Nack
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Nack
 
 
 class Server(ThreadingHTTPServer):

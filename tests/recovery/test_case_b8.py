@@ -13,8 +13,8 @@ from conduit_dagster.recovery.errors import FatalError, TransientError
 PLUGIN = '''
 import json
 
-from conduit_dagster.connectors.base import ConnectorSettings, DriverDestination, Source, Split
-from conduit_dagster.processors.base import Processor
+from conduit_dagster.sdk import ConnectorSettings, DriverDestination, Source, Split
+from conduit_dagster.sdk import Processor
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError, coded
 

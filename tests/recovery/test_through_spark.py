@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from conduit_dagster.processors.base import Processor, ProcessorContext, ProcessorSettings
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import Processor, ProcessorContext, ProcessorSettings
 from conduit_dagster.spark.jobs import run_job
 
 if TYPE_CHECKING:

@@ -19,7 +19,12 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from conduit_dagster.connectors.base import (
+from conduit_dagster.connectors.log import LogDestination
+from conduit_dagster.connectors.parquet.destination import ParquetDestination
+from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings
+from conduit_dagster.connectors.registry import find_destination
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import (
     ConnectorSettings,
     Destination,
     DirectDestination,
@@ -27,11 +32,6 @@ from conduit_dagster.connectors.base import (
     Receipt,
     Sender,
 )
-from conduit_dagster.connectors.log import LogDestination
-from conduit_dagster.connectors.parquet.destination import ParquetDestination
-from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings
-from conduit_dagster.connectors.registry import find_destination
-from conduit_dagster.record import Record
 from conduit_dagster.testing.conformance import DestinationConformance
 from conduit_dagster.testing.conformance.destinations import Steps
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from http_server import QuietHandler, serving
 
-from conduit_dagster.processors.base import DROP, Example, Processor
 from conduit_dagster.processors.registry import builtin
 from conduit_dagster.record import Record, copy
+from conduit_dagster.sdk import DROP, Example, Processor
 from conduit_dagster.testing.conformance import ProcessorConformance, odd_records
 from conduit_dagster.testing.conformance.processors import make_processor
 

@@ -16,13 +16,6 @@ from conformance_runs import Make, context, run_check
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.base import (
-    ConnectorSettings,
-    Limit,
-    ReadOptions,
-    Source,
-    Split,
-)
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
@@ -33,6 +26,13 @@ from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import (
+    ConnectorSettings,
+    Limit,
+    ReadOptions,
+    Source,
+    Split,
+)
 from conduit_dagster.state import schema
 from conduit_dagster.state.project_store import project_store
 from conduit_dagster.testing.conformance import SourceConformance

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from conduit_dagster.connectors.base import NewPart, Part, WriterTask
 from conduit_dagster.connectors.columnar.fitting import Table
+from conduit_dagster.sdk import NewPart, Part, WriterTask
 from conduit_dagster.state.sink import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.connectors.columnar.columns import parse_columns
+from conduit_dagster.sdk import ConnectorSettings
 
 
 class RowSourceSettings(ConnectorSettings):

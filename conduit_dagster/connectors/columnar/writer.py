@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Part, Refusal, Rows, Writer
 from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.columnar.fitting import fitted
 from conduit_dagster.connectors.columnar.infer import infer
@@ -15,6 +14,7 @@ from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, Table
 from conduit_dagster.connectors.columnar.sizes import row_sizes
 from conduit_dagster.record import Document, Nack, Record
+from conduit_dagster.sdk import Part, Refusal, Rows, Writer
 
 _APPENDED = ("create", "snapshot")
 

@@ -13,13 +13,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.delta.durable import LogSync
 from conduit_dagster.connectors.delta.place import names, place
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state import storage
 
 ATTEMPTS: Final = 30

@@ -5,15 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conduit_dagster.connectors.base import (
-    ConnectorContext,
-    Delivery,
-    Keys,
-    StagedDestination,
-    Target,
-    Writer,
-    WriterTask,
-)
 from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
@@ -23,6 +14,15 @@ from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings, as_delta
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import (
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.state import storage
 
 STAGING = "_conduit_staging"

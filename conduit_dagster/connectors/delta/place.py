@@ -11,9 +11,9 @@ from typing import Any
 
 import fsspec
 
-from conduit_dagster.connectors.base import Delivery, Part
 from conduit_dagster.connectors.linking import link
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Delivery, Part
 from conduit_dagster.state import storage
 
 

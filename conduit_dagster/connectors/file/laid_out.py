@@ -6,9 +6,9 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, StagedDestination, Target
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext, Delivery, StagedDestination, Target
 from conduit_dagster.state import storage
 
 

@@ -7,8 +7,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
 from conduit_dagster.recovery.errors import from_os_error
+from conduit_dagster.sdk import ConnectorContext, Delivery, Target
 from conduit_dagster.state.storage import sync_entry
 
 

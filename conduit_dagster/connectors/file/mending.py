@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from conduit_dagster.connectors.base import Target
 from conduit_dagster.connectors.file.positioned import WritableFile, digest
+from conduit_dagster.sdk import Target
 
 _PIECE = 1 << 20
 _ZEROS = re.compile(rb"\0+")

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from conduit_dagster.connectors.base import ConnectorContext, Delivery, Target
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.mending import mend
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
@@ -16,6 +15,7 @@ from conduit_dagster.connectors.file.positioned import WritableFile, digest, wri
 from conduit_dagster.connectors.file.tracked import Tracked
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import ConnectorContext, Delivery, Target
 from conduit_dagster.state import storage
 
 

@@ -10,9 +10,9 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state import storage
 
 _PIECE = 1 << 20

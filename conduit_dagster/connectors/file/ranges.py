@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from conduit_dagster.connectors.base import Split
 from conduit_dagster.connectors.file.lines import Mark
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.connectors.file.tracked import FilePosition, Tracked
+from conduit_dagster.sdk import Split
 
 
 def moved(start: FilePosition, end: FilePosition) -> Iterator[tuple[Tracked, Tracked]]:

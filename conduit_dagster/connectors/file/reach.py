@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from conduit_dagster.connectors.base import Limit
 from conduit_dagster.connectors.file.lines import Mark, Readable, nth_end, opened, scan
+from conduit_dagster.sdk import Limit
 
 
 class Reach(NamedTuple):

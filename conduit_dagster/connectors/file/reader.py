@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, Keys, Plain, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.tracked import MARK, Tracked, parse_tracked
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Block, Keys, Plain, ReadOptions, Split
 
 
 class Reader:

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.connectors.file.drain import Drain
 from conduit_dagster.connectors.file.lines import Mark, scan
 from conduit_dagster.connectors.file.listing import Found, is_many
@@ -22,6 +21,7 @@ from conduit_dagster.connectors.file.survey import Places, Seen, Surveyor, open_
 from conduit_dagster.connectors.file.tracked import FilePosition, Tracked, parse_position, parse_tracked
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state import storage
 
 _LOOKS = 3

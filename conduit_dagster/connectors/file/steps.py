@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
-from conduit_dagster.connectors.base import Limit
 from conduit_dagster.connectors.file.lines import Mark
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.reach import Reach, reach
 from conduit_dagster.connectors.file.survey import Seen
 from conduit_dagster.connectors.file.tracked import Tracked
+from conduit_dagster.sdk import Limit
 
 log = structlog.get_logger("conduit.file")
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext, Keys, Writer, WriterTask
 from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
@@ -17,6 +16,7 @@ from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.folder_columns import FolderColumns
 from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings, as_destination
+from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
 
 
 class ParquetDestination(LaidOut):

@@ -8,11 +8,11 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import Block, ReadOptions, Rows
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.parquet.footer import open_planned
 from conduit_dagster.connectors.parquet.position import ReadFile
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, ReadOptions, Rows
 
 _ROWS = 65_536
 """Rows in a block that stays columns."""

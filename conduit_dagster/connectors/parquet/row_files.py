@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.connectors.parquet.footer import Footer, seen_of
 from conduit_dagster.connectors.parquet.position import ParquetPosition, ReadFile, parse_file, parse_position
 from conduit_dagster.connectors.parquet.reader import Reader
 from conduit_dagster.connectors.parquet.survey import Survey
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Source, Split
 
 _MOST_FILES = 1_000
 """Files per step: a step is recorded whole."""

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from conduit_dagster.connectors.base import ConnectorContext
 from conduit_dagster.connectors.parquet.listed import ListedFiles
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings, as_source
 from conduit_dagster.connectors.parquet.survey import Survey
+from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.state import storage
 
 

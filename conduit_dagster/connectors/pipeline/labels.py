@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from conduit_dagster.connectors.base import ConnectorContext
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.sdk import ConnectorContext
 
 
 class Labels:

@@ -10,13 +10,13 @@ import msgspec
 
 from conduit_dagster.commit_log.manifest import LogManifest
 from conduit_dagster.commit_log.splits import behind, cut, reach, read_whole, relocated
-from conduit_dagster.connectors.base import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.refusals import log_gap, log_gone
 from conduit_dagster.connectors.pipeline.way import Way
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.state.readers import log_unit, oldest
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.connectors.file.lines import Mark, read_lines, scan
 from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
@@ -24,6 +23,7 @@ from conduit_dagster.connectors.pipeline.way import Way
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.state import storage
 from conduit_dagster.state.readers import PLUGIN
 

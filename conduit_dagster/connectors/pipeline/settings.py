@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from pydantic import Field
 
-from conduit_dagster.connectors.base import ConnectorSettings
+from conduit_dagster.sdk import ConnectorSettings
 
 
 class PipelineSourceSettings(ConnectorSettings):

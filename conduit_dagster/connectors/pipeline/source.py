@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from conduit_dagster.connectors.base import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
 from conduit_dagster.connectors.pipeline.logged import LogWay
 from conduit_dagster.connectors.pipeline.output import OutputWay
@@ -17,6 +16,7 @@ from conduit_dagster.connectors.pipeline.refusals import which_connector
 from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings, as_own
 from conduit_dagster.connectors.pipeline.upstream import Upstream, upstream_of
 from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN
 
 

@@ -6,8 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from conduit_dagster.connectors.base import Block, Limit, Position, ReadOptions, Split
 from conduit_dagster.connectors.pipeline.labels import Labels
+from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Split
 
 
 class Way(ABC):

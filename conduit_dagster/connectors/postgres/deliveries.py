@@ -7,10 +7,10 @@ from typing import NamedTuple, cast
 import psycopg
 from psycopg import errors, sql
 
-from conduit_dagster.connectors.base import Claimed, Delivery
 from conduit_dagster.connectors.postgres.errors import Verdicts
 from conduit_dagster.connectors.postgres.names import TableName
 from conduit_dagster.connectors.postgres.session import Connection
+from conduit_dagster.sdk import Claimed, Delivery
 
 NAME = "conduit_deliveries"
 KEPT_STEPS = 1_000

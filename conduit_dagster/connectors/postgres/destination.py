@@ -7,18 +7,6 @@ from typing import Any
 
 import psycopg
 
-from conduit_dagster.connectors.base import (
-    AlreadyClaimed,
-    Claim,
-    Claimed,
-    ConnectorContext,
-    Delivery,
-    Keys,
-    StagedDestination,
-    Target,
-    Writer,
-    WriterTask,
-)
 from conduit_dagster.connectors.postgres.check import check_columns, check_rights
 from conduit_dagster.connectors.postgres.deliveries import Claims
 from conduit_dagster.connectors.postgres.encode import TableEncoder
@@ -36,6 +24,18 @@ from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.connectors.postgres.writer import CopyWriter
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import (
+    AlreadyClaimed,
+    Claim,
+    Claimed,
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
 
 
 class PostgresDestination(StagedDestination):

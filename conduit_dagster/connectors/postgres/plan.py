@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import IO, NamedTuple
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.postgres.names import TableName
 from conduit_dagster.connectors.postgres.rows import Group, Index, Missing, read_index, read_missing
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state import storage
 
 _CHUNK = 1 << 18

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import psycopg
 from psycopg import sql
 
-from conduit_dagster.connectors.base import Claim, Delivery, Rejected
 from conduit_dagster.connectors.postgres.catalog import read_table
 from conduit_dagster.connectors.postgres.create import create_tables
 from conduit_dagster.connectors.postgres.deliveries import Claims, is_race
@@ -19,6 +18,7 @@ from conduit_dagster.connectors.postgres.session import Connection
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Claim, Delivery, Rejected
 
 
 class Publisher:

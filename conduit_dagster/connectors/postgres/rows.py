@@ -10,9 +10,9 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.postgres.names import TableName
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Part
 

@@ -8,10 +8,10 @@ from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration, PositiveDuration
-from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.connectors.postgres.names import listed, renamed
 from conduit_dagster.connectors.postgres.url import conninfo
 from conduit_dagster.expressions import ExpressionError, compile_template
+from conduit_dagster.sdk import ConnectorSettings
 
 
 def _refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:

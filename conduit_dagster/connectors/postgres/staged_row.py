@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from conduit_dagster.connectors.base import Delivery
 from conduit_dagster.connectors.postgres.rows import Group, read_index
 from conduit_dagster.record import Operation, Record
+from conduit_dagster.sdk import Delivery
 from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Part
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 
-from conduit_dagster.connectors.base import NewPart, Part, Refusal, Writer, WriterTask
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
 from conduit_dagster.connectors.postgres.names import TableName
@@ -13,6 +12,7 @@ from conduit_dagster.connectors.postgres.rows import Group, Index, Run, write_mi
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import NewPart, Part, Refusal, Writer, WriterTask
 
 
 class CopyWriter(Writer):

@@ -7,15 +7,6 @@ from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
-from conduit_dagster.connectors.base import (
-    ConnectorContext,
-    Delivery,
-    Keys,
-    StagedDestination,
-    Target,
-    Writer,
-    WriterTask,
-)
 from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
 from conduit_dagster.connectors.columnar.fitting import readable
 from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
@@ -24,6 +15,15 @@ from conduit_dagster.connectors.columnar.writer import ColumnsWriter
 from conduit_dagster.connectors.parquet.folder_columns import FolderColumns
 from conduit_dagster.connectors.spark.session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkDestinationSettings
+from conduit_dagster.sdk import (
+    ConnectorContext,
+    Delivery,
+    Keys,
+    StagedDestination,
+    Target,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.state import storage
 
 

@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.config.secrets import names_credential
-from conduit_dagster.connectors.base import ConnectorSettings
 from conduit_dagster.connectors.columnar.settings import ColumnsSettings, RowSourceSettings
+from conduit_dagster.sdk import ConnectorSettings
 
 _OPTION: Final = "option."
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.base import ConnectorContext, Limit, Position
 from conduit_dagster.connectors.parquet.position import parse_position
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.parquet.survey import Survey
@@ -17,6 +16,7 @@ from conduit_dagster.connectors.spark.landing import Landing, number_of
 from conduit_dagster.connectors.spark.session import has_session
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext, Limit, Position
 from conduit_dagster.state import storage
 
 

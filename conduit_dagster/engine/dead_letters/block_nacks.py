@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from conduit_dagster.connectors.base import Block
 from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.sdk import Block
 
 
 class Nacked(NamedTuple):

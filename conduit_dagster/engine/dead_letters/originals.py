@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
-from conduit_dagster.connectors.base import Block
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block
 
 
 class Originals:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conduit_dagster.connectors.base import Block, Writer
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, is_edit
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile, Letter
@@ -18,6 +17,7 @@ from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, Writer
 
 
 class SplitLetters:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from conduit_dagster.connectors.base import Block, ReadOptions
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.dead_letters.kept import keep
@@ -17,6 +15,7 @@ from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.staging import from_rows
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import Block, ReadOptions, StagedRecord
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from conduit_dagster.connectors.base import Replayed
 from conduit_dagster.engine.compiled import CompiledPipeline, Outlet
 from conduit_dagster.engine.dead_letters.missed import PIECES
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.record import Nack
+from conduit_dagster.sdk import Replayed
 
 
 class Branch(NamedTuple):

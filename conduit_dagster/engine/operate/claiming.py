@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conduit_dagster.connectors.base import Claim, Delivery
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.shipment import after
+from conduit_dagster.sdk import Claim, Delivery
 from conduit_dagster.state.steps import Child
 
 CAUSE = "an operator marks its records"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.moves import offset_of, span_of
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.sdk import StagedRecord
 
 
 @dataclass(frozen=True)

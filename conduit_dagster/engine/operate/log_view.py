@@ -12,7 +12,6 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.commit_log.entries import Entry
-from conduit_dagster.connectors.staged import staged_records
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -22,6 +21,7 @@ from conduit_dagster.engine.operate.refused import chosen, never_ran, refused
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.record import encode, mode_of
+from conduit_dagster.sdk import staged_records
 from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import StagedDelivery

@@ -6,7 +6,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.cut import Cut, cut_at, require_within
@@ -15,6 +14,7 @@ from conduit_dagster.engine.operate.open_delivery import OpenDelivery, finish_st
 from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.engine.operate.set_back import RESENDS, require_resending, set_back
 from conduit_dagster.engine.shipment import after
+from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.delivery_store import end_delivery, put_progress
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.offsets import move_offsets

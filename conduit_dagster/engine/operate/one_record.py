@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct import DirectSender
@@ -24,6 +23,7 @@ from conduit_dagster.engine.operate.open_delivery import (
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.shipment import Shipment, after
+from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.events import record_event
 from conduit_dagster.state.steps import Child
 

@@ -6,8 +6,6 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from conduit_dagster.connectors.base import Destination
-from conduit_dagster.connectors.staged import StagedRecord
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.delivery_records import DeliveryRecords
@@ -18,6 +16,7 @@ from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.engine.recover import prepared, shipped
 from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import Decision, StagedDelivery
 

@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.config.secrets import masked
-from conduit_dagster.connectors.base import Source
 from conduit_dagster.engine.operate.logs import LogView, logs_of
 from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.overview import collection_rows, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load

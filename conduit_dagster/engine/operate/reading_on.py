@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.base import Limit, Source
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.operate.positions import lag_of
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Limit, Source
 
 _LOOK = Limit(1, 65_536)
 

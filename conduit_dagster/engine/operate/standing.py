@@ -6,7 +6,6 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.connectors.staged import staged_records
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -14,6 +13,7 @@ from conduit_dagster.engine.operate.positions import joined_of, stored
 from conduit_dagster.engine.operate.readers import reader_facts, reader_offsets
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.offsets import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState, SourceState

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.base import Limit, ReadOptions
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.view import record_json
@@ -18,6 +17,7 @@ from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.trace import Passed, trace
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Limit, ReadOptions
 
 _BYTES = 64 << 20
 

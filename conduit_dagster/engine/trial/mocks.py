@@ -9,7 +9,8 @@ from typing_extensions import override
 from conduit_dagster.config.tests import Mock, RecordParts
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import (
+from conduit_dagster.record import Data, copy_document
+from conduit_dagster.sdk import (
     DROP,
     Drop,
     ProcessError,
@@ -18,7 +19,6 @@ from conduit_dagster.processors.base import (
     ProcessorSettings,
     Record,
 )
-from conduit_dagster.record import Data, copy_document
 
 
 class MockProcessor(Processor):

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.connectors.base import (
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import (
     AlreadyClaimed,
     Delivery,
     Destination,
@@ -22,7 +23,6 @@ from conduit_dagster.connectors.base import (
     Target,
     WriterTask,
 )
-from conduit_dagster.record import Record
 
 Make = Callable[[], Destination]
 Delivered = Callable[[], list[int]]
@@ -189,7 +189,7 @@ class Steps:
         if isinstance(destination, StagedDestination):
             return destination.publish(delivery)
         assert isinstance(destination, DirectDestination)
-        from conduit_dagster.connectors.staged import staged_records
+        from conduit_dagster.sdk import staged_records
 
         sender = destination.sender(SenderTask(delivery.hash, delivery.consumer, delivery.step))
         records = [one.record for one in staged_records(delivery)]

@@ -10,9 +10,9 @@ import pytest
 
 from conduit_dagster.engine.nodes import Node
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.base import Processor, ProcessorContext
 from conduit_dagster.processors.remembering import Remembering
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
+from conduit_dagster.sdk import Processor, ProcessorContext
 from conduit_dagster.testing.conformance.odd_records import odd_records
 
 _NODE = "p:x"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.connectors.base import Block, Keys, Limit, Position, ReadOptions, Source
 from conduit_dagster.record import OPERATIONS, Record
+from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source
 
 EVERYTHING = Limit(10**9, 10**12)
 Make = Callable[[], Source]

@@ -14,7 +14,7 @@ _TEXT = '''
 import json
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorSettings, Source, Split
+from conduit_dagster.sdk import ConnectorSettings, Source, Split
 from conduit_dagster.record import Record
 
 

@@ -14,8 +14,8 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from conduit_dagster.connectors.base import AlreadyClaimed, ConnectorSettings, Rejected, StagedDestination
-from conduit_dagster.connectors.staged import RecordWriter, staged_records
+from conduit_dagster.sdk import AlreadyClaimed, ConnectorSettings, Rejected, StagedDestination
+from conduit_dagster.sdk import RecordWriter, staged_records
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 

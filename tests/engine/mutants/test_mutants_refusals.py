@@ -108,7 +108,7 @@ POST = '''
 import json
 from pathlib import Path
 
-from conduit_dagster.connectors.base import ConnectorSettings, DirectDestination, Sender
+from conduit_dagster.sdk import ConnectorSettings, DirectDestination, Sender
 
 
 class Post(DirectDestination):

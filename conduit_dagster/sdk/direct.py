@@ -1,13 +1,14 @@
-"""What a direct destination sends with, and what it answers."""
+"""Destinations that a second Spark job sends to, record by record."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.sdk.destination import RecordStaging
 from conduit_dagster.turn import Turn
 
 
@@ -50,3 +51,18 @@ class Sender(ABC):
 
     def close(self) -> None:  # noqa: B027  # most hold nothing open
         """Called at the end, whatever happened."""
+
+
+class DirectDestination(RecordStaging):
+    """A destination that a second Spark job feeds with the staged records, in order, at least once.
+
+    Its sender acks or nacks single records; a delivery that was acked in part goes on behind its consumer's offset.
+    """
+
+    placement = "direct"
+    batch: ClassVar[int] = 1_000
+    """How many records :meth:`Sender.send` is given at a time, at most."""
+
+    @abstractmethod
+    def sender(self, task: SenderTask) -> Sender:
+        """A sender for one delivery. Runs in a task."""

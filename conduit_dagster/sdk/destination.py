@@ -1,16 +1,39 @@
-"""What all destinations share, wherever their records are published."""
+"""Destinations that the driver publishes to, and what they answer."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
-from conduit_dagster.connectors.base.context import ConnectorContext, ConnectorSettings, Strategy
-from conduit_dagster.connectors.base.delivery import Delivery, Target
-from conduit_dagster.connectors.base.ranges import Keys
-from conduit_dagster.connectors.base.verdicts import Claim, Claimed
-from conduit_dagster.connectors.base.writer import Writer, WriterTask
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
+from conduit_dagster.sdk.source import Keys
+from conduit_dagster.sdk.staging import Delivery, RecordWriter, Target, staged_records
+from conduit_dagster.sdk.writer import Writer, WriterTask
+
+Claim = Literal["split", "nacked"]
+Claimed = Literal["split", "nacked", "delivered"]
+
+
+class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
+    """What ``publish`` raises when the destination names the record that it refuses. Nothing of the delivery is in.
+
+    ``place`` counts the records of this delivery (of the child, for a child) from 0.
+    """
+
+    def __init__(self, place: int, nack: Nack) -> None:
+        super().__init__(f"record {place}: {nack.message}")
+        self.place = place
+        self.nack = nack
+
+
+class AlreadyClaimed(Exception):  # noqa: N818  # as above
+    """What ``publish`` raises when the delivery's hash is claimed at the destination as split or nacked."""
+
+    def __init__(self, state: Claim) -> None:
+        super().__init__(state)
+        self.state: Claim = state
 
 
 class Destination(ABC):
@@ -110,3 +133,53 @@ class Destination(ABC):
     def retarget(self, delivery: Delivery) -> Target | None:
         """Another target for a prepared delivery whose own one is lost, where the settings allow it; else None."""
         return None
+
+
+class RecordStaging(Destination):
+    """Its tasks stage whole records, each with its origin; so any range of them can be sent again."""
+
+    divisible = True
+    changes_records = False
+
+    def writer(self, task: WriterTask) -> Writer:
+        """Stages the records, each with its origin."""
+        return RecordWriter(task)
+
+
+class StagedDestination(Destination):
+    """Tasks stage with a writer of its own, the driver publishes each delivery all or nothing under its hash.
+
+    What ``publish`` raises decides what becomes of the delivery (DELIVERY.md, When publishing fails): a
+    ``ConduitError`` or an ``OSError`` is an outage, never a nack: the run stops and repeats the same delivery.
+    :class:`Rejected` names a record, which is nacked. Anything else is an unclassified bulk error: where the
+    destination is ``divisible`` the delivery is sent again as children.
+    """
+
+    placement = "staged"
+
+    def staged_row(self, delivery: Delivery, place: int) -> Record | None:
+        """What the delivery's record at this place holds, from its staged parts alone; None where they can't tell.
+
+        Asked of a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
+        was prepared: the dead letter is made of it. Only payloads, key and operation count.
+        """
+        return None
+
+    @abstractmethod
+    def publish(self, delivery: Delivery) -> Target:
+        """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""
+
+
+class DriverDestination(RecordStaging, StagedDestination):
+    """A destination whose records are few enough for the driver: ``deliver`` gets them in order, at least once."""
+
+    placement = "driver"
+
+    @abstractmethod
+    def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
+        """Takes the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
+
+    def publish(self, delivery: Delivery) -> Target:
+        """Reads the staged records back and hands them to :meth:`deliver`."""
+        self.deliver((staged.record for staged in staged_records(delivery)), delivery)
+        return delivery.target

@@ -1,0 +1,96 @@
+"""What authors of connectors and processors import; built-ins use nothing else.
+
+``read`` of a source and everything of a :class:`Writer`, a :class:`Sender` or a :class:`Processor` run in Spark tasks;
+the rest runs on the driver. Positions, horizons and targets are JSON values, chosen by the connector and opaque to the
+engine.
+"""
+
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
+from conduit_dagster.sdk.destination import (
+    AlreadyClaimed,
+    Claim,
+    Claimed,
+    Destination,
+    DriverDestination,
+    Rejected,
+    StagedDestination,
+)
+from conduit_dagster.sdk.direct import DirectDestination, Receipt, Sender, SenderTask
+from conduit_dagster.sdk.processor import (
+    DROP,
+    Drop,
+    Example,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+    Result,
+    Results,
+)
+from conduit_dagster.sdk.source import Block, Keys, Limit, Plain, Position, ReadOptions, Replayed, Source, Split
+from conduit_dagster.sdk.staging import (
+    Delivery,
+    Encoder,
+    RecordWriter,
+    StagedRecord,
+    StagedWriter,
+    Target,
+    staged_records,
+)
+from conduit_dagster.sdk.writer import NewPart, Refusal, Rows, Writer, WriterTask
+from conduit_dagster.state.steps import Part
+
+__all__ = [
+    "DROP",
+    "AlreadyClaimed",
+    "Block",
+    "Claim",
+    "Claimed",
+    "ConduitError",
+    "ConnectorContext",
+    "ConnectorSettings",
+    "Delivery",
+    "Destination",
+    "DirectDestination",
+    "DriverDestination",
+    "Drop",
+    "Encoder",
+    "Example",
+    "FatalError",
+    "Keys",
+    "Limit",
+    "Nack",
+    "NewPart",
+    "Part",
+    "Plain",
+    "Position",
+    "ProcessError",
+    "Processor",
+    "ProcessorContext",
+    "ProcessorSettings",
+    "ReadOptions",
+    "Receipt",
+    "Record",
+    "RecordWriter",
+    "Refusal",
+    "Rejected",
+    "Replayed",
+    "Result",
+    "Results",
+    "Rows",
+    "Sender",
+    "SenderTask",
+    "Source",
+    "Split",
+    "StagedDestination",
+    "StagedRecord",
+    "StagedWriter",
+    "Strategy",
+    "Target",
+    "TransientError",
+    "Writer",
+    "WriterTask",
+    "staged_records",
+]

@@ -1,0 +1,162 @@
+"""Deliveries, and their staged lines and records: written by tasks, read back by the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from conduit_dagster.connectors.formats import Refused, nack_of
+from conduit_dagster.record import Record, decode, envelope
+from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
+from conduit_dagster.state import storage
+from conduit_dagster.state.steps import Part
+
+Target = dict[str, Any]
+"""Where a delivery goes: JSON values, chosen by the destination and stored before anything is published."""
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """One step for one consumer, or a child of it (a range of its records), under its hash."""
+
+    hash: str
+    step: int
+    consumer: str
+    staging: str
+    """URL of the folder with its parts; empty when it could not be found any more."""
+    parts: tuple[Part, ...]
+    target: Target
+    skip: int = 0
+    """A child's name holds it: how many records of the delivery lie before the child's first."""
+    take: int | None = None
+    """How many records of the parts a child holds, from ``skip`` on; None: the parts hold just this delivery."""
+
+    @property
+    def records(self) -> int:
+        """How many records it holds."""
+        return sum(part.records for part in self.parts) if self.take is None else self.take
+
+    @property
+    def bytes(self) -> int:
+        """Its length in bytes as staged."""
+        return sum(part.bytes for part in self.parts)
+
+
+class Encoder(Protocol):
+    """Turns a block of records into bytes."""
+
+    def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
+        """The bytes of the records that can be encoded, in order, and the others' nacks."""
+        ...
+
+
+class StagedWriter(Writer):
+    """Encodes blocks with an encoder into one new file of the staging folder."""
+
+    def __init__(self, task: WriterTask, encoder: Encoder) -> None:
+        self._encoder = encoder
+        self._part = NewPart(task, "jsonl")
+        self._records = 0
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Encodes and appends; what cannot be encoded is refused."""
+        data, refused = self._encoder.encode_block(records)
+        if data:
+            self._part.write(data)
+        self._records += len(records) - len(refused)
+        return [Refusal(place, nack) for place, nack in refused]
+
+    def finish(self) -> Part | None:
+        """As the file beneath."""
+        return self._part.finish(self._records)
+
+    def abort(self) -> None:
+        """As the file beneath."""
+        self._part.abort()
+
+
+def staged_lines(delivery: Delivery) -> Iterator[bytes]:
+    """The staged lines of a delivery, in order; of a child just its own. For stagings of one line per record."""
+    skip, left = (0, None) if delivery.take is None else (delivery.skip, delivery.take)
+    for part in delivery.parts:
+        if skip >= part.records:
+            skip -= part.records
+            continue
+        with storage.open_read(storage.join(delivery.staging, part.name)) as file:
+            for line in islice(file, skip, None if left is None else skip + left):
+                yield line
+                left = None if left is None else left - 1
+        skip = 0
+        if left == 0:
+            return
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(tuple[str, int, msgspec.Raw]).decode
+
+
+class StagedRecord(NamedTuple):
+    """A record of a delivery, and where it came from."""
+
+    source: str
+    ordinal: int
+    """Its source record's place in the step's range of its source, from 0."""
+    record: Record
+
+
+class RecordWriter(Writer):
+    """Stages whole records with their origins: for destinations that take records, not bytes."""
+
+    def __init__(self, task: WriterTask) -> None:
+        self._lines = StagedWriter(task, _OriginLines(self))
+        self.source, self.first = "", 0
+        self.origins: Sequence[int] = ()
+
+    def place(self, source: str, first: int, origins: Sequence[int]) -> None:
+        """Keeps them for the next block."""
+        self.source, self.first, self.origins = source, first, origins
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Encodes and appends; what cannot be encoded is refused."""
+        return self._lines.write(records)
+
+    def finish(self) -> Part | None:
+        """As the file beneath."""
+        return self._lines.finish()
+
+    def abort(self) -> None:
+        """As the file beneath."""
+        self._lines.abort()
+
+
+class _OriginLines:
+    """``[source, ordinal, record]`` as one line of JSON."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+
+    def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
+        """As a format does."""
+        lines: list[bytes] = []
+        refused: Refused = []
+        source, first = self._writer.source, self._writer.first
+        for place, (record, origin) in enumerate(zip(records, self._writer.origins, strict=True)):
+            try:
+                lines.append(_encode((source, first + origin, envelope(record))) + b"\n")
+            except Exception as error:  # noqa: BLE001  # whatever a record holds is its own nack
+                refused.append((place, nack_of(error)))
+        return b"".join(lines), refused
+
+
+def staged_records(delivery: Delivery) -> Iterator[StagedRecord]:
+    """The records of a delivery that a :class:`RecordWriter` staged, in order; a line at a time in memory."""
+    return map(_staged, staged_lines(delivery))
+
+
+def _staged(line: bytes) -> StagedRecord:
+    source, ordinal, record = _decode(line)
+    return StagedRecord(source, ordinal, decode(record))
