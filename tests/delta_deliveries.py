@@ -9,8 +9,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from conduit_dagster.connectors.delta.destination import DeltaDestination
-from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings
+from conduit_dagster.connectors.delta.destination import DeltaDestination, DeltaDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import ConnectorContext, Delivery, WriterTask

@@ -10,13 +10,17 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from conduit_dagster.commit_log.metadata_column import METADATA, Metadata, SharedMetadata, decode_metadata
-from conduit_dagster.commit_log.payload_column import decode_payload, encode_payload
-from conduit_dagster.commit_log.repeated_column import (
+from conduit_dagster.commit_log.columns import (
+    METADATA,
     REPEATED,
     Column,
+    Metadata,
+    SharedMetadata,
+    decode_metadata,
+    decode_payload,
     decode_repeated,
     encode_constant,
+    encode_payload,
     encode_repeated,
 )
 from conduit_dagster.record import COLLECTION, MODE, Mode, Nack, Record, mode_of

@@ -11,8 +11,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.layout import LogFolder
-from conduit_dagster.commit_log.written import Written
+from conduit_dagster.commit_log.writer import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import cut, reach, read_whole, relocated
+from conduit_dagster.commit_log.splits import LogManifest, cut, reach, read_whole, relocated
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source, Split
 

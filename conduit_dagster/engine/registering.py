@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from conduit_dagster.commit_log.manifest import LogManifest
+from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder

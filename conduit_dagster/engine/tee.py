@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from conduit_dagster.commit_log.entries import decode_batch, decode_rows, encode_block, encode_plain
-from conduit_dagster.commit_log.part_file import PartFile
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.inlets import Inlet
 from conduit_dagster.engine.log_source import LogSource

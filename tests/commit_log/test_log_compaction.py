@@ -8,11 +8,10 @@ import pytest
 from commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
 from kills import at, crashing
 
-from conduit_dagster.commit_log.compaction import Compacted, Compactor
+from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_upto
 from conduit_dagster.commit_log.entries import decode_batch
-from conduit_dagster.commit_log.layout import hidden
 from conduit_dagster.commit_log.reader import MissingPartError, read, read_current
-from conduit_dagster.commit_log.retention import handled_upto
+from conduit_dagster.commit_log.writer import hidden
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.transactions import Transactions

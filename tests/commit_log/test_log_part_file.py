@@ -13,10 +13,8 @@ from commit_log_lab import SOURCE, LogLab
 from small_disk import no_file_beyond
 
 from conduit_dagster.commit_log.entries import decode_batch, encode_block
-from conduit_dagster.commit_log.layout import hidden
-from conduit_dagster.commit_log.part_file import PartFile
 from conduit_dagster.commit_log.reader import read
-from conduit_dagster.commit_log.written import Last
+from conduit_dagster.commit_log.writer import Last, PartFile, hidden
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state import storage
 

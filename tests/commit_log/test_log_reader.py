@@ -8,9 +8,8 @@ import pytest
 from commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster.commit_log.entries import decode_entries, encode_block
-from conduit_dagster.commit_log.layout import LogFolder, hidden
-from conduit_dagster.commit_log.part_file import PartFile
 from conduit_dagster.commit_log.reader import MissingPartError, read, verify
+from conduit_dagster.commit_log.writer import LogFolder, PartFile, hidden
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.state import storage

@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline import output
-from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings
-from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
@@ -217,7 +216,7 @@ def test_another_file_while_a_range_is_measured(chain: Chain, monkeypatch: Patch
 def test_another_file_between_verify_and_split(chain: Chain, monkeypatch: Patch) -> None:
     chain.publish(OURS)
     end = chain.end()
-    monkeypatch.setattr(chain.source._way, "_behind", _after(chain.source._way._behind, chain.replace))  # type: ignore[attr-defined]
+    monkeypatch.setattr(chain.source._mode, "_behind", _after(chain.source._mode._behind, chain.replace))  # type: ignore[attr-defined]
     gone(lambda: chain.split(end), "another file")
 
 

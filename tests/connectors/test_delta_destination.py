@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from kills import hooked
 from waiting import at_once
 
-from conduit_dagster.connectors.columnar import parquet_part
+from conduit_dagster.connectors.columnar import writer as columns_writer
 from conduit_dagster.connectors.delta.destination import DeltaDestination
 from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.sdk import WriterTask
@@ -116,7 +116,7 @@ def test_a_copy_of_a_project_never_touches_the_files_of_the_other(tmp_path: Path
 
 def test_the_same_rows_in_other_blocks_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Recovery stages a lost part again and compares digests; several row groups, with pages of their own inside."""
-    monkeypatch.setattr(parquet_part, "ROW_GROUP_BYTES", 4 << 20)
+    monkeypatch.setattr(columns_writer, "ROW_GROUP_BYTES", 4 << 20)
     destination = make(tmp_path, columns="i:long, s:string, n:double")
     documents = [{"i": n, "s": f"{n:x}" * (n % 50), **({"n": n / 3} if n % 3 else {})} for n in range(60_000)]
     parts = []

@@ -10,8 +10,7 @@ from delta_deliveries import ids, make, numbers, stage
 from deltalake import DeltaTable, write_deltalake
 from kills import at
 
-from conduit_dagster.connectors.delta.destination import DeltaDestination
-from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings
+from conduit_dagster.connectors.delta.destination import DeltaDestination, DeltaDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext

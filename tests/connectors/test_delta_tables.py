@@ -13,7 +13,7 @@ from deltalake import Schema as DeltaSchema
 from pydantic import ValidationError
 from waiting import at_once
 
-from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings
+from conduit_dagster.connectors.delta.destination import DeltaDestinationSettings
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 

@@ -12,8 +12,7 @@ from file_changes import NEW, OLD, rotate, write
 from file_reading import Reader, append
 
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import Found
-from conduit_dagster.connectors.file.tracked import Tracked
+from conduit_dagster.connectors.file.listing import Found, Tracked
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import at_once
 
-from conduit_dagster.connectors.columnar import parquet_part
+from conduit_dagster.connectors.columnar import writer as columns_writer
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
-from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings
+from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -149,7 +149,7 @@ def test_what_is_no_document_is_refused(tmp_path: Path) -> None:
 
 def test_the_same_rows_in_other_blocks_are_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost part is staged again, and its digest compared; several row groups."""
-    monkeypatch.setattr(parquet_part, "ROW_GROUP_BYTES", 100_000)
+    monkeypatch.setattr(columns_writer, "ROW_GROUP_BYTES", 100_000)
     whole = pa.table({"i": list(range(60_000)), "s": [f"{n:x}" for n in range(60_000)]})
     parts = []
     for size in (700, 9_999, 60_000):

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from conduit_dagster.connectors.parquet import footer, survey
-from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
-from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
-from conduit_dagster.connectors.parquet.source import ParquetSource
+from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position, ReadOptions, Rows

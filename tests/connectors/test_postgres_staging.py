@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 from postgres_lab import PostgresLab, change, child, create
 
-from conduit_dagster.connectors.postgres.copy_text import copy_lines
+from conduit_dagster.connectors.postgres.encode import copy_lines
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Delivery, Keys

@@ -21,7 +21,7 @@ from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.log import LogDestination
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
-from conduit_dagster.connectors.parquet.settings import ParquetDestinationSettings
+from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
 from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (

@@ -19,10 +19,8 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
-from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings
-from conduit_dagster.connectors.parquet.source import ParquetSource
-from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings
-from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
+from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.record import Record

@@ -1,11 +1,16 @@
-"""Columns as a pipeline file names them, and the Arrow types that JSON documents are read into."""
+"""Columns as a pipeline file names them or a new table gets them, and the Arrow types that documents are read into."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
 
 import pyarrow as pa
+from pydantic import Field, field_validator
+
+from conduit_dagster.record import Document
+from conduit_dagster.sdk import ConnectorSettings
 
 Schema = Any
 """A ``pyarrow.Schema``; the library has no types."""
@@ -79,3 +84,78 @@ def primitive(kind: str) -> DataType | None:
         return _TYPES.get(kind)
     precision, scale = int(decimal[1]), int(decimal[2])
     return pa.decimal128(precision, scale) if scale <= precision <= 38 and precision > 0 else None
+
+
+class RowSourceSettings(ConnectorSettings):
+    """Of a source of rows."""
+
+    key: str = ""
+    """Columns that make the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The key's columns."""
+        return [name for part in self.key.split(",") if (name := part.strip())]
+
+
+class ColumnsSettings(ConnectorSettings):
+    """Of a destination with a column per field."""
+
+    columns: str = ""
+    """The columns of a new table or folder, such as ``id:long, name:string, amount:decimal(10,2)``; one that is there
+    must have them. Empty: those of the first rows; of documents, the first block's: a field's first value decides the
+    type, and a field that is only null is a string."""
+    unknown_fields: Literal["refuse", "ignore"] = Field("refuse", alias="unknown-fields")
+    """What to do with a record that has a field, even a null one, for which there is no column: ``refuse`` nacks it;
+    ``ignore`` leaves that field out."""
+
+    @field_validator("columns")
+    @classmethod
+    def _check_columns(cls, columns: str) -> str:
+        parse_columns(columns)
+        return columns
+
+
+_DEEPEST = 32
+
+
+def infer(documents: Sequence[Document]) -> Schema:
+    """A column per field; the first value that is not null decides its type, and long with double is double.
+
+    As in Spark, what is only null is a string. A field with no possible column is left out: an empty object, a name
+    that Delta forbids or that differs from another's in case only, more than 32 levels.
+    """
+    return pa.schema(_fields(documents, 0))
+
+
+def _fields(documents: Iterable[Document], depth: int) -> list[Any]:
+    values: dict[str, list[Any]] = {}
+    for document in documents:
+        for name, value in document.items():
+            values.setdefault(name, []).append(value)
+    spelled: set[str] = set()
+    fields: list[Any] = []
+    for name, given in values.items():
+        made = _type([value for value in given if value is not None], depth)
+        if made is not None and is_name(name) and name.lower() not in spelled:
+            spelled.add(name.lower())
+            fields.append(pa.field(name, made))
+    return fields
+
+
+def _type(values: list[Any], depth: int) -> DataType | None:
+    first = values[0] if values else ""
+    if depth > _DEEPEST:
+        return None
+    if isinstance(first, bool):
+        return pa.bool_()
+    if isinstance(first, int | float):
+        return pa.float64() if any(isinstance(value, float) for value in values) else pa.int64()
+    if isinstance(first, dict):
+        fields = _fields((value for value in values if isinstance(value, dict)), depth + 1)
+        return pa.struct(fields) if fields else None
+    if isinstance(first, list):
+        items = [item for value in values if isinstance(value, list) for item in value if item is not None]
+        item = _type(items, depth + 1)
+        return None if item is None else pa.list_(pa.field("element", item))
+    return pa.string()

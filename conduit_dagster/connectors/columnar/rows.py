@@ -7,12 +7,13 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from conduit_dagster.connectors.columnar.columns import DataType, Schema
-from conduit_dagster.connectors.columnar.fitting import Table, documented
-from conduit_dagster.connectors.columnar.misfit import Misfit
+from conduit_dagster.connectors.columnar.fitting import Misfit, Table, documented
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.record import Document, Nack
 
@@ -102,3 +103,39 @@ def _fits(value: Any, kind: DataType) -> bool:
     except pa.ArrowException:
         return False
     return True
+
+
+_types: Any = pa.types
+_compute: Any = pc
+_ITEM = 16
+"""A guess for what is inside lists and maps."""
+
+
+def row_sizes(table: Any) -> Any:
+    """Bytes of each row, about, as a numpy array of int64."""
+    sizes = np.full(table.num_rows, 1, np.int64)
+    for column in table.columns:
+        sizes += _sizes(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)
+    return sizes
+
+
+def _sizes(array: Any) -> Any:
+    kind = array.type
+    if _types.is_string(kind) or _types.is_binary(kind) or _types.is_large_string(kind) or _types.is_large_binary(kind):
+        return 4 + _counts(_compute.binary_length(array))
+    if _types.is_struct(kind):
+        return sum((_sizes(child) for child in array.flatten()), np.zeros(len(array), np.int64))
+    if _types.is_list(kind) or _types.is_large_list(kind):
+        return 4 + _ITEM * _counts(_compute.list_value_length(array))
+    return np.full(len(array), _width(kind), np.int64)
+
+
+def _counts(lengths: Any) -> Any:
+    return lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+
+
+def _width(kind: Any) -> int:
+    try:
+        return max(1, kind.bit_width // 8)
+    except ValueError:
+        return _ITEM

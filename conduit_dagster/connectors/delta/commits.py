@@ -1,26 +1,118 @@
-"""The commit that makes a delivery part of a table, once."""
+"""The commit that makes a delivery part of a table, once; the parts that it names; and the durability of its log."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
+import secrets
 import time
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
+import fsspec
 import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
 from conduit_dagster.connectors.columnar.columns import Schema
-from conduit_dagster.connectors.delta.durable import LogSync
-from conduit_dagster.connectors.delta.place import names, place
 from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.connectors.linking import link
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Delivery
+from conduit_dagster.sdk import Delivery, Part
 from conduit_dagster.state import storage
+
+
+class LogSync:
+    """Syncs log entries once each: another writer's too, for ours is worth nothing behind a lost one."""
+
+    def __init__(self, root: Path | None) -> None:
+        self._log = None if root is None else root / "_delta_log"
+        self._upto = -1
+
+    def sync(self, version: int) -> None:
+        """The entries up to ``version``, and the checkpoint that a reader would start from. Local tables only."""
+        if self._log is None:
+            return
+        checkpoint = self._checkpoint(self._log)
+        known = self._upto if self._upto <= version else -1  # a table made anew counts from 0
+        for at in range(max(checkpoint, known + 1), version + 1):
+            self._one(self._log / f"{at:020d}.json")
+        self._one(self._log / f"{checkpoint:020d}.checkpoint.parquet")
+        self._one(self._log / "_last_checkpoint")
+        storage.sync(str(self._log))
+        storage.sync(str(self._log.parent))
+        self._upto = version
+
+    def _one(self, path: Path) -> None:
+        if path.exists():
+            storage.sync(str(path))
+
+    def _checkpoint(self, log: Path) -> int:
+        try:
+            return int(json.loads((log / "_last_checkpoint").read_bytes())["version"])
+        except (FileNotFoundError, KeyError, ValueError):
+            return 0
+
+
+def names(delivery: Delivery, app: str) -> list[str]:
+    """The delivery's files, by step and part: a repeat puts the same bytes under the same names, and nobody else any.
+
+    ``app`` is the application transaction's name: copies of a project have the same delivery hashes.
+    """
+    own = hashlib.sha256(f"{app} {delivery.hash}".encode()).hexdigest()[:16]
+    return [f"part-{delivery.step:012d}-{i:05d}-{own}.zstd.parquet" for i in range(len(delivery.parts))]
+
+
+def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
+    """Puts the parts that the ledger names into the table's folder, durably. No reader sees them before the commit.
+
+    May be repeated, also by two at once. Raises ``FatalError`` where a staged part is not what the ledger says.
+    """
+    for part, name in zip(delivery.parts, files, strict=True):
+        staged, final = storage.join(delivery.staging, part.name), storage.join(root, name)
+        if storage.size(final) == part.bytes and storage.digest(final) == (part.bytes, part.sha256):
+            continue
+        _require_whole(staged, part)
+        local, into = storage.local_path(staged), storage.local_path(final)
+        if local is not None and into is not None:
+            _replace(local, into)
+        else:
+            _copy(staged, final)
+    storage.sync(root)
+
+
+def _require_whole(staged: str, part: Part) -> None:
+    found = storage.size(staged)
+    if found is not None and found != part.bytes:
+        raise FatalError(
+            f"the staged part {part.name} is {found} bytes long, its ledger says {part.bytes}",
+            code="delivery.staging_damaged",
+            place=staged,
+            fix="look at the disk that holds the table; remove that file and run again to have the step staged anew",
+        )
+
+
+def _replace(staged: Path, final: Path) -> None:
+    """A second name for the file, put into its place at once."""
+    # no hidden name: what a crash leaves here is vacuum's to remove
+    ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
+    link(staged, ready)
+    # vacuum goes by age: a step that waited for days must not be taken for an old orphan before its commit
+    os.utime(ready)
+    ready.replace(final)
+    ready.unlink(missing_ok=True)  # renaming one name of a file onto another of the same file leaves both
+
+
+def _copy(staged: str, final: str) -> None:
+    fs: Any
+    fs, source = fsspec.core.url_to_fs(staged)
+    fs.cp_file(source, fsspec.core.url_to_fs(final)[1])
+
 
 ATTEMPTS: Final = 30
 """How often a commit is tried while other writers commit in between."""

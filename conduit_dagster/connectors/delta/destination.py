@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
+
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
-from conduit_dagster.connectors.columnar.parquet_part import ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.columnar.writer import ColumnsWriter
+from conduit_dagster.connectors.columnar.writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.delta.commits import Commits
-from conduit_dagster.connectors.delta.settings import DeltaDestinationSettings, as_delta
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import (
-    ConnectorContext,
-    Delivery,
-    Keys,
-    StagedDestination,
-    Target,
-    Writer,
-    WriterTask,
-)
+from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
 from conduit_dagster.state import storage
+
+
+class DeltaDestinationSettings(ColumnsSettings):
+    """Appends the documents of created and snapshot records to a Delta Lake table, a column per field."""
+
+    path: str
+    """The table's folder, or a URL that ``deltalake`` opens. Where there is no table, the first records make one."""
+    app_id: str = Field("", alias="app-id")
+    """The name under which the table remembers what this pipeline delivered; empty: ``conduit:PIPELINE:CONNECTOR``. To
+    be changed where another project writes under the same name, or after this pipeline's state was deleted."""
+
+    @field_validator("path")
+    @classmethod
+    def _not_empty(cls, path: str) -> str:
+        if not path.strip():
+            raise PydanticCustomError("path", "path is empty", {"fix": "name the table's folder"})
+        return path
+
+
+def as_delta(settings: Any) -> DeltaDestinationSettings:
+    """The settings as the destination's own model."""
+    return cast(DeltaDestinationSettings, settings)
+
 
 STAGING = "_conduit_staging"
 """Inside the table's folder, so that a part gets its final name without being copied; readers and vacuum skip it."""

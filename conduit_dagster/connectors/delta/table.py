@@ -1,20 +1,21 @@
-"""The Delta table: opening and creating it, and the errors of the library as ours."""
+"""The Delta table: opening and creating it, its columns, and the errors of the library as ours."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 
-from conduit_dagster.connectors.columnar.columns import Schema
-from conduit_dagster.connectors.delta.columns import writable
+from conduit_dagster.connectors.columnar.columns import DataType, Schema, primitive
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state import storage
 from conduit_dagster.state.storage import sync_entry
@@ -147,3 +148,47 @@ class Table:
 def _without_secrets(url: str) -> str:
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+_COMPUTED: Final = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
+
+
+def writable(delta_schema: str) -> Schema:
+    """What JSON documents can fill of a table's schema (Delta's JSON); other columns are left out, and so null.
+
+    Raises ``ValueError`` naming a column that can't be left out.
+    """
+    return pa.schema(_fields(json.loads(delta_schema)["fields"], ""))
+
+
+def _fields(fields: list[dict[str, Any]], inside: str) -> list[Any]:
+    kept: list[Any] = []
+    for field in fields:
+        made = _type(field["type"], f"{inside}{field['name']}.")
+        if any(key in field["metadata"] for key in _COMPUTED):
+            raise ValueError(f"column {inside}{field['name']} is computed or checked by Delta")
+        if made is not None:
+            kept.append(_nullable_or_not(field["name"], made, field["nullable"], inside))
+        elif not field["nullable"]:
+            raise ValueError(f"column {inside}{field['name']} is required and of a type that JSON can't fill")
+    return kept
+
+
+def _type(kind: Any, inside: str) -> DataType | None:
+    """None for what JSON has no value for: binary, maps, variants, and dates inside others."""
+    if isinstance(kind, str):
+        return None if kind == "date" and inside.count(".") > 1 else primitive(kind)
+    if kind["type"] == "struct":
+        fields = _fields(kind["fields"], inside)
+        return pa.struct(fields) if fields else None
+    if kind["type"] == "array":
+        item = _type(kind["elementType"], f"{inside}element.")
+        return None if item is None else pa.list_(_nullable_or_not("element", item, kind["containsNull"], inside))
+    return None
+
+
+def _nullable_or_not(name: str, kind: DataType, nullable: bool, inside: str) -> Any:
+    # Arrow's reader takes a null object for one whose required fields are null
+    if nullable and pa.types.is_struct(kind) and not all(field.nullable for field in kind):
+        raise ValueError(f"column {inside}{name} may be null, and has required fields inside")
+    return pa.field(name, kind, nullable)

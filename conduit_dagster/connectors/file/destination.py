@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.file.laid_out import LaidOut
-from conduit_dagster.connectors.file.layout import Layout
+from conduit_dagster.connectors.file.layout import LaidOut, Layout
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
 from conduit_dagster.connectors.formats import make_format
-from conduit_dagster.sdk import ConnectorContext, Keys, StagedWriter, Strategy, Writer, WriterTask
+from conduit_dagster.sdk import (
+    ConnectorContext,
+    Keys,
+    StagedWriter,
+    Strategy,
+    Writer,
+    WriterTask,
+)
 
 
 class FileDestination(LaidOut):

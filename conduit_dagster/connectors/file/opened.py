@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Final
 
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import Found, found_of
-from conduit_dagster.connectors.file.tracked import MARK, Tracked, mark_of
+from conduit_dagster.connectors.file.listing import MARK, Found, Tracked, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
 from conduit_dagster.state import storage
 

@@ -4,19 +4,52 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from conduit_dagster.connectors.file.layout import Layout
-from conduit_dagster.connectors.file.mending import mend
+from conduit_dagster.connectors.file.listing import Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery
-from conduit_dagster.connectors.file.tracked import Tracked
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import ConnectorContext, Delivery, Target
 from conduit_dagster.state import storage
+
+_PIECE = 1 << 20
+_ZEROS = re.compile(rb"\0+")
+
+
+def mend(file: WritableFile, last: Target) -> None:
+    """Fills the range of the last delivery, ``base`` to ``length``, and makes it durable; may be repeated by anybody.
+
+    Bytes behind the file's end, and zero bytes that a power cut left in parts that are not whole, become line ends: a
+    torn line ends before the next delivery's first. Nothing outside the range is touched, and nothing that is there.
+    Raises ``OSError``; what is filled by then stays, and a repeat goes on.
+    """
+    size, at = file.found.size, last["base"]
+    for length, sha256 in last["parts"]:
+        if digest(file, at, length) != (length, sha256):
+            _end_holes(file, at, min(length, size - at))
+        at += length
+    _fill(file, size, last["length"])
+    os.fsync(file.descriptor)
+
+
+def _end_holes(file: WritableFile, at: int, length: int) -> None:
+    if length <= 0:
+        return
+    for piece in file.chunks(at, length):
+        for hole in _ZEROS.finditer(piece):
+            _fill(file, at + hole.start(), at + hole.end())
+        at += len(piece)
+
+
+def _fill(file: WritableFile, at: int, end: int) -> None:
+    while at < end:
+        at += os.pwrite(file.descriptor, b"\n" * min(_PIECE, end - at), at)
 
 
 class _Span(NamedTuple):

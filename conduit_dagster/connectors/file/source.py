@@ -8,17 +8,13 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.file.drain import Drain
-from conduit_dagster.connectors.file.lines import Mark, scan
-from conduit_dagster.connectors.file.listing import Found, is_many
+from conduit_dagster.connectors.file.listing import FilePosition, Found, Tracked, is_many, parse_position, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
-from conduit_dagster.connectors.file.ranges import cut_at, moved, split_of
-from conduit_dagster.connectors.file.reader import Reader
+from conduit_dagster.connectors.file.reader import Mark, Reader, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.reader import moved as moved_away
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
-from conduit_dagster.connectors.file.steps import Bound, FileSteps, Step, next_line
+from conduit_dagster.connectors.file.steps import Bound, Drain, FileSteps, Step, next_line
 from conduit_dagster.connectors.file.survey import Places, Seen, Surveyor, open_tracked
-from conduit_dagster.connectors.file.tracked import FilePosition, Tracked, parse_position, parse_tracked
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
@@ -128,7 +124,7 @@ class FileSource(Source):
     def verify(self, start: Position, end: Position) -> None:
         """Every file of the range still holds it, unchanged as far as its mark tells."""
         places = self._surveyor.places()
-        for _, last in moved(parse_position(start), parse_position(end)):
+        for _, last in advanced(parse_position(start), parse_position(end)):
             self._open(last, places).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
@@ -156,7 +152,7 @@ class FileSource(Source):
         """The files before the boundary's are read whole, those after it not at all."""
         cut, before = parse_tracked(boundary), parse_position(start)
         changed: dict[int, Tracked] = {}
-        for first, last in moved(before, parse_position(end)):
+        for first, last in advanced(before, parse_position(end)):
             if last.number == cut.number:
                 if cut.offset > first.offset:
                     changed[cut.number] = cut_at(cut, last)
@@ -167,7 +163,7 @@ class FileSource(Source):
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Cuts between lines, near equal numbers of bytes."""
         places, splits, ordinal = self._surveyor.places(), list[Split](), 0
-        ranges = list(moved(parse_position(start), parse_position(end)))
+        ranges = list(advanced(parse_position(start), parse_position(end)))
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
         for first, last in ranges:
             with self._open(last, places) as opened:

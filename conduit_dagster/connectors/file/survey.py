@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from conduit_dagster.connectors.file.listing import Found, list_family, list_many
+from conduit_dagster.connectors.file.listing import FilePosition, Found, Tracked, list_family, list_many
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
-from conduit_dagster.connectors.file.quiet import Quiet
 from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.connectors.file.tracked import FilePosition, Tracked
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
+
+
+class Quiet:
+    """Tells since when a file has not changed. Remembers files whose own time does not say so."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int, float]] = {}
+
+    def seconds(self, found: Found) -> float:
+        """Return the seconds since the file's last change.
+
+        A remote file, or one whose time lies in the future, is quiet since it was first seen as it is now.
+        """
+        age = time.time_ns() - found.modified
+        if found.modified and age >= 0:
+            return age / 1e9
+        known = self._seen.get(found.ident)
+        if known is None or known[:2] != (found.size, found.modified):
+            known = self._seen[found.ident] = (found.size, found.modified, time.monotonic())
+        return time.monotonic() - known[2]
+
 
 Places = dict[str, list[Found]]
 """The files there are, by inode where they have one, else by name."""

@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, cast
 
-from conduit_dagster.connectors.parquet.listed import ListedFiles
+from pydantic import field_validator
+
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
+from conduit_dagster.connectors.file.settings import not_empty
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.parquet.settings import ParquetSourceSettings, as_source
-from conduit_dagster.connectors.parquet.survey import Survey
+from conduit_dagster.connectors.parquet.survey import ListedFiles, Survey
 from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.state import storage
+
+
+class ParquetSourceSettings(RowSourceSettings):
+    """Reads the rows of Parquet files, each a document. Files are read by name, and are not expected to change."""
+
+    path: str
+    """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read as they come."""
+
+    _check_path = field_validator("path")(not_empty)
+
+
+class ParquetDestinationSettings(ColumnsSettings):
+    """Writes the documents of created and snapshot records as Parquet files, a folder per step."""
+
+    path: str
+    """The folder. Every step becomes a folder of files in it, visible at once."""
+    compression: Literal["zstd", "snappy", "gzip", "none"] = "zstd"
+    """How pages are compressed."""
+
+    _check_path = field_validator("path")(not_empty)
+
+
+def as_source(settings: Any) -> ParquetSourceSettings:
+    """The settings as the source's own model."""
+    return cast(ParquetSourceSettings, settings)
+
+
+def as_destination(settings: Any) -> ParquetDestinationSettings:
+    """The settings as the destination's own model."""
+    return cast(ParquetDestinationSettings, settings)
 
 
 class ParquetSource(RowFiles):

@@ -2,13 +2,103 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from conduit_dagster.connectors.file.listing import Found
+import msgspec
+
+from conduit_dagster.connectors.file.listing import Found, is_many, list_many, look
+from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.connectors.parquet.footer import Footer, read_footer
-from conduit_dagster.connectors.parquet.position import ParquetPosition, ReadFile
-from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.learn import learn
+from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
+
+
+def _fixed(path: str, root: str) -> Path:
+    """The folder that a folder or glob begins with."""
+    parts = Path(path.removeprefix("file://")).parts
+    many = next((place for place, part in enumerate(parts) if GLOB & set(part)), len(parts))
+    return Path(root, *parts[:many])
+
+
+class ListedFiles:
+    """By name; hidden ones are left out."""
+
+    ordered = False
+
+    def __init__(self, path: str, resolved: str, root: str) -> None:
+        """``path`` as written, ``resolved`` against the project's ``root``."""
+        self._path, self._resolved, self._root = path, resolved, root
+
+    def files(self) -> list[Found]:
+        """All there are now. Raises ``TransientError`` where the one file that was named is missing."""
+        # looked at each time: a folder may appear later
+        if is_many(self._path, self._root):
+            fixed = _fixed(self._path, self._root)
+            # two folders of a glob may have files of one name
+            return [
+                found._replace(name=os.path.relpath(found.url, fixed)) for found in list_many(self._path, self._root)
+            ]
+        found = look(self._resolved, self._resolved.rsplit("/", 1)[-1])
+        if found is None:
+            raise TransientError(
+                f"there is no file {self._path}",
+                code="parquet.missing",
+                place=self._resolved,
+                fix="create it, or correct the setting path",
+            )
+        return [found]
+
+
+class ReadFile(msgspec.Struct, frozen=True):
+    """One file, and how many of its rows lie before the position. Known by its name and its footer."""
+
+    name: str
+    mark: str
+    number: int
+    """The how-manieth file of the source it is, from 0."""
+    rows: int
+    """Of the whole file."""
+    done: int = 0
+
+    @property
+    def ident(self) -> tuple[str, str]:
+        """What tells files apart: a name that comes back with another content is another file."""
+        return self.name, self.mark
+
+
+class ParquetPosition(msgspec.Struct, frozen=True):
+    """Every file that is still there, and of which something was read, in reading order."""
+
+    seen: int = 0
+    files: tuple[ReadFile, ...] = ()
+
+    def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
+        """The position with these files in their new states, new ones at the end."""
+        kept = [moved.get(file.number, file) for file in self.files]
+        known = {file.number for file in self.files}
+        fresh = [file for number, file in moved.items() if number not in known]
+        return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON value that the engine stores."""
+        return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
+
+
+def parse_position(value: Any) -> ParquetPosition:
+    """The position behind a stored JSON value."""
+    return msgspec.convert(value, ParquetPosition)
+
+
+def parse_file(value: Any) -> ReadFile:
+    """The file behind a split's start or a boundary."""
+    return msgspec.convert(value, ReadFile)
+
+
+learn(ParquetPosition, ReadFile)
+
 
 _KEPT = 10_000
 """Footers that are remembered, also of files that are gone."""

@@ -8,19 +8,16 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.commit_log.manifest import LogManifest
-from conduit_dagster.commit_log.splits import behind, cut, reach, read_whole, relocated
-from conduit_dagster.connectors.pipeline.labels import Labels
+from conduit_dagster.commit_log.splits import LogManifest, behind, cut, reach, read_whole, relocated
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
-from conduit_dagster.connectors.pipeline.refusals import log_gap, log_gone
-from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, log_gap, log_gone
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions, Split
 from conduit_dagster.state.readers import log_unit, oldest
 
 
-class LogWay(Way):
+class LogReadMode(ReadMode):
     """Its entries by offset; a position is the offset behind a record, as is the record's own.
 
     Entries that were nacked before they were logged are passed over: they are dead letters over there.

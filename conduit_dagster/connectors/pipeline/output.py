@@ -8,18 +8,14 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.connectors.file.lines import Mark, read_lines, scan
-from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.connectors.file.listing import MARK, Found, Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
-from conduit_dagster.connectors.file.reach import reach
+from conduit_dagster.connectors.file.reader import Mark, read_lines, scan
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
-from conduit_dagster.connectors.file.tracked import MARK, Tracked
-from conduit_dagster.connectors.pipeline.labels import Labels
-from conduit_dagster.connectors.pipeline.line_formats import parser
+from conduit_dagster.connectors.file.steps import reach
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
-from conduit_dagster.connectors.pipeline.published import Piece, Published
-from conduit_dagster.connectors.pipeline.refusals import no_record, output_gone
-from conduit_dagster.connectors.pipeline.way import Way
+from conduit_dagster.connectors.pipeline.published import Piece, Published, parser
+from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
 from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -78,7 +74,7 @@ def _place(position: Any) -> _Place:
     return msgspec.convert(position, _Place)
 
 
-class OutputWay(Way):
+class OutputReadMode(ReadMode):
     """What is published of it, line by line, in the order in which it was."""
 
     def __init__(

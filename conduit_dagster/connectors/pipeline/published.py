@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.record import Record, decode
 from conduit_dagster.state.schema import consumers
 
 
@@ -64,3 +66,33 @@ class Published:
             for part in sorted(folder.glob("part-*")):
                 found, made = part.stat(), birth.birth_of(str(part))
                 yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made)
+
+
+Parse = Callable[[bytes], Record]
+
+
+def parser(name: str) -> Parse:
+    """How lines of a format are read: whole records again, documents, or, of a template, raw lines.
+
+    It raises ``ValueError`` for a line that is no record; msgspec's errors are some.
+    """
+    return {"opencdc/json": _whole, "payload/json": _payload}.get(name, _raw)
+
+
+def _whole(line: bytes) -> Record:
+    return decode(line)
+
+
+def _payload(line: bytes) -> Record:
+    """Raw payloads are written as they are, and may look like anything."""
+    try:
+        value = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError):
+        return _raw(line)
+    if value is None:
+        return Record(0, {})
+    return Record(0, {}, value) if isinstance(value, dict) else _raw(line)
+
+
+def _raw(line: bytes) -> Record:
+    return Record(0, {}, line)

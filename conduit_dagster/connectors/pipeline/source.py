@@ -4,20 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
+from pydantic import Field
 from typing_extensions import override
 
-from conduit_dagster.connectors.pipeline.labels import Labels
-from conduit_dagster.connectors.pipeline.logged import LogWay
-from conduit_dagster.connectors.pipeline.output import OutputWay
+from conduit_dagster.connectors.pipeline.logged import LogReadMode
+from conduit_dagster.connectors.pipeline.output import OutputReadMode
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
-from conduit_dagster.connectors.pipeline.refusals import which_connector
-from conduit_dagster.connectors.pipeline.settings import PipelineSourceSettings, as_own
+from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, which_connector
 from conduit_dagster.connectors.pipeline.upstream import Upstream, upstream_of
-from conduit_dagster.connectors.pipeline.way import Way
-from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN
+
+
+class PipelineSourceSettings(ConnectorSettings):
+    """Reads another pipeline of the project, which need not be running."""
+
+    pipeline: str = Field(min_length=1)
+    """The other pipeline's id."""
+    connector: str = ""
+    """One of its connectors. A source: its records as they were logged; that pipeline needs ``log: records``. A
+    destination with the plugin ``file``: what has been published of its output. Left out: the only source."""
+
+
+def as_own(settings: Any) -> PipelineSourceSettings:
+    """The settings as the source's own model."""
+    return cast(PipelineSourceSettings, settings)
 
 
 class PipelineSource(Source):
@@ -48,11 +61,11 @@ class PipelineSource(Source):
         return found or Upstream(self._settings.connector)
 
     @cached_property
-    def _way(self) -> Way:
+    def _mode(self) -> ReadMode:
         pipeline, upstream = self._settings.pipeline, self._upstream
         if upstream.output is not None:
-            return OutputWay(pipeline, upstream.connector, upstream.output, self.context, self._project)
-        return LogWay(pipeline, upstream.connector, self.context.full_id, self._project)
+            return OutputReadMode(pipeline, upstream.connector, upstream.output, self.context, self._project)
+        return LogReadMode(pipeline, upstream.connector, self.context.full_id, self._project)
 
     @property
     def reads(self) -> tuple[str, str]:
@@ -63,44 +76,44 @@ class PipelineSource(Source):
     @override
     def unit(self) -> dict[str, Any]:
         """A log is known by its pipeline and source, an output by its file as well."""
-        return self._way.unit
+        return self._mode.unit
 
     def initial(self) -> Position:
         """The oldest record that is there."""
-        return self._way.initial()
+        return self._mode.initial()
 
     def horizon(self) -> Any:
         """Where the other pipeline's log, or what is published of its output, ends now."""
-        return self._way.horizon()
+        return self._mode.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
         """As far as there is something. Raises ``FatalError`` (``chain.*``) where what comes next is gone."""
-        return self._way.latest(start, limit, horizon)
+        return self._mode.latest(start, limit, horizon)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Parts that name their files: tasks never ask the state store."""
-        return self._way.split(start, end, n)
+        return self._mode.split(start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """The records, labelled anew."""
-        yield from self._way.read(split, options, Labels(self.context))
+        yield from self._mode.read(split, options, Labels(self.context))
 
     def verify(self, start: Position, end: Position) -> None:
         """Raises ``FatalError`` (``chain.*``) where a range is not whole any more."""
-        self._way.verify(start, end)
+        self._mode.verify(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """As the log or the output has it."""
-        return self._way.within(start, end, boundary)
+        return self._mode.within(start, end, boundary)
 
     def place(self, position: Position) -> Any:
         """An offset, or a place in a file."""
-        return self._way.place(position)
+        return self._mode.place(position)
 
     def relocate(self, split: Split) -> Split:
         """The files that hold it now."""
-        return self._way.relocate(split)
+        return self._mode.relocate(split)
 
     def lag(self, position: Position) -> int | None:
         """Records that are logged, or bytes that are published, and not read yet."""
-        return self._way.lag(position)
+        return self._mode.lag(position)

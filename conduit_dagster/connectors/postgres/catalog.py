@@ -1,14 +1,19 @@
-"""What the database says of a table: its columns, and what they take."""
+"""What the database says of a table: its columns and what they take; checking it, and creating one that is missing."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final, Literal, NamedTuple
 
-from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.session import Connection
+import psycopg
+
+from conduit_dagster.connectors.postgres.errors import Verdicts
+from conduit_dagster.connectors.postgres.session import Connection, connect
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, Server, TableName
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
 
@@ -102,3 +107,86 @@ class TableCache:
 
 TABLES = TableCache()
 """Of this process."""
+
+
+def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts: Verdicts) -> None:
+    """Raises ``FatalError`` where a column that the settings name is not there."""
+    named = [*settings.key_columns, *settings.renames.values()]
+    if settings.raw_column:
+        named.append(settings.raw_column)
+    if settings.unmapped == "json":
+        named.append(settings.unmapped_column)
+    for name in named:
+        if name not in table.columns:
+            fix = f"add the column, or correct the setting; the columns are {', '.join(table.columns)}"
+            raise verdicts.fatal(f"the table {table.name} has no column {name}", "postgres.no_column", fix)
+
+
+def check_rights(connection: Connection, table: Table, verdicts: Verdicts) -> None:
+    """Raises ``FatalError`` where rows can't be inserted. What updates need shows when there are some."""
+    name = table.name.quoted.as_string(connection)
+    row = connection.execute("SELECT has_any_column_privilege(%s, 'INSERT'), current_user", (name,)).fetchone()
+    if row is not None and not row[0]:
+        fix = f"as the table's owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO {row[1]}"
+        raise verdicts.fatal(f"no right to insert into {table.name}", "postgres.no_privilege", fix)
+
+
+_TYPES: Final[dict[type, str]] = {
+    str: "text",
+    bool: "boolean",
+    int: "bigint",
+    float: "double precision",
+    dict: "jsonb",
+    list: "jsonb",
+    bytes: "bytea",
+    Decimal: "numeric",
+    datetime: "timestamptz",
+    date: "date",
+}
+_NUMBERS: Final = ("bigint", "numeric", "double precision")
+
+
+def column_type(values: Sequence[Any]) -> str | None:
+    """The type that holds all of them; None where all are null."""
+    found = {_TYPES.get(kind, "text") for kind in set(map(type, values)) if kind is not type(None)}
+    if "bigint" in found and any(type(v) is int and not -(1 << 63) <= v < 1 << 63 for v in values):
+        found = (found - {"bigint"}) | {"numeric"}
+    return common(found)
+
+
+def common(types: Iterable[str | None]) -> str | None:
+    """The type that holds what any of these holds: numbers widen, anything else that differs is text."""
+    found = {name for name in types if name is not None}
+    if len(found) <= 1:
+        return next(iter(found), None)
+    if found <= set(_NUMBERS):
+        return "numeric" if "numeric" in found else "double precision"
+    return "text"
+
+
+class Lookup:
+    """Tables of one database, remembered by the process for a minute."""
+
+    def __init__(self, settings: PostgresDestinationSettings, server: Server, verdicts: Verdicts, name: str) -> None:
+        self._settings = settings
+        self._server = server
+        self._verdicts = verdicts
+        self._name = name
+
+    def get(self, name: TableName, fresh: bool = False) -> Table:
+        """The table. Raises ``FatalError`` where it is missing and not to be created."""
+        found = TABLES.get(f"{self._server.user}@{self._server.place}", name, lambda: self._read(name), fresh)
+        if found is not None:
+            return found
+        if self._settings.create_table == "never":
+            raise self._verdicts.missing(str(name))
+        return Table(name, {}, exists=False)
+
+    def _read(self, name: TableName) -> Table | None:
+        connection = connect(self._settings, self._verdicts, self._name)
+        try:
+            return read_table(connection, name)
+        except psycopg.Error as error:
+            raise self._verdicts.verdict(error) from None
+        finally:
+            connection.close()

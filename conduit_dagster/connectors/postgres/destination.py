@@ -7,19 +7,21 @@ from typing import Any
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.check import check_columns, check_rights
-from conduit_dagster.connectors.postgres.deliveries import Claims
+from conduit_dagster.connectors.postgres.catalog import Lookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.encode import TableEncoder
 from conduit_dagster.connectors.postgres.errors import Verdicts
-from conduit_dagster.connectors.postgres.fence import end_older
 from conduit_dagster.connectors.postgres.layout import Layout
-from conduit_dagster.connectors.postgres.lookup import Lookup
-from conduit_dagster.connectors.postgres.names import TableName, table_name
-from conduit_dagster.connectors.postgres.publish import Publisher
-from conduit_dagster.connectors.postgres.session import Connection, Session, application
-from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, as_settings
-from conduit_dagster.connectors.postgres.staged_row import staged_row
-from conduit_dagster.connectors.postgres.url import Server, conninfo
+from conduit_dagster.connectors.postgres.publish import Claims, Publisher
+from conduit_dagster.connectors.postgres.session import Connection, Session, application, end_older
+from conduit_dagster.connectors.postgres.settings import (
+    PostgresDestinationSettings,
+    Server,
+    TableName,
+    as_settings,
+    conninfo,
+    table_name,
+)
+from conduit_dagster.connectors.postgres.staging import staged_row
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.connectors.postgres.writer import CopyWriter
 from conduit_dagster.expressions import compile_template, reads_key

@@ -9,7 +9,7 @@ import re
 import psycopg
 from psycopg import errors
 
-from conduit_dagster.connectors.postgres.url import Server
+from conduit_dagster.connectors.postgres.settings import Server
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Rejected

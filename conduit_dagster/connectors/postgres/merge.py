@@ -13,8 +13,8 @@ from psycopg.rows import TupleRow
 
 from conduit_dagster.connectors.postgres.errors import RowError, is_data
 from conduit_dagster.connectors.postgres.plan import Batch
-from conduit_dagster.connectors.postgres.rows import Group
 from conduit_dagster.connectors.postgres.session import Connection
+from conduit_dagster.connectors.postgres.staging import Group
 
 MERGE = "conduit_merge"
 _ORDER = sql.Identifier("conduit order")

@@ -2,16 +2,146 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, LiteralString, cast
+import re
+from typing import Annotated, Any, Literal, LiteralString, NamedTuple, cast
+from urllib.parse import quote, quote_plus
 
+import msgspec
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration, PositiveDuration
-from conduit_dagster.connectors.postgres.names import listed, renamed
-from conduit_dagster.connectors.postgres.url import conninfo
 from conduit_dagster.expressions import ExpressionError, compile_template
 from conduit_dagster.sdk import ConnectorSettings
+
+_DRIVER = re.compile(r"^(postgres(?:ql)?)\+\w+://")
+_SECRETS = ("password", "sslpassword")
+
+
+def conninfo(url: str) -> dict[str, str]:
+    """The URL's parameters as libpq knows them; SQLAlchemy's ``postgresql+driver://`` is one as well.
+
+    Raises ``ValueError`` that says nothing of what the URL holds: libpq's own message quotes it.
+    """
+    try:
+        found = conninfo_to_dict(_DRIVER.sub(r"\1://", url.strip()))
+    except psycopg.Error:
+        raise ValueError("the url is no PostgreSQL URL") from None
+    if not url.strip():
+        raise ValueError("the url is empty")
+    if not all(port.strip().isdigit() for port in str(found.get("port") or 5432).split(",") if port):
+        raise ValueError("the port in the url is no number")
+    return {key: str(value) for key, value in found.items() if value is not None}
+
+
+class Server(NamedTuple):
+    """A database as people may see it."""
+
+    place: str
+    """``host:port/database``."""
+    database: str
+    user: str
+    secrets: tuple[str, ...]
+
+    @staticmethod
+    def of(parameters: dict[str, str]) -> Server:
+        """The public parts of a URL's parameters."""
+        host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
+        user = parameters.get("user", "")
+        database = parameters.get("dbname") or user
+        found = [parameters[name] for name in _SECRETS if parameters.get(name)]
+        spellings = [form for text in found for form in (text, quote(text, safe=""), quote_plus(text))]
+        place = f"{host}:{parameters.get('port') or 5432}/{database}"
+        return Server(place, database, user, tuple(sorted(set(spellings), key=len, reverse=True)))
+
+    def scrub(self, text: str) -> str:
+        """``text`` without any password of the URL."""
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        return text.strip()
+
+
+NAME_BYTES = 63
+"""PostgreSQL cuts longer names off silently, so a longer one would never be found."""
+
+
+class TableName(msgspec.Struct, frozen=True, order=True):
+    """A table in its schema."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def quoted(self) -> sql.Identifier:
+        """As SQL."""
+        return sql.Identifier(self.schema, self.name)
+
+
+class _Piece(NamedTuple):
+    text: str
+    rest: str
+
+
+def table_name(text: str, schema: str) -> TableName:
+    """``name``, ``schema.name`` or either part in double quotes. Raises ``ValueError`` for what names no table."""
+    first = _piece(text.strip())
+    if not first.rest:
+        return TableName(schema, _checked(first.text))
+    if not first.rest.startswith("."):
+        raise ValueError(f"{text!r} is no name of a table")
+    return TableName(_checked(first.text), _checked(_last(first.rest[1:])))
+
+
+def _piece(text: str) -> _Piece:
+    if text.startswith('"'):
+        end = _closing(text)
+        if end > 0:
+            return _Piece(text[1:end].replace('""', '"'), text[end + 1 :])
+    name, dot, rest = text.partition(".")
+    return _Piece(name, dot + rest)
+
+
+def _closing(text: str) -> int:
+    """Where the quote at the beginning ends; 0 where it does not."""
+    at = text.find('"', 1)
+    while at > 0 and text[at + 1 : at + 2] == '"':
+        at = text.find('"', at + 2)
+    return max(at, 0)
+
+
+def _last(text: str) -> str:
+    piece = _piece(text)
+    return piece.text if not piece.rest else text
+
+
+def _checked(name: str) -> str:
+    if not name or "\0" in name:
+        raise ValueError("the name of the table is empty" if not name else "the name of the table holds a NUL")
+    if len(name.encode()) > NAME_BYTES:
+        raise ValueError(f"the name {name[:NAME_BYTES]}… is longer than {NAME_BYTES} bytes")
+    return name
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The names of a list with commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def renamed(text: str) -> dict[str, str]:
+    """``field:column,…``. Raises ``ValueError`` for a pair without a colon and for a name that is there twice."""
+    pairs = [item.partition(":") for item in listed(text)]
+    if bad := [f"{field}{colon}{column}" for field, colon, column in pairs if not field.strip() or not column.strip()]:
+        raise ValueError(f"{bad[0]!r} is no pair of a field and a column")
+    made = {field.strip(): column.strip() for field, _, column in pairs}
+    if len(made) < len(pairs) or len(set(made.values())) < len(pairs):
+        raise ValueError("a field or a column is named twice")
+    return made
 
 
 def _refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from conduit_dagster.connectors.formats import nack_of
 from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
-from conduit_dagster.connectors.postgres.names import TableName
-from conduit_dagster.connectors.postgres.rows import Group, Index, Run, write_missing
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.staging import Group, Index, Run, write_missing
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError

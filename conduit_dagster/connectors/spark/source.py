@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.parquet.position import parse_position
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.parquet.survey import Survey
+from conduit_dagster.connectors.parquet.survey import Survey, parse_position
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
 from conduit_dagster.connectors.spark.landing import Landing, number_of
 from conduit_dagster.connectors.spark.session import has_session

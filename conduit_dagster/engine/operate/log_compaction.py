@@ -6,8 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.commit_log.compaction import Compacted, Compactor
-from conduit_dagster.commit_log.retention import Retention, anything_handled, highest_handled
+from conduit_dagster.commit_log.compaction import Compacted, Compactor, Retention, anything_handled, highest_handled
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step

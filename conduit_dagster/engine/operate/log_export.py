@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.commit_log.transfer import export_entries
+from conduit_dagster.commit_log.binary import export_entries
 from conduit_dagster.engine.operate.logs import beyond, log_of
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.recovery.errors import from_os_error

@@ -11,11 +11,9 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.binary import import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
-from conduit_dagster.commit_log.layout import LogFolder
-from conduit_dagster.commit_log.part_file import PartFile
-from conduit_dagster.commit_log.transfer import import_entries
-from conduit_dagster.commit_log.written import Written
+from conduit_dagster.commit_log.writer import LogFolder, PartFile, Written
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.positions import joined_of
 from conduit_dagster.engine.operate.refused import chosen, refused

@@ -1,4 +1,4 @@
-"""Records' metadata as one Arrow map column, at little cost where many records share it."""
+"""Columns of the log's Parquet files: metadata, keys and payloads as Arrow, at little cost where records share them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,45 @@ from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain, pairwise, repeat
 from operator import is_
-from typing import Any, Final
+from typing import Any, Final, Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
-from conduit_dagster.commit_log.repeated_column import REPEATED, Column, codes_of, encode_constant
+from conduit_dagster.record import Data
+
+Column = Any
+"""A pyarrow array; the library has no types."""
+REPEATED: Final = pa.dictionary(pa.int32(), pa.string())
+
+
+def encode_constant(value: str, count: int) -> Column:
+    """The same value in every row."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], pa.string()))
+
+
+def encode_repeated(values: list[str]) -> Column:
+    """The values as they come; at least one."""
+    if values.count(values[0]) == len(values):
+        return encode_constant(values[0], len(values))
+    return pa.array(values, pa.string()).dictionary_encode()
+
+
+def decode_repeated(column: Column) -> list[str]:
+    """The values again; what is equal is one shared string. No value may be null."""
+    values, codes = codes_of(column)
+    if len(values) == 1:
+        return values * len(column)
+    return list(map(values.__getitem__, codes.tolist()))
+
+
+def codes_of(column: Column) -> tuple[list[str], Any]:
+    """The different values, and which of them each row has (a numpy array). The list may hold some that no row has."""
+    if len(column.dictionary) > len(column):  # it is a whole row group's
+        column = column.dictionary_decode().dictionary_encode()
+    return column.dictionary.to_numpy(zero_copy_only=False).tolist(), column.indices.to_numpy()
+
 
 Metadata = dict[str, str]
 _TILED: Final = 1 << 12
@@ -124,3 +157,68 @@ def _decode_rows(pairs: Any, ends: list[int], keys: list[str], items: list[str])
             found = known[row] = {keys[k]: items[v] for k, v in pairs[start:end].tolist()}
         rows.append(found)
     return rows
+
+
+Kind = Literal["null", "raw", "document"]
+_KINDS: Final[dict[type, Kind]] = {type(None): "null", bytes: "raw", dict: "document"}
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def encode_payload(values: list[Data]) -> tuple[Column, Column]:
+    """Bytes and kinds. Raises what msgspec raises for a document that JSON cannot hold."""
+    kind = _KINDS.get(type(values[0]))
+    data = _ENCODERS[kind](values) if kind is not None else None
+    return _encode_mixed(values) if data is None or kind is None else (data, encode_constant(kind, len(values)))
+
+
+def _encode_nulls(values: list[Data]) -> Column | None:
+    return pa.nulls(len(values), pa.binary()) if values.count(None) == len(values) else None
+
+
+def _encode_raw(values: list[Data]) -> Column | None:
+    try:
+        data = pa.array(values, pa.binary())
+    except pa.ArrowTypeError:
+        return None
+    return None if data.null_count else data
+
+
+def _encode_documents(values: list[Data]) -> Column | None:
+    # msgspec would take raw data as well, and write its base64
+    return pa.array(list(map(_encode, values)), pa.binary()) if set(map(type, values)) == {dict} else None
+
+
+# each gives None for values of more than the one kind
+_ENCODERS: Final[dict[Kind, Callable[[list[Data]], Column | None]]] = {
+    "null": _encode_nulls,
+    "raw": _encode_raw,
+    "document": _encode_documents,
+}
+
+
+def _encode_mixed(values: list[Data]) -> tuple[Column, Column]:
+    kinds: list[str] = [_kind(value) for value in values]
+    data = [_encode(value) if kind == "document" else value for value, kind in zip(values, kinds, strict=True)]
+    return pa.array(data, pa.binary()), encode_repeated(kinds)
+
+
+def _kind(value: Data) -> Kind:
+    if value is None:
+        return "null"
+    return "document" if isinstance(value, dict) else "raw"
+
+
+def decode_payload(data: Column, kinds: Column) -> list[Data]:
+    """The values again, each its own. Raises ``msgspec.DecodeError`` for what is no document's text."""
+    if data.null_count == len(data):
+        return [None] * len(data)
+    values: list[Any] = data.to_numpy(zero_copy_only=False).tolist()
+    kind = decode_repeated(kinds)
+    documents = kind.count("document")
+    if not documents:
+        return values
+    if documents == len(values):
+        return list(map(_decode, values))
+    return [_decode(value) if kind[i] == "document" else value for i, value in enumerate(values)]

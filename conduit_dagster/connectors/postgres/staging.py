@@ -1,20 +1,20 @@
-"""Staged rows at rest: lines of COPY text in one file per task, and a footer that says which line goes where.
+"""Staged rows: lines of COPY text in one file per task, with a footer that says which line goes where.
 
-Beside a part, and no part of its digest, lies what is known of tables that were not there: a part that is staged again
-must be the same although a child of the delivery has created them by then.
+Tasks write them; the driver reads them, also a single one for its dead letter.
 """
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from conduit_dagster.connectors.postgres.names import TableName
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.record import Operation, Record
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Delivery
+from conduit_dagster.sdk import Delivery, Part
 from conduit_dagster.state import storage
-from conduit_dagster.state.steps import Part
 
 _T = TypeVar("_T")
 _TAIL = 17
@@ -98,3 +98,57 @@ def _decoded(body: bytes, kind: type[_T], url: str) -> _T:
     except msgspec.DecodeError:
         fix = "was it changed by hand? remove it, and it is staged again"
         raise FatalError(f"{url} is not as it was staged", code="postgres.staging", place=url, fix=fix) from None
+
+
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_NAMED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_OPERATIONS: dict[str, Operation] = {"c": "create", "u": "update", "d": "delete"}
+
+
+def staged_row(delivery: Delivery, place: int) -> Record:
+    """The row at a place of the delivery: its columns by name, each as the text that PostgreSQL would be given.
+
+    Raises ``LookupError`` where the delivery has no such row, ``FatalError`` (``postgres.staging``) for a damaged part.
+    """
+    for part in delivery.parts:
+        if place < part.records:
+            return _row(delivery, part, place)
+        place -= part.records
+    raise LookupError("the delivery ends before that row")
+
+
+def _row(delivery: Delivery, part: Part, place: int) -> Record:
+    index, left = read_index(delivery, part), place
+    with storage.open_read(storage.join(delivery.staging, part.name)) as file:
+        for run in index.runs:
+            if left < run.records:
+                lines = file.read(run.bytes).split(b"\n", left + 1)
+                return _record(index.groups[run.group], lines[left].decode())
+            left -= run.records
+            file.seek(run.bytes, 1)
+    raise LookupError(f"row {place} of {part.name}")
+
+
+def _record(group: Group, line: str) -> Record:
+    cells = line.split("\t")
+    if not group.merge:
+        return Record(0, {}, _values(group.columns, cells))
+    operation, held = cells[0][0], int(cells[0][1:], 16)
+    every = _values(group.columns, cells[1:])
+    values = {name: value for bit, (name, value) in enumerate(every.items()) if held >> bit & 1}
+    key = {name: values[name] for name in group.key}
+    after = None if operation == "d" else values
+    return Record(0, {}, after, key, None, _OPERATIONS[operation])
+
+
+def _values(columns: tuple[str, ...], cells: list[str]) -> dict[str, str | None]:
+    return {name: None if cell == r"\N" else _unescaped(cell) for name, cell in zip(columns, cells, strict=True)}
+
+
+def _unescaped(cell: str) -> str:
+    return _ESCAPED.sub(_character, cell) if "\\" in cell else cell
+
+
+def _character(found: re.Match[str]) -> str:
+    escape = found[1]
+    return chr(int(escape[1:], 16)) if escape[0] == "x" and len(escape) == 3 else _NAMED.get(escape, escape)

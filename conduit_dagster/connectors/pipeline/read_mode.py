@@ -1,0 +1,140 @@
+"""How another pipeline is read: the interface of both ways, what they say of records, and what can be wrong."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Split
+
+
+def which_connector(pipeline: str) -> FatalError:
+    """The file names none, and nobody has looked which one is meant."""
+    return FatalError(
+        f"which connector of pipeline {pipeline} is to be read is not known",
+        code="chain.which_connector",
+        fix="name it: settings.connector",
+    )
+
+
+def log_gone(log: str, reader: str, position: int, end: int) -> FatalError:
+    """The log ends before the place where its reader stands."""
+    message = f"the log of {log} ends before offset {end}, and {reader} has read it up to {position}"
+    return FatalError(
+        f"{message}: it was begun anew" if end else f"{log} keeps no log of records any more, and {reader} reads it",
+        code="chain.log_gone",
+        place=log,
+        fix=f"set delivery.log: records there and run it; or begin anew: {_rewind(reader)} --to-start",
+    )
+
+
+def log_gap(log: str, reader: str, first: int, stop: int, further: int) -> FatalError:
+    """Entries that the reader has not read are not in the log, and never will be."""
+    return FatalError(
+        f"of the log of {log} the entries {first} to {stop - 1}, which {reader} has not read, are gone: compacted while"
+        " the log did not wait for it (it was dropped, or rewound), or never logged",
+        code="chain.log_gap",
+        place=log,
+        fix=f"to go on without them: {_rewind(reader)} --to {further} --force;"
+        " where it logs its records itself, give the connector another id: it begins with what is whole",
+    )
+
+
+def _rewind(reader: str) -> str:
+    pipeline, _, connector = reader.rpartition(":")
+    return f"conduit-dagster positions rewind {pipeline} {connector}"
+
+
+def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
+    """What was read before, or was to be read, is not there."""
+    return FatalError(
+        f"the output of {output} is not what it was when {reader} read it: {what}",
+        code="chain.output_gone",
+        place=place,
+        fix=f"put it back; or begin anew with what is there: {_rewind(reader)} --to-start",
+    )
+
+
+def no_record(place: str, why: str) -> FatalError:
+    """A line that the other pipeline can't have written as it writes now."""
+    return FatalError(
+        f"a line is no record as opencdc/json has it: {why}",
+        code="chain.no_record",
+        place=place,
+        fix="the file had other lines before that pipeline wrote to it, or another format: give it a path of its own",
+    )
+
+
+class Labels:
+    """The metadata that a chained source sets itself; the rest stays as the other pipeline has it."""
+
+    def __init__(self, context: ConnectorContext) -> None:
+        self._own = {SOURCE_CONNECTOR_ID: context.full_id, READ_AT: str(context.clock.now_ns)}
+
+    @property
+    def own(self) -> dict[str, str]:
+        """Of a record that has none of its own."""
+        return self._own
+
+    def label(self, records: list[Record]) -> None:
+        """Records that share their metadata go on sharing it."""
+        last: dict[str, str] | None = None
+        labelled = self._own
+        for record in records:
+            if record.metadata is not last:
+                last = record.metadata
+                labelled = {**last, **self._own}
+            record.metadata = labelled
+
+
+class ReadMode(ABC):
+    """Its methods are those of :class:`Source`. All but ``read`` are the driver's."""
+
+    @property
+    @abstractmethod
+    def unit(self) -> dict[str, Any]:
+        """Which data this is."""
+
+    @abstractmethod
+    def initial(self) -> Position:
+        """Before the oldest record that is there."""
+
+    @abstractmethod
+    def horizon(self) -> Any:
+        """How far there is data now."""
+
+    @abstractmethod
+    def latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
+        """How far a step may go on from ``start``."""
+
+    @abstractmethod
+    def verify(self, start: Position, end: Position) -> None:
+        """Raises ``FatalError`` where the range is not what it was."""
+
+    @abstractmethod
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """The range in parts."""
+
+    @abstractmethod
+    def relocate(self, split: Split) -> Split:
+        """With where its data is now."""
+
+    @abstractmethod
+    def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
+        """The records of a split."""
+
+    @abstractmethod
+    def lag(self, position: Position) -> int:
+        """How far it is behind."""
+
+    def place(self, position: Position) -> Any:
+        """What of a position says where it is."""
+        return position
+
+    def within(self, start: Position, end: Position, boundary: Any) -> Position:
+        """The position at a boundary that ``read`` gave."""
+        del start, end
+        return boundary
