@@ -13,9 +13,8 @@ from assets.look import Look
 from assets.names import ACKS, asset_key
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.state.event_lines import said
-from conduit_dagster.state.history import Event
-from conduit_dagster.state.letter_view import letter_id
+from conduit_dagster.state.dead_letters import letter_id
+from conduit_dagster.state.history import Event, said
 
 _ROW_COUNT = "dagster/row_count"
 _PLOTS = 10

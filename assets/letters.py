@@ -18,7 +18,7 @@ from conduit_dagster.engine.operate.letters import Selection, selection_of
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.state.letter_view import Wanted, reasons
+from conduit_dagster.state.dead_letters import Wanted, reasons
 from resources.spark import SparkResource
 from resources.state import StateResource
 

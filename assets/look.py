@@ -14,8 +14,8 @@ from assets.offsets import offset_gaps
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import Progress, StepReport
+from conduit_dagster.state.dead_letters import Wanted, newest, reasons
 from conduit_dagster.state.history import Event, events
-from conduit_dagster.state.letter_view import Wanted, newest, reasons
 from conduit_dagster.state.overview import consumer_rows, real_source_rows
 
 _NEWEST = 10

@@ -17,7 +17,7 @@ from dagster._serdes import serialize_value
 
 from conduit_dagster.processes import is_dead, is_running
 from conduit_dagster.warm.client import Child, NotWarmError, spawn
-from conduit_dagster.warm.wire import Wanted
+from conduit_dagster.warm.protocol import Wanted
 
 _OURS = "conduit/pipeline"
 _WORKER = "conduit/worker"

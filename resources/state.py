@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
 
 
 class StateResource(dg.ConfigurableResource[None]):

@@ -8,9 +8,7 @@ from collections.abc import Callable
 import dagster as dg
 
 from conduit_dagster.alerts.body import body
-from conduit_dagster.alerts.decide import Alert, Rules, decide, unsent
-from conduit_dagster.alerts.seen import Seen, seen_of
-from conduit_dagster.alerts.standing import standings
+from conduit_dagster.alerts.decide import Alert, Rules, Seen, decide, seen_of, standings, unsent
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError

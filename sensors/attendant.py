@@ -12,7 +12,7 @@ from assets.names import ACKS, asset_key, short
 from assets.restart import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.reporting import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
-from conduit_dagster.state.recoveries import ask
+from conduit_dagster.state.recovery_store import ask
 from sensors.decisions import Ask, Decision, Report, Restart, Start, Stopped
 from sensors.known import Known
 from sensors.runs import config_of, error_of

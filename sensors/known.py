@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.recoveries import NEVER, RecoveryState
+from conduit_dagster.state.recovery_store import NEVER, RecoveryState
 
 
 @dataclass(frozen=True)

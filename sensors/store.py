@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
 
 
 class KeptStore:

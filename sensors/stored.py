@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.processes import is_dead
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.recoveries import NEVER, recovery_rows
+from conduit_dagster.state.recovery_store import NEVER, recovery_rows
 from conduit_dagster.state.schema import pipelines
 from sensors.known import Stored
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.project_store import project_store
 from conduit_dagster.state.store import PipelineStore
 
 

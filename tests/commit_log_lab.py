@@ -10,8 +10,9 @@ import sqlalchemy as sa
 
 from conduit_dagster.commit_log.compaction import Compacted, Compactor
 from conduit_dagster.commit_log.entries import decode_entries, encode_block
+from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.commit_log.reader import read_current
-from conduit_dagster.commit_log.writer import LogFolder, PartFile
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogStore

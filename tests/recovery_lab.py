@@ -17,7 +17,7 @@ from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
-from conduit_dagster.state.recoveries import recovery_rows
+from conduit_dagster.state.recovery_store import recovery_rows
 
 QUICK = Policy(min_delay=0.05, max_delay=0.4, window=300)
 NEVER = Policy(min_delay=3600, max_delay=3600)

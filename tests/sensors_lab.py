@@ -19,10 +19,10 @@ from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.life import Start
 from conduit_dagster.state.overview import newest_events, pipeline_rows
-from conduit_dagster.state.recoveries import recovery_rows
+from conduit_dagster.state.recovery_store import recovery_rows
 from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.status_store import Start
 
 PIPELINE = """
 version: "2.2"

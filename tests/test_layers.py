@@ -20,6 +20,7 @@ LAYERS = [
     {"conduit_dagster.connectors.debezium_format"},
     {"conduit_dagster.schemas"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
+    {"conduit_dagster.storage"},
     {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from conduit_dagster.alerts.decide import Alert
-from conduit_dagster.config.secrets import masked
+from conduit_dagster.config.scalars import masked
 
 _ERROR: Final = ("code", "message", "node", "place", "fix")
 _LONGEST = 1000

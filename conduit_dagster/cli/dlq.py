@@ -120,7 +120,7 @@ def _list(pipeline: str | None, files: list[str] | None, filters: Filters, state
 
 def _of_pipeline(one: Subject, filters: Filters, state: str, limit: int, every: bool) -> Facts:
     from conduit_dagster.engine.operate.letters import wanted_of
-    from conduit_dagster.state.letter_view import newest, reasons
+    from conduit_dagster.state.dead_letters import newest, reasons
 
     if one.store is None:
         return {}
@@ -136,7 +136,7 @@ def _of_pipeline(one: Subject, filters: Filters, state: str, limit: int, every: 
 
 
 def _states(state: str) -> Sequence[str]:
-    from conduit_dagster.state.letter_view import OPEN, STATES
+    from conduit_dagster.state.dead_letters import OPEN, STATES
 
     return {"open": OPEN, "all": STATES}.get(state, (state,))
 
@@ -150,7 +150,7 @@ def _letters(one: Subject) -> Letters:
 
 def _row(row: Any) -> Facts:
     from conduit_dagster.cli.description import when
-    from conduit_dagster.state.letter_view import letter_id
+    from conduit_dagster.state.dead_letters import letter_id
 
     names = ("source", "offset", "position", "namespace", "node", "code", "message", "state", "attempt", "note")
     return {

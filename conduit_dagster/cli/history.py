@@ -53,7 +53,7 @@ def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> 
 
 def _facts(one: Event) -> dict[str, Any]:
     from conduit_dagster.cli.description import when
-    from conduit_dagster.state.event_lines import said
+    from conduit_dagster.state.history import said
 
     return {
         "at": when(one.at_ns),
@@ -66,7 +66,7 @@ def _facts(one: Event) -> dict[str, Any]:
 
 def _show(console: Console, shown: list[Event]) -> None:
     from conduit_dagster.cli.terminal import print_table, styled
-    from conduit_dagster.state.event_lines import said
+    from conduit_dagster.state.history import said
 
     rows = [
         (_local(one.at_ns), styled(_COLOURS.get(one.event, one.event), said(one.event, one.detail))) for one in shown

@@ -27,7 +27,7 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json:
 
 def _start(pipeline: str, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.operate.starting import ask_start
-    from conduit_dagster.state.project_store import project_store
+    from conduit_dagster.state.claim import project_store
 
     one = subject(pipeline, files)
     one.sound()

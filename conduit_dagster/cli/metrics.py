@@ -37,7 +37,7 @@ def _metrics(address: str | None, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.logs import configure_logs
     from conduit_dagster.cli.store import existing_store
     from conduit_dagster.config.project import Project
-    from conduit_dagster.state.project_store import project_store
+    from conduit_dagster.state.claim import project_store
 
     project = Project.find(Path.cwd())
     configure_logs(project.settings.log)

@@ -120,7 +120,7 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engin
     ``fresh``: the pipeline may be one that never ran.
     """
     from conduit_dagster.engine.operate.desk import owned
-    from conduit_dagster.state.project_store import project_store
+    from conduit_dagster.state.claim import project_store
 
     bound, project = one.sound(), one.project
     database = project_store(project) if fresh else one.known()

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from conduit_dagster.cli.docstrings import field_docstrings
 from conduit_dagster.cli.example_text import ExampleText, example_text
 from conduit_dagster.cli.setting_types import default_text, type_text
+from conduit_dagster.config.check import kebab
 from conduit_dagster.config.pipeline import PipelineFile
-from conduit_dagster.config.section import kebab
 from conduit_dagster.connectors import registry as connector_registry
 from conduit_dagster.engine.plugins import is_of_project
 from conduit_dagster.processors import registry as processor_registry

@@ -38,7 +38,7 @@ def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
 
 def _reload(url: str) -> Outcome:
     from conduit_dagster.cli.terminal import count
-    from conduit_dagster.config.secrets import masked
+    from conduit_dagster.config.scalars import masked
     from conduit_dagster.recovery.errors import FatalError
 
     answer, url = _asked(url), masked(url)
@@ -64,7 +64,7 @@ def _asked(url: str) -> dict[str, Any]:
     from http.client import HTTPException
     from urllib.request import Request, urlopen
 
-    from conduit_dagster.config.secrets import masked
+    from conduit_dagster.config.scalars import masked
     from conduit_dagster.recovery.errors import TransientError
 
     body = json.dumps({"query": _QUERY}).encode()

@@ -22,7 +22,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.engine.triggers import TIMED
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

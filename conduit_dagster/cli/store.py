@@ -9,9 +9,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.state import schema
-from conduit_dagster.state.database import make_engine
-from conduit_dagster.state.outage import unreachable
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import make_engine, unreachable
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project

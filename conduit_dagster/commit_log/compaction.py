@@ -11,11 +11,12 @@ import numpy as np
 import pyarrow as pa
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
+from conduit_dagster.commit_log.layout import LogFolder, Written, shown
 from conduit_dagster.commit_log.reader import read, verify
-from conduit_dagster.commit_log.writer import LogFolder, PartFile, Written, shown
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.offsets import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.readers import held_from

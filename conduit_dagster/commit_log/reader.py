@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import SCHEMA, Batch
-from conduit_dagster.commit_log.writer import LogFolder, hidden
+from conduit_dagster.commit_log.layout import LogFolder, hidden
 from conduit_dagster.recovery.errors import FatalError, from_os_error
-from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart
 
 BLOCK = 4096

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.commit_log.writer import LogFolder
+from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore

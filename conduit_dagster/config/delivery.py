@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
+from conduit_dagster.config.check import Section, refuse
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveDuration
-from conduit_dagster.config.section import Section, refuse
 from conduit_dagster.config.tree import Mapped
 
 Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]

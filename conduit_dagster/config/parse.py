@@ -10,12 +10,11 @@ from typing import Any, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
-from conduit_dagster.config.check import Checker
+from conduit_dagster.config.check import Checker, kebab
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import Finding, Severity, by_place
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
-from conduit_dagster.config.section import kebab
 from conduit_dagster.config.source import read_source, source_of
 from conduit_dagster.config.tree import Mapped
 

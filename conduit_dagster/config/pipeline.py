@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from conduit_dagster.config.check import Section, refuse
 from conduit_dagster.config.delivery import Delivery, FanIn, Recovery, Trigger
 from conduit_dagster.config.scalars import (
     ConnectorId,
@@ -17,7 +18,6 @@ from conduit_dagster.config.scalars import (
     Regex,
     Settings,
 )
-from conduit_dagster.config.section import Section, refuse
 from conduit_dagster.config.tests import PipelineTest
 
 LATEST_VERSION = "2.2"

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.check import Checker, section_at
+from conduit_dagster.config.check import Checker, kebab, section_at
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import Finding, by_place
-from conduit_dagster.config.section import kebab
 from conduit_dagster.config.settings import CONDUIT_ONLY, ProjectSettings
 from conduit_dagster.config.source import read_source, source_of
 from conduit_dagster.config.tree import Mapped

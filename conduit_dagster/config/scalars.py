@@ -10,9 +10,25 @@ import durationpy
 import re2
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from conduit_dagster.config.check import refuse
 from conduit_dagster.config.cron import cron_problem
-from conduit_dagster.config.section import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
+
+_IN_URL = re.compile(r"(://[^/@\s:]*:)[^@\s]+@")
+_NAMED = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token)\s*=\s*)('[^']*'|[^\s&;]+)")
+
+_CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?key|^user(name)?$", re.IGNORECASE)
+
+
+def names_credential(key: str) -> bool:
+    """Whether a setting with this name says who somebody is, and not what is read or written."""
+    return _CREDENTIAL.search(key) is not None
+
+
+def masked(text: str) -> str:
+    """``text`` with the passwords of its URLs, and what it names as a password, as three stars."""
+    return _NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
+
 
 ID_BYTES = 128
 CONNECTOR_ID_BYTES = 256

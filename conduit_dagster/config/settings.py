@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from conduit_dagster.config.check import Section, refuse
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.scalars import PositiveAge, PositiveDuration, Settings
-from conduit_dagster.config.section import Section, refuse
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):([0-9]{1,5})")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~\-]+")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from conduit_dagster.config.section import Section, refuse
+from conduit_dagster.config.check import Section, refuse
 from conduit_dagster.config.tree import typed
 
 

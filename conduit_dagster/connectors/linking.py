@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from conduit_dagster.state import storage
+from conduit_dagster import storage
 
 
 def link(source: Path, into: Path) -> None:

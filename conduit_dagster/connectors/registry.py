@@ -18,7 +18,7 @@ _SOURCES = {
 }
 _DESTINATIONS = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosDestination"),
-    "chaos.direct": ("conduit_dagster.testing.chaos_direct", "ChaosDirectDestination"),
+    "chaos.direct": ("conduit_dagster.testing.chaos", "ChaosDirectDestination"),
     "delta": ("conduit_dagster.connectors.delta.destination", "DeltaDestination"),
     "file": ("conduit_dagster.connectors.file.destination", "FileDestination"),
     "log": ("conduit_dagster.connectors.log", "LogDestination"),

@@ -7,9 +7,9 @@ from types import TracebackType
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.learn import learn
-from conduit_dagster.state import storage
 
 
 class AckFile:

@@ -10,7 +10,8 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.commit_log.entries import encode_block
-from conduit_dagster.commit_log.writer import PartFile, Written
+from conduit_dagster.commit_log.layout import Written
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error

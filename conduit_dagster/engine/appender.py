@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.writer import LogFolder, Written
+from conduit_dagster.commit_log.layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import CompiledPipeline
@@ -20,7 +21,6 @@ from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Limit, Position, Split
-from conduit_dagster.state import storage
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.store import PipelineStore
 

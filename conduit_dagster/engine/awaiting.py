@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.recoveries import RecoveryState, read
+from conduit_dagster.state.recovery_store import RecoveryState, read
 
 Awaited = Literal["due", "now", "stopped", "superseded"]
 """``now``: somebody started the pipeline without waiting; ``superseded``: the restart is not pending any more."""

@@ -12,7 +12,7 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Connector, Pipeline, Processor
-from conduit_dagster.config.secrets import masked
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.connectors import registry as connectors
 from conduit_dagster.engine.plugins import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition

@@ -18,11 +18,11 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.processors.remembering import Entries, Remembering
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state import storage
-from conduit_dagster.state.sink import Sink
 from conduit_dagster.state.steps import Memory, MemoryPart
+from conduit_dagster.storage import Sink
 
 _FOLDER: Final = "~memory"
 _DEPTH: Final = 4

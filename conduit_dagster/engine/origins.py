@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.layout import clean
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import Destination, NewPart, Part, RecordWriter, Refusal, StagedDestination, Writer, WriterTask
 from conduit_dagster.sdk.destination import RecordStaging
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import StagedDelivery
 
 _encode = msgspec.json.Encoder().encode

@@ -16,7 +16,7 @@ from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.engine.staging import Staged, Stager, as_rows
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.letter_store import Letters
+from conduit_dagster.state.dead_letters import Letters
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
@@ -19,7 +20,6 @@ from conduit_dagster.engine.shipment import Shipment, as_delivery, progress_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination
-from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, Plan, Progress, StagedDelivery
 from conduit_dagster.state.store import PipelineStore

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
@@ -30,8 +31,7 @@ from conduit_dagster.engine.shipment import Shipment, after
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord, WriterTask
-from conduit_dagster.state import storage
-from conduit_dagster.state.letter_store import Missed
+from conduit_dagster.state.dead_letters import Missed
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import DeadLetter, Decision, LetterPart, Plan, StagedDelivery
 from conduit_dagster.state.steps import Letter as StagedLetter

@@ -13,8 +13,8 @@ from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Failed, Life
-from conduit_dagster.state.recoveries import write
+from conduit_dagster.state.recovery_store import write
+from conduit_dagster.state.status_store import Failed, Life
 from conduit_dagster.state.store import PipelineStore
 
 _LOOK_AGAIN = 0.3

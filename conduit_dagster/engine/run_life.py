@@ -16,10 +16,10 @@ from conduit_dagster.engine.report import Progress, Restart, RunResult, StepRepo
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.policy import FRESH, Past, Policy, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
+from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import LeaseLost
-from conduit_dagster.state.life import Start
-from conduit_dagster.state.outage import unreachable
-from conduit_dagster.state.recoveries import RecoveryState
+from conduit_dagster.state.recovery_store import RecoveryState
+from conduit_dagster.state.status_store import Start
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.engine.compiled import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.jobs import Jobs
@@ -21,7 +22,6 @@ from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 Tasks = list[list[SplitOf]]

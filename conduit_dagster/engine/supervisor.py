@@ -30,8 +30,8 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Limit
 from conduit_dagster.spark.sql.asking import open_with
+from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
-from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:

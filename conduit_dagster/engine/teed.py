@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.commit_log.writer import Written
+from conduit_dagster.commit_log.layout import Written
 
 
 class TeeTo(msgspec.Struct, frozen=True):

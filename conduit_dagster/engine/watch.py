@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.recoveries import read
+from conduit_dagster.state.recovery_store import read
 
 _POLL = 0.05
 _ASK = 0.5

@@ -6,9 +6,7 @@ neither block nor grow without bound.
 
 from __future__ import annotations
 
-from conduit_dagster.expressions.clock import Clock
-from conduit_dagster.expressions.compiled import Compiled, reads_key
-from conduit_dagster.expressions.errors import EvaluationError, ExpressionError
+from conduit_dagster.expressions.compiled import Clock, Compiled, EvaluationError, ExpressionError, reads_key
 from conduit_dagster.expressions.gotemplate.compile import template_condition, template_text
 from conduit_dagster.expressions.gotemplate.values import format_go
 from conduit_dagster.expressions.python.compile import python_condition, python_value

@@ -1,11 +1,85 @@
-"""What compiling an expression gives."""
+"""What compiling an expression gives, the time that ``now()`` gives, and what can go wrong with either."""
 
 from __future__ import annotations
 
+import difflib
+import time
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any, Protocol, cast
 
 from conduit_dagster.record import Record
+
+
+class Clock:
+    """The step's recorded time, in unix nanoseconds.
+
+    The engine sets ``now_ns`` when a task starts; it never moves by itself, so that a repeat of a step gives
+    the same bytes.
+    """
+
+    __slots__ = ("now_ns",)
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self.now_ns = now_ns
+
+    def text(self) -> str:
+        """The time as RFC 3339 in UTC, without trailing zeros in the fraction, as Go writes it."""
+        return _rfc3339(self.now_ns)
+
+    def nanoseconds(self) -> int:
+        """The time in unix nanoseconds."""
+        return self.now_ns
+
+
+@lru_cache(maxsize=64)
+def _rfc3339(now_ns: int) -> str:
+    seconds, fraction = divmod(now_ns, 1_000_000_000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
+
+
+class ExpressionError(ValueError):
+    """An expression or template is refused when its file is checked.
+
+    ``column`` counts characters from the start of the text given, from 0, across its lines; ``None`` where no
+    single place is at fault. ``fix`` is what to write instead.
+    """
+
+    def __init__(self, message: str, column: int | None = None, fix: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.column = column
+        self.fix = fix
+
+
+class EvaluationError(Exception):
+    """An expression does not fit the record it met: that record's nack."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """``did you mean `after`?`` for a mistyped name, or ``None`` where nothing known is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"did you mean `{found[0]}`?" if found else None
+
+
+def kind(value: object) -> str:
+    """What a value is, in words for an error message."""
+    return _KINDS.get(type(value), type(value).__name__)
+
+
+_KINDS: dict[type, str] = {
+    type(None): "nothing (null or missing)",
+    str: "text",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    list: "a list",
+    tuple: "a list",
+    dict: "an object",
+    bytes: "raw data",
+}
+
 
 PARTS = frozenset({"after", "before", "key", "metadata", "operation", "position"})
 

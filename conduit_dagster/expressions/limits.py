@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conduit_dagster.expressions.errors import EvaluationError
+from conduit_dagster.expressions.compiled import EvaluationError
 
 EXPRESSION_CHARS = 4096
 TEMPLATE_CHARS = 65536

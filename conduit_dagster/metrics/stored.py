@@ -14,7 +14,7 @@ from conduit_dagster.metrics.families import families
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone, restarts_of
-from conduit_dagster.state.recoveries import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.recovery_store import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.schema import steps
 
 Lags = Callable[[str, str, Any], tuple[int, str] | None]

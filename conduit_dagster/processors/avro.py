@@ -20,9 +20,14 @@ from conduit_dagster.processors.settings import DataField, refused
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.reference import FieldError, Reference
-from conduit_dagster.schemas.confluent import Access, ConfluentRegistry
-from conduit_dagster.schemas.folder import FolderRegistry
-from conduit_dagster.schemas.registry import Schema, SchemaRegistry, UnknownSchemaError
+from conduit_dagster.schemas.registry import (
+    Access,
+    ConfluentRegistry,
+    FolderRegistry,
+    Schema,
+    SchemaRegistry,
+    UnknownSchemaError,
+)
 from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
 
 MAGIC: Final = b"\x00"

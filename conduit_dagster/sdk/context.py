@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from conduit_dagster import storage
 from conduit_dagster.expressions import Clock
-from conduit_dagster.state import storage
 
 Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
 

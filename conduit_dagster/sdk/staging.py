@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.formats import Refused, nack_of
 from conduit_dagster.record import Record, decode, envelope
 from conduit_dagster.sdk.writer import NewPart, Refusal, Writer, WriterTask
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Part
 
 Target = dict[str, Any]

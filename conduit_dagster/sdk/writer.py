@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
+from conduit_dagster import storage
 from conduit_dagster.record import Nack, Record
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Part
 from conduit_dagster.turn import Turn
 

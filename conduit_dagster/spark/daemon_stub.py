@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from conduit_dagster.warm.client import NotWarmError, spawn
-from conduit_dagster.warm.wire import Wanted
+from conduit_dagster.warm.protocol import Wanted
 
 _MODULE = "conduit_dagster.spark.server_daemon"
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from conduit_dagster import storage
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
-from conduit_dagster.state import storage
-from conduit_dagster.state.database import insert_if_absent, open_database, reading
-from conduit_dagster.state.outage import is_outage, place_of, unreachable
+from conduit_dagster.state.database import insert_if_absent, is_outage, open_database, place_of, reading, unreachable
+from conduit_dagster.state.history import Retention, retain
 from conduit_dagster.state.schema import meta
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.project import Project
 
 _FILE = "project"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
@@ -85,3 +89,11 @@ def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError
         fix="point CONDUIT_STATE_URL or state.url to this project's own store;"
         f" if it is this one, delete {home.name}/{_FILE} to adopt it",
     )
+
+
+def project_store(project: Project) -> sa.Engine:
+    """Opens it, and creates it where there is none. Raises as :func:`~conduit_dagster.state.claim.open_store` does."""
+    database = open_store(project.state_url, project.home)
+    kept = project.settings.state.history
+    retain(database, Retention(kept.keep, kept.most))
+    return database

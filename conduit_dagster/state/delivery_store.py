@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.state.events import record_event
-from conduit_dagster.state.letter_store import Missed, add_letter, add_missed, fail_again, insert_parts
+from conduit_dagster.state.dead_letters import Missed, add_letter, add_missed, fail_again, insert_parts
+from conduit_dagster.state.history import record_event
+from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.offsets import Moves, move_offsets
 from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources
 from conduit_dagster.state.steps import DeadLetter, Letter, LetterPart, Plan, Progress
-from conduit_dagster.state.transactions import Transactions
 
 
 class DeliveryStore:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import put
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import DROPPED
 from conduit_dagster.state.schema import generations
 

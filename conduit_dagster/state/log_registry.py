@@ -9,8 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.events import record_event
 from conduit_dagster.state.generations import LOGGED, Generations, SourceUnit, change_unit
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.schema import consumers, log_parts, logs, sources
 

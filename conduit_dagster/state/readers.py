@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import DROPPED, OPEN
 from conduit_dagster.state.schema import logs, pipelines, sources, steps

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import insert_if_absent
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.dead_letters import forget_missed
 from conduit_dagster.state.generations import Generations, SourceUnit, change_unit
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import is_free
-from conduit_dagster.state.letter_store import forget_missed
 from conduit_dagster.state.pipeline_state import OPEN
 from conduit_dagster.state.readers import ReaderRegistry
 from conduit_dagster.state.schema import consumers, deliveries, offsets, owners, pipelines, sources, steps

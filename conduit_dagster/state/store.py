@@ -9,19 +9,18 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
+from conduit_dagster.state.dead_letters import Letters, forget_closed, insert_letters
 from conduit_dagster.state.delivery_store import DeliveryStore
-from conduit_dagster.state.events import record_event
-from conduit_dagster.state.lease import Lease, owner_text
-from conduit_dagster.state.letter_replays import LetterReplays, close_letters
-from conduit_dagster.state.letter_store import Letters, forget_closed, insert_letters
-from conduit_dagster.state.life import Life
+from conduit_dagster.state.history import record_event
+from conduit_dagster.state.lease import Lease, Transactions, owner_text
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.registry import Registry
 from conduit_dagster.state.schema import consumers, deliveries, sources, steps
+from conduit_dagster.state.status_store import Life
 from conduit_dagster.state.steps import Decision, Plan, SourceCount, StagedDelivery, encode
-from conduit_dagster.state.transactions import Transactions
 
 T = TypeVar("T")
 _KEPT_STEPS = 50

@@ -1,34 +1,41 @@
-"""The ``chaos`` connectors: a source of numbered records and a file destination that fail as they are told to."""
+"""The ``chaos`` connectors: a source of numbered records and two destinations that fail as they are told to."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, cast
 
 from pydantic import Field
 
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
+from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
-from conduit_dagster.record import COLLECTION, Record
+from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.recovery.errors import from_os_error
 from conduit_dagster.sdk import (
     Block,
     ConnectorContext,
     Delivery,
+    DirectDestination,
     Limit,
     Part,
     Position,
     ReadOptions,
+    Receipt,
     Refusal,
+    Sender,
+    SenderTask,
     Source,
     Split,
     Target,
     Writer,
     WriterTask,
 )
-from conduit_dagster.testing.fault import Fault
-from conduit_dagster.testing.fault_settings import FaultSettings
+from conduit_dagster.testing.fault import Fault, FaultSettings
 
 
 class ChaosSourceSettings(FaultSettings):
@@ -203,3 +210,75 @@ class ChaosWriter(Writer):
     def abort(self) -> None:
         """As the writer beneath."""
         self._writer.abort()
+
+
+class ChaosDirectSettings(FaultSettings):
+    """Appends to a file what it is sent, each time that it is sent it."""
+
+    path: str
+    """The file; a line of plain payload for each record."""
+    fail_on: Literal["none", "open", "write", "ack"] = Field("none", alias="fail-on")
+    """Where it fails. ``open``: before a run reads anything; ``write``: in a task, before a batch of at most 1000
+    records is in the file; ``ack``: when the batch is there, and nobody hears of it."""
+
+
+class ChaosDirectDestination(DirectDestination):
+    """Lines in the order in which they were sent, some of them twice after an error, so that a test can count them.
+
+    An error without ``code`` and ``fatal`` is one that names no record: the batch is then sent one at a time.
+    """
+
+    name = "chaos.direct"
+    Settings = ChaosDirectSettings
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(ChaosDirectSettings, settings)
+        self._path = Path(context.resolve(self._settings.path))
+        self._fault = Fault(self._settings, self._settings.fail_on, context)
+
+    @property
+    def address(self) -> str:
+        """The absolute path."""
+        return str(self._path.absolute())
+
+    def check(self) -> None:
+        """Fails, or makes the folder."""
+        self._fault.strike("open", self._fault.passed + 1)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise from_os_error(error, f"can't write {self._path}") from error
+
+    def sender(self, task: SenderTask) -> Sender:
+        """Appends to the file."""
+        del task
+        return ChaosSender(self._path, self._fault)
+
+
+class ChaosSender(Sender):
+    """Writes batches, durably; each batch is acked whole, but for the records that are refused."""
+
+    def __init__(self, path: Path, fault: Fault) -> None:
+        self._path, self._fault = path, fault
+        self._format = make_format("payload/json", "")
+
+    def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
+        """Fails with the first batch that goes beyond ``after`` records, or refuses those of its records that do."""
+        passed = self._fault.passed
+        upto = passed + len(records)
+        self._fault.strike("write", upto)
+        bad = self._fault.refused(passed, len(records))
+        nacks = self._write(records, bad)
+        self._fault.passes(len(records))
+        self._fault.strike("ack", upto)
+        return [Receipt(first + i, nacks.get(i)) for i in range(len(records))] if nacks else None
+
+    def _write(self, records: list[Record], bad: range) -> dict[int, Nack]:
+        good = [i for i in range(len(records)) if i not in bad]
+        lines, unfit = self._format.encode_block([records[i] for i in good])
+        with self._path.open("ab") as file:
+            file.write(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        return {**dict.fromkeys(bad, self._fault.nack), **{good[place]: nack for place, nack in unfit}}

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from conduit_dagster.processes import is_running, wait_for_end
-from conduit_dagster.warm.places import MODULES, socket_path
-from conduit_dagster.warm.wire import Wanted, receive_answer, send_go, send_wanted
+from conduit_dagster.warm.protocol import MODULES, Wanted, receive_answer, send_go, send_wanted, socket_path
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Threads of a numeric library would not survive the fork."""

@@ -5,17 +5,63 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import random
+import runpy
 import select
 import signal
 import socket
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import identity
-from conduit_dagster.warm.child import Held, become
-from conduit_dagster.warm.wire import receive_wanted, send_answer
+from conduit_dagster.warm.protocol import Wanted, receive_go, receive_wanted, send_answer
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a child that was just forked shall become, and whom it asks before it does."""
+
+    wanted: Wanted
+    streams: list[int]
+    connection: socket.socket
+
+
+def become(held: Held) -> None:
+    """Runs the module; returns or raises as it does. Its streams, folder and environment are the client's."""
+    with held.connection as connection:
+        connection.settimeout(None)
+        # nothing runs that its client does not know of: one that gave up starts the same work elsewhere
+        if not receive_go(connection):
+            return
+    wanted, streams = held.wanted, held.streams
+    if wanted.own_session:
+        os.setsid()
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.environ.clear()
+    os.environ.update(wanted.environment)
+    time.tzset()
+    os.chdir(wanted.folder)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    random.seed()
+    _open_streams()
+    # where `python -m` looks first
+    sys.path[0] = wanted.folder
+    sys.argv = [wanted.module, *wanted.words]
+    runpy.run_module(wanted.module, run_name="__main__", alter_sys=True)
+
+
+def _open_streams() -> None:
+    """The parent's buffers belong to the parent."""
+    sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+
 
 _IDLE_SECONDS = float(os.environ.get("CONDUIT_WARM_SECONDS", "300"))
 _LOOK_SECONDS = 5.0

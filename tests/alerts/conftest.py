@@ -16,8 +16,8 @@ from http_server import QuietHandler, serving
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Start
 from conduit_dagster.state.schema import consumers
+from conduit_dagster.state.status_store import Start
 from conduit_dagster.state.store import PipelineStore
 
 SECRET = "s3cr3t"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.alerts.body import body
-from conduit_dagster.alerts.decide import Alert
-from conduit_dagster.alerts.standing import Standing
+from conduit_dagster.alerts.decide import Alert, Standing
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "alerts.md"
 AT = 1_785_664_800 * 1_000_000_000  # 2026-08-02T10:00:00Z

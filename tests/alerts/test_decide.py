@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.alerts.decide import Alert, Decided, Rules, decide, unsent
-from conduit_dagster.alerts.seen import Seen, seen_of
-from conduit_dagster.alerts.standing import Standing
+from conduit_dagster.alerts.decide import Alert, Decided, Rules, Seen, Standing, decide, seen_of, unsent
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND

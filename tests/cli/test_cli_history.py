@@ -14,7 +14,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.moments import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.life import Start
+from conduit_dagster.state.status_store import Start
 
 HOUR = 3600 * 1_000_000_000
 NOW = 1_785_600_000 * 1_000_000_000

@@ -18,8 +18,8 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Start
 from conduit_dagster.state.schema import sources
+from conduit_dagster.state.status_store import Start
 from conduit_dagster.state.store import PipelineStore
 
 READ = 'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 7.0\n'

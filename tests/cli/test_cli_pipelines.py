@@ -8,7 +8,7 @@ import pytest
 from as_owner import owned
 
 from conduit_dagster.state.generations import SourceUnit
-from conduit_dagster.state.life import Start
+from conduit_dagster.state.status_store import Start
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
 

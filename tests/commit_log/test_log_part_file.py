@@ -12,11 +12,12 @@ import pytest
 from commit_log_lab import SOURCE, LogLab
 from small_disk import no_file_beyond
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_batch, encode_block
+from conduit_dagster.commit_log.layout import Last, hidden
 from conduit_dagster.commit_log.reader import read
-from conduit_dagster.commit_log.writer import Last, PartFile, hidden
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.record import COLLECTION, Nack, Record
-from conduit_dagster.state import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

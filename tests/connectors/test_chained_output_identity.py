@@ -20,7 +20,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
 from conduit_dagster.state import schema
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
 
 Patch = pytest.MonkeyPatch
 MUCH = Limit(1_000, 1_000_000)

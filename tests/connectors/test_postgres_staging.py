@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 from postgres_lab import PostgresLab, change, child, create
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.encode import copy_lines
 from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Delivery, Keys
-from conduit_dagster.state import storage
 
 MARKS = [
     "", " ", "null", "\\N", "\\.", "\\",

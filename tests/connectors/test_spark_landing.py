@@ -11,12 +11,12 @@ import pytest
 from kills import Crash, crash
 from pyspark.sql import SparkSession
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
-from conduit_dagster.state import storage
 
 ALL = Limit(10**9, 10**12)
 

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 from dagster_layer.project_folder import TAKES_ALL, Folder
 
-from conduit_dagster.state.letter_view import STATES, Wanted, reasons
+from conduit_dagster.state.dead_letters import STATES, Wanted, reasons
 
 LIMITED = "{plugin: builtin:file, window-size: 0, open-limit: 3, settings: {path: ./dead.jsonl}}"
 

@@ -12,10 +12,10 @@ from chain_lab import ROWS, SMALL, chained, downstream, entries, readers, rewoun
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, source
 
+from conduit_dagster import storage
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.rewind import Wish
 from conduit_dagster.engine.trial.dry_run import dry_run
-from conduit_dagster.state import storage
 
 
 @pytest.fixture

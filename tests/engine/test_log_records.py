@@ -12,7 +12,7 @@ from kills import hooked
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.state import storage
+from conduit_dagster import storage
 
 ROWS = [{"i": i} for i in range(100)]
 

@@ -9,7 +9,7 @@ import pytest
 from operating import offsets
 from support import DECODE, SHARED, Lab, destination, processor, queue, source
 
-from conduit_dagster.state.letter_view import Wanted, reasons
+from conduit_dagster.state.dead_letters import Wanted, reasons
 
 DATA = SHARED / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the checkout")

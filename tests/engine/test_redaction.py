@@ -16,7 +16,7 @@ from support import DECODE, Lab, destination, processor, queue, source
 from conduit_dagster.engine.redaction import MASK, Redaction
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.letter_view import Wanted, newest
+from conduit_dagster.state.dead_letters import Wanted, newest
 from conduit_dagster.state.schema import history
 
 SECRET = "987-65-4321"

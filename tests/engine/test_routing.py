@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.state.letter_view import Wanted, newest
+from conduit_dagster.state.dead_letters import Wanted, newest
 from conduit_dagster.state.overview import offset_rows
 
 UP = processor("up", "field.set", field=".Payload.After.n", expression="after.n + 100")

@@ -15,8 +15,8 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.history import deprovision
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Start
 from conduit_dagster.state.schema import consumers, sources, steps
+from conduit_dagster.state.status_store import Start
 from conduit_dagster.state.store import PipelineStore
 
 SECOND = 1_000_000_000

@@ -23,10 +23,8 @@ from waiting import at_once
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.schemas.confluent import Access, ConfluentRegistry
-from conduit_dagster.schemas.folder import FolderRegistry
 from conduit_dagster.schemas.inferred import NoSchemaError, inferred
-from conduit_dagster.schemas.registry import UnknownSchemaError
+from conduit_dagster.schemas.registry import Access, ConfluentRegistry, FolderRegistry, UnknownSchemaError
 from conduit_dagster.sdk import Nack
 
 PAIR = json.dumps(

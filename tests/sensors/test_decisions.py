@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conduit_dagster.recovery.policy import Past, Policy
-from conduit_dagster.state.recoveries import RecoveryState
+from conduit_dagster.state.recovery_store import RecoveryState
 from sensors.decisions import Ask, Report, Restart, Start, Stopped, lifecycle, recovery
 from sensors.known import File, Known, LastRun, Stored
 

@@ -12,12 +12,21 @@ import sqlalchemy as sa
 from waiting import at_once
 
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.event_lines import duration, said
-from conduit_dagster.state.events import REMEMBERED, Retention, prune, record_event, retain
-from conduit_dagster.state.history import deprovision, events, gone
+from conduit_dagster.state.history import (
+    REMEMBERED,
+    Retention,
+    deprovision,
+    duration,
+    events,
+    gone,
+    prune,
+    record_event,
+    retain,
+    said,
+)
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.life import Start
 from conduit_dagster.state.schema import history
+from conduit_dagster.state.status_store import Start
 from conduit_dagster.state.store import PipelineStore
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "p:in", "place": None, "fix": None, "fatal": False}

@@ -16,7 +16,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import schema
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, acquire
-from conduit_dagster.state.life import Start
+from conduit_dagster.state.status_store import Start
 from conduit_dagster.state.store import PipelineStore
 
 

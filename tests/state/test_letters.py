@@ -9,12 +9,21 @@ import pytest
 import sqlalchemy as sa
 from leases import change_owner, silence
 
-from conduit_dagster.state import letter_store
+from conduit_dagster.state import dead_letters as dead_letter_index
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.dead_letter_replays import close_letters
+from conduit_dagster.state.dead_letters import (
+    STATES,
+    Letters,
+    Wanted,
+    fail_again,
+    forget_closed,
+    insert_letters,
+    newest,
+    pages,
+    reasons,
+)
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.letter_replays import close_letters
-from conduit_dagster.state.letter_store import Letters, fail_again, forget_closed, insert_letters
-from conduit_dagster.state.letter_view import STATES, Wanted, newest, pages, reasons
 from conduit_dagster.state.offsets import move_offsets, offsets_of
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
@@ -169,7 +178,7 @@ def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, s
 def test_old_closed_letters_are_forgotten_and_open_ones_never(
     database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letter_store, "_KEPT_CLOSED", 1)
+    monkeypatch.setattr(dead_letter_index, "_KEPT_CLOSED", 1)
     for step in (1, 2, 3):
         add(store, step, letter(step))
     add(store, 4, letter(4))

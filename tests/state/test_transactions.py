@@ -20,9 +20,8 @@ from waiting import at_once, wait_until
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database
-from conduit_dagster.state.lease import Lease, LeaseLost, acquire
+from conduit_dagster.state.lease import Lease, LeaseLost, Transactions, acquire
 from conduit_dagster.state.schema import history, pipelines
-from conduit_dagster.state.transactions import Transactions
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from conduit_dagster.sdk import (
     Split,
 )
 from conduit_dagster.state import schema
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
 from conduit_dagster.testing.conformance import SourceConformance
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from waiting import at_once
 
 from conduit_dagster.testing import FakeClock
-from conduit_dagster.testing.tally import Tally
+from conduit_dagster.testing.fault import Tally
 
 
 def test_the_clock_moves_only_when_told_to() -> None:

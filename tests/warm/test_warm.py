@@ -16,9 +16,9 @@ import pytest
 from waiting import at_once, wait_until
 
 from conduit_dagster.processes import is_alive, is_dead, is_running, started_at
-from conduit_dagster.warm import client, places
+from conduit_dagster.warm import client, protocol
 from conduit_dagster.warm.client import Child, NotWarmError, spawn
-from conduit_dagster.warm.wire import Wanted
+from conduit_dagster.warm.protocol import Wanted
 
 # a module that a child runs: says what it is, then does as its words say
 SAYS = """
@@ -81,7 +81,7 @@ def children_of(pid: int) -> list[str]:
 @pytest.fixture
 def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, socket_folder: Path) -> Iterator[Nursery]:
     monkeypatch.setattr(tempfile, "tempdir", str(socket_folder))
-    monkeypatch.setitem(places.MODULES, "tests", ("heavy",))
+    monkeypatch.setitem(protocol.MODULES, "tests", ("heavy",))
     monkeypatch.setenv("CONDUIT_WARM_SECONDS", "60")
     root = tmp_path / "nursery"
     root.mkdir()
@@ -213,7 +213,7 @@ def test_an_idle_parent_ends(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_parent_that_does_not_start_is_told(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(places.MODULES, "tests", ("no_such_module",))
+    monkeypatch.setitem(protocol.MODULES, "tests", ("no_such_module",))
     with pytest.raises(NotWarmError, match=r"does not start: see .*\.log"):
         nursery.spawn()
 
@@ -245,11 +245,11 @@ def test_elsewhere_than_on_linux_nobody_forks(nursery: Nursery, monkeypatch: pyt
         nursery.spawn()
 
 
-@pytest.mark.parametrize("role", sorted(places.MODULES))
+@pytest.mark.parametrize("role", sorted(protocol.MODULES))
 def test_what_a_role_imports_starts_no_thread(role: str) -> None:
     """A thread would not survive the fork, and what it held would be locked for ever. jemalloc's own, which Arrow
     brings, knows of forks."""
-    imports = "; ".join(f"import {name}" for name in places.MODULES[role])
+    imports = "; ".join(f"import {name}" for name in protocol.MODULES[role])
     names = "[open(f'/proc/self/task/{task}/comm').read().strip() for task in os.listdir('/proc/self/task')]"
     own = "open('/proc/self/comm').read().strip()"
     code = f"{imports}; import os; threads = {names}; threads.remove({own}); print(threads)"

@@ -14,7 +14,7 @@ from conduit_dagster.connectors.columnar.fitting import Table, fitted
 from conduit_dagster.connectors.columnar.rows import Lines, RowReader, row_sizes
 from conduit_dagster.record import Document, Nack, Record
 from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
-from conduit_dagster.state.sink import Sink
+from conduit_dagster.storage import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
 """A row group ends after the record that brings it to this weight."""

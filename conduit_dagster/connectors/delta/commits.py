@@ -18,13 +18,13 @@ from deltalake import CommitProperties, DeltaTable, Transaction
 from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import AddAction, RemoveAction
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.connectors.linking import link
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Part
-from conduit_dagster.state import storage
 
 
 class LogSync:

@@ -8,6 +8,7 @@ from typing import Any, cast
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -16,7 +17,6 @@ from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.table import Table
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
-from conduit_dagster.state import storage
 
 
 class DeltaDestinationSettings(ColumnsSettings):

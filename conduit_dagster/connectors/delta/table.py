@@ -15,10 +15,10 @@ from deltalake import CommitProperties, DeltaTable
 from deltalake import Schema as DeltaSchema
 from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import DataType, Schema, primitive
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
-from conduit_dagster.state import storage
-from conduit_dagster.state.storage import sync_entry
+from conduit_dagster.storage import sync_entry
 
 SUPPORTED: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster import storage
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import (
     ConnectorContext,
@@ -15,8 +16,7 @@ from conduit_dagster.sdk import (
     StagedDestination,
     Target,
 )
-from conduit_dagster.state import storage
-from conduit_dagster.state.storage import sync_entry
+from conduit_dagster.storage import sync_entry
 
 
 class Layout(ABC):

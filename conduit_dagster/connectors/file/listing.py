@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.learn import learn
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state import storage
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 

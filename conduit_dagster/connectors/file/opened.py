@@ -7,10 +7,10 @@ import weakref
 from collections.abc import Iterator
 from typing import IO, Final
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.file.listing import MARK, Found, Tracked, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
-from conduit_dagster.state import storage
 
 _CHUNK: Final = 1 << 20
 _BACK: Final = 1 << 16

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.listing import Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
@@ -16,7 +17,6 @@ from conduit_dagster.connectors.file.positioned import WritableFile, digest, wri
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import ConnectorContext, Delivery, Target
-from conduit_dagster.state import storage
 
 _PIECE = 1 << 20
 _ZEROS = re.compile(rb"\0+")

@@ -6,12 +6,12 @@ import secrets
 import shutil
 from pathlib import Path
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.linking import link
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Target
-from conduit_dagster.state import storage
 
 _STAGING = ".staging"
 _NAMING = 2

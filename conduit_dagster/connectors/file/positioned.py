@@ -10,10 +10,10 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery
-from conduit_dagster.state import storage
 
 _PIECE = 1 << 20
 _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import FilePosition, Found, Tracked, is_many, parse_position, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.reader import Mark, Reader, advanced, cut_at, scan, split_of
@@ -18,7 +19,6 @@ from conduit_dagster.connectors.file.survey import Places, Seen, Surveyor, open_
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
-from conduit_dagster.state import storage
 
 _LOOKS = 3
 _MOST_FILES = 1_000

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -17,7 +18,6 @@ from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
-from conduit_dagster.state import storage
 
 FILE: Final = "_conduit_columns"
 """Readers of Parquet folders skip names that begin with ``_``."""

@@ -13,10 +13,10 @@ from typing import IO, Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.birth import birth_of
 from conduit_dagster.connectors.file.listing import Found, found_of
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
-from conduit_dagster.state import storage
 
 _WHOLE: Final = 8 << 20
 _END: Final = 1 << 20

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import MARK, Found, Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.reader import Mark, read_lines, scan
@@ -20,7 +21,6 @@ from conduit_dagster.learn import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
-from conduit_dagster.state import storage
 from conduit_dagster.state.readers import PLUGIN
 
 _MOST_FILES = 1_000

@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.state.database import open_database, reading
-from conduit_dagster.state.outage import is_outage, unreachable
-from conduit_dagster.state.project_store import project_store
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import is_outage, open_database, reading, unreachable
 
 T = TypeVar("T")
 _SQLITE = "sqlite:///"

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from itertools import groupby, islice
 from typing import IO, NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.staging import Group, Index, Missing, read_index, read_missing
 from conduit_dagster.sdk import Delivery
-from conduit_dagster.state import storage
 
 _CHUNK = 1 << 18
 

@@ -10,11 +10,11 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.record import Operation, Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, Part
-from conduit_dagster.state import storage
 
 _T = TypeVar("_T")
 _TAIL = 17

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
 from conduit_dagster.connectors.columnar.fitting import readable
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -23,7 +24,6 @@ from conduit_dagster.sdk import (
     Writer,
     WriterTask,
 )
-from conduit_dagster.state import storage
 
 
 class SparkDestination(StagedDestination):

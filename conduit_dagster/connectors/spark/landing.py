@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import Found
 from conduit_dagster.learn import learn
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.state import storage
 
 _SUFFIX: Final = ".json"
 _REMOVED: Final = ".removed"

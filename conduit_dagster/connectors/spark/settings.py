@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
-from conduit_dagster.config.scalars import Duration
-from conduit_dagster.config.secrets import names_credential
+from conduit_dagster.config.scalars import Duration, names_credential
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.sdk import ConnectorSettings
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
+from conduit_dagster import storage
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.parquet.survey import Survey, parse_position
@@ -16,7 +17,6 @@ from conduit_dagster.connectors.spark.session import has_session
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position
-from conduit_dagster.state import storage
 
 
 class SparkSource(RowFiles):

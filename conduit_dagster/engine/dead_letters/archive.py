@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.kept import kept
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state import storage
-from conduit_dagster.state.sink import Sink
 from conduit_dagster.state.steps import LetterPart
+from conduit_dagster.storage import Sink
 
 _FOLDER = "~dead-letters"
 _DEPTH: Final = 4

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, islice
 from typing import Any, NamedTuple
 
+from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
 from conduit_dagster.engine.dead_letters.missed import NOBODY, decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Replayed, Source, Split
-from conduit_dagster.state import storage
-from conduit_dagster.state.letter_replays import Chosen, LetterReplays
-from conduit_dagster.state.letter_view import Key
+from conduit_dagster.state.dead_letter_replays import Chosen, LetterReplays
+from conduit_dagster.state.dead_letters import Key
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import Decision, LetterPart
 

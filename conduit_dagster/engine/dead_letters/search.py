@@ -12,7 +12,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, record_of
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.letter_view import Key, Wanted, newest, pages
+from conduit_dagster.state.dead_letters import Key, Wanted, newest, pages
 
 _SLIM = ("step", "number", "part", "line", "state", "node", "code")
 

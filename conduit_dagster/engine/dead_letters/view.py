@@ -14,7 +14,7 @@ from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.trace import Passed, trace
 from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.letter_view import STATES, Key, Wanted
+from conduit_dagster.state.dead_letters import STATES, Key, Wanted
 
 
 def letter_facts(

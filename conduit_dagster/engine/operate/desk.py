@@ -24,8 +24,8 @@ from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.sql.asking import open_with
+from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
-from conduit_dagster.state.outage import unreachable
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.store import PipelineStore
 

@@ -14,7 +14,7 @@ from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.moments import moment
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.letter_view import OPEN, Key, Wanted, reasons
+from conduit_dagster.state.dead_letters import OPEN, Key, Wanted, reasons
 
 _REASON = ("node", "code", "letters")
 

@@ -11,7 +11,7 @@ from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.refused import refused
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.offsets import ByConsumer, offsets_of
 from conduit_dagster.state.readers import held_from

@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.binary import import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
-from conduit_dagster.commit_log.writer import LogFolder, PartFile, Written
+from conduit_dagster.commit_log.layout import LogFolder, Written
+from conduit_dagster.commit_log.writer import PartFile
 from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.positions import joined_of
 from conduit_dagster.engine.operate.refused import chosen, refused
@@ -21,8 +23,7 @@ from conduit_dagster.engine.operate.writes import begin_log_at, move_source
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
-from conduit_dagster.state import storage
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 from conduit_dagster.state.pipeline_state import PipelineState
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Entry
 from conduit_dagster.engine.moves import offset_of
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
@@ -22,7 +23,6 @@ from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
-from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
 from conduit_dagster.state.steps import StagedDelivery
 

@@ -8,8 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
+from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.commit_log.reader import read_current
-from conduit_dagster.commit_log.writer import LogFolder
 from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from

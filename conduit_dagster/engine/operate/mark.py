@@ -16,7 +16,7 @@ from conduit_dagster.engine.operate.set_back import RESENDS, require_resending, 
 from conduit_dagster.engine.shipment import after
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.delivery_store import end_delivery, put_progress
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.offsets import move_offsets
 
 

@@ -24,7 +24,7 @@ from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.shipment import Shipment, after
 from conduit_dagster.sdk import StagedRecord
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.steps import Child
 
 CAUSE = "an operator sends its records one by one"

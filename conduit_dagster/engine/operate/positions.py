@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.config.secrets import masked
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.operate.logs import LogView, logs_of
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.sdk import Source

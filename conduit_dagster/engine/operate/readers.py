@@ -10,11 +10,10 @@ import sqlalchemy as sa
 from conduit_dagster.engine.operate.refused import chosen, refused
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.lease import Lease, acquire
+from conduit_dagster.state.lease import Lease, Transactions, acquire
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.offsets import EVERYTHING
 from conduit_dagster.state.readers import Reader, drop, readers_of
-from conduit_dagster.state.transactions import Transactions
 
 Facts = dict[str, Any]
 

@@ -19,7 +19,7 @@ from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.letter_view import Wanted
+from conduit_dagster.state.dead_letters import Wanted
 
 
 def replay(

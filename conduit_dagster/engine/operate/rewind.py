@@ -21,7 +21,7 @@ from conduit_dagster.engine.operate.writes import (
     renew_source,
 )
 from conduit_dagster.engine.reads_same import unit_of
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
 

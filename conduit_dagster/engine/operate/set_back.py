@@ -6,14 +6,14 @@ from typing import Final
 
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.engine.moves import is_joined
 from conduit_dagster.engine.operate.cut import Cut
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
 from conduit_dagster.engine.operate.refused import refused
 from conduit_dagster.engine.operate.writes import put_offset
-from conduit_dagster.state import storage
 from conduit_dagster.state.delivery_store import put_progress
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.steps import Child, Progress
 
 RESENDS: Final = ("direct", "driver")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import Any, NoReturn
 
-from conduit_dagster.expressions.errors import EvaluationError, kind
+from conduit_dagster.expressions.compiled import EvaluationError, kind
 
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})

@@ -9,12 +9,9 @@ from typing import Any
 
 from RestrictedPython.transformer import RestrictingNodeTransformer
 
-from conduit_dagster.expressions.clock import Clock
-from conduit_dagster.expressions.compiled import Compiled, compiled
-from conduit_dagster.expressions.errors import ExpressionError
-from conduit_dagster.expressions.python.check import Checker
+from conduit_dagster.expressions.compiled import Clock, Compiled, ExpressionError, compiled
+from conduit_dagster.expressions.python.check import Checker, Source
 from conduit_dagster.expressions.python.functions import json_value
-from conduit_dagster.expressions.python.source import Source
 from conduit_dagster.expressions.python.translate import Bind, Guard
 
 Wrap = Callable[[Bind, ast.expr], ast.expr]

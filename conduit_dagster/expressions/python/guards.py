@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from conduit_dagster.expressions import limits
-from conduit_dagster.expressions.compiled import PARTS
-from conduit_dagster.expressions.errors import EvaluationError, kind
+from conduit_dagster.expressions.compiled import PARTS, EvaluationError, kind
 
 _NUMBERS = frozenset({int, float, bool})
 _SIZED = frozenset({str, list, tuple, dict, bytes})

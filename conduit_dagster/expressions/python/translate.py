@@ -13,6 +13,7 @@ from conduit_dagster.expressions.compiled import PARTS
 from conduit_dagster.expressions.python.functions import (
     AS_THEY_ARE,
     FUNCTIONS,
+    METHODS,
     TYPES,
     canonical,
     digest,
@@ -20,7 +21,6 @@ from conduit_dagster.expressions.python.functions import (
     search,
 )
 from conduit_dagster.expressions.python.guards import GUARDS, Meter
-from conduit_dagster.expressions.python.methods import METHODS
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
 _GLOBALS: dict[str, Any] = {

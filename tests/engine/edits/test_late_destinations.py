@@ -13,7 +13,7 @@ from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run, step_
 from support import Crashes, Lab, destination, source
 
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.writer import LogFolder
+from conduit_dagster.commit_log.layout import LogFolder
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.compiled import DEAD_LETTERS
 from conduit_dagster.engine.operate.rewind import Wish

@@ -22,7 +22,7 @@ from kills import hooked
 from support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.recovery.kill_points import POINTS, REPLAY
-from conduit_dagster.state.letter_view import STATES, Wanted, reasons
+from conduit_dagster.state.dead_letters import STATES, Wanted, reasons
 from conduit_dagster.state.overview import source_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

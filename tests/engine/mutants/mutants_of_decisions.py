@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.engine import recover, stage, staging
 from conduit_dagster.engine.compiled import compile_encoded
 from conduit_dagster.engine.ledger import Ledger
@@ -18,7 +19,6 @@ from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.engine.staging import Staged, Stager
-from conduit_dagster.state import storage
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.schema import deliveries
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery

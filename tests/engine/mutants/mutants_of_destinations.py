@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conduit_dagster import storage
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.file import ordered
 from conduit_dagster.connectors.file.ordered import OrderedFile
@@ -18,7 +19,6 @@ from conduit_dagster.connectors.postgres.destination import PostgresDestination
 from conduit_dagster.connectors.postgres.publish import Claims
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.sdk import Delivery, Target
-from conduit_dagster.state import storage
 from conduit_dagster.state.steps import Range
 
 Patch = pytest.MonkeyPatch

@@ -11,12 +11,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.policy import FRESH, GiveUp, Past, Policy, Wait, decide
-from conduit_dagster.state import recoveries
-from conduit_dagster.state.events import record_event
-from conduit_dagster.state.history import provision, restarts_of
-from conduit_dagster.state.recoveries import RecoveryState
+from conduit_dagster.state import recovery_store
+from conduit_dagster.state.history import provision, record_event, restarts_of
+from conduit_dagster.state.lease import Transactions
+from conduit_dagster.state.recovery_store import RecoveryState
 from conduit_dagster.state.schema import pipelines
-from conduit_dagster.state.transactions import Transactions
 
 Error = Mapping[str, Any]
 """As ``run --json`` shows it: code, message, node, place, fix, fatal."""
@@ -61,14 +60,14 @@ class Life:
         """
 
         def work(connection: sa.Connection) -> RecoveryState | None:
-            state = recoveries.read(connection, self._id)
+            state = recovery_store.read(connection, self._id)
             if start.restart is None:
                 return self._started(connection, start)
             # exactly one restart per failure, whoever else was told to do it
             if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
                 return None
             values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
-            recoveries.write(connection, self._id, **values)
+            recovery_store.write(connection, self._id, **values)
             told = {"attempt": state.past.attempt, "failure": state.failure, "run": start.run}
             self._event(connection, "restarted", **told, total=(restarts_of(connection, self._id) or 0) + 1)
             return state
@@ -77,12 +76,12 @@ class Life:
 
     def _started(self, connection: sa.Connection, start: Start) -> RecoveryState:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
-        first = recoveries.read(connection, self._id).run == ""
-        recoveries.write(connection, self._id, **fresh, cause=None)
+        first = recovery_store.read(connection, self._id).run == ""
+        recovery_store.write(connection, self._id, **fresh, cause=None)
         self._set(connection, "recovering" if start.past.attempt else "running")
         provision(connection, self._id, start.file, first)
         self._event(connection, "started", run=start.run)
-        return recoveries.read(connection, self._id)
+        return recovery_store.read(connection, self._id)
 
     def recovered(self, attempt: int) -> None:
         """A record was acked end to end, or a window passed without an error (B12)."""
@@ -110,7 +109,7 @@ class Life:
 
         def work(connection: sa.Connection) -> Failed:
             also(connection)
-            state = recoveries.read(connection, self._id)
+            state = recovery_store.read(connection, self._id)
             values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
             if reported:
                 values["reported"] = run
@@ -122,7 +121,7 @@ class Life:
                 self._wait(connection, error, decision, state.failure + 1)
             else:
                 self._give_up(connection, error, decision)
-            recoveries.write(connection, self._id, **values)
+            recovery_store.write(connection, self._id, **values)
             wait = decision if isinstance(decision, Wait) else None
             return Failed("recovering" if wait else "degraded", state.failure + 1, wait)
 
@@ -158,7 +157,7 @@ class Life:
 
     def _end(self, connection: sa.Connection, status: str, reason: str, error: Error | None, **detail: Any) -> None:
         self._set(connection, status, reason, error)
-        recoveries.write(connection, self._id, restart_at_ns=0, asked="")
+        recovery_store.write(connection, self._id, restart_at_ns=0, asked="")
         detail |= {"reason": reason} if reason else {}
         self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
 

@@ -1,22 +1,50 @@
-"""Files under a URL that both fsspec and Spark open: staging, and later the commit log's segments.
-
-A plain path or a ``file://`` URL is the local disk, where durability means fsync of the file and of its folder; other
-URLs go through fsspec, where closing an object makes it durable.
-"""
+"""Files under a URL that both fsspec and Spark open: staging, and the segments of the commit log."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 from urllib.parse import quote
 
 import fsspec
+
+
+class _Appends(Protocol):
+    def write(self, data: bytes) -> None: ...
+
+
+class Sink(io.RawIOBase):
+    """Passes on what pyarrow's writers give it."""
+
+    def __init__(self, into: _Appends) -> None:
+        super().__init__()
+        self._into = into
+        self._bytes = 0
+        self.discard = False
+        """What comes from here on is of no use: a writer that is given up still writes its footer."""
+
+    def writable(self) -> bool:
+        """It is for nothing else."""
+        return True
+
+    def write(self, data: Any, /) -> int:
+        """Passes them on. Raises what that raises."""
+        if not self.discard:
+            self._into.write(data)
+        self._bytes += len(data)
+        return len(data)
+
+    def tell(self) -> int:
+        """How many bytes came."""
+        return self._bytes
+
 
 _CHUNK = 1 << 20
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.recovery.policy import FRESH, Past
 from conduit_dagster.state.database import insert_if_absent, reading
-from conduit_dagster.state.events import record_event
+from conduit_dagster.state.history import record_event
 from conduit_dagster.state.schema import recoveries
 
 Asked = Literal["", "start", "stop", "force", "renew"]

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.events import record_event
-from conduit_dagster.state.letter_view import Key, Wanted, behind, conditions, pieces_of, up_to
+from conduit_dagster.state.dead_letters import Key, Wanted, behind, conditions, pieces_of, up_to
+from conduit_dagster.state.history import record_event
+from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import LetterPart, Plan
-from conduit_dagster.state.transactions import Transactions
 
 
 class Chosen(NamedTuple):

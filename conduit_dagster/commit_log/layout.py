@@ -1,0 +1,101 @@
+"""Where files of the log lie, ``LOG/PIPELINE/SOURCE/segment=FIRST/FIRST-TOKEN.parquet``, and what tasks tell of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from conduit_dagster import storage
+from conduit_dagster.record import Mode
+from conduit_dagster.state.log_store import LogPart
+from conduit_dagster.storage import remove
+
+
+class Last(msgspec.Struct, frozen=True):
+    """The last entry of a namespace in a file."""
+
+    offset: int
+    mode: Mode
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A file that is complete, as the task tells the driver."""
+
+    name: str
+    first: int
+    entries: int
+    bytes: int
+    sha256: str
+    nacked: int
+    namespaces: dict[str, Last]
+
+    def appended(self, segment: int, position: Any) -> LogPart:
+        """Its row in the manifest, as an append of consecutive offsets."""
+        end = self.first + self.entries
+        return LogPart(
+            self.first, end, segment, self.name, self.entries, self.bytes, self.sha256, self.nacked, False, position
+        )
+
+
+_HIDDEN = "_"
+
+
+def part_name(first: int, token: str) -> str:
+    """A file's name once it is in the manifest. ``token`` is random, one per execution of a task."""
+    return f"{first:020d}-{token}.parquet"
+
+
+def hidden(name: str) -> str:
+    """The file's name before that."""
+    return _HIDDEN + name
+
+
+def shown(name: str) -> str:
+    """The manifest's name of a file as it was found in a folder."""
+    return name.removeprefix(_HIDDEN)
+
+
+@dataclass(frozen=True)
+class LogFolder:
+    """The log of one source."""
+
+    base: str
+    """URL of all logs."""
+    pipeline: str
+    source: str
+
+    @property
+    def url(self) -> str:
+        """Its folder."""
+        return storage.join(self.base, storage.safe_name(self.pipeline), storage.safe_name(self.source))
+
+    def segment(self, first: int) -> str:
+        """The folder of the segment whose first offset is ``first``."""
+        return storage.join(self.url, f"segment={first:020d}")
+
+    def sync(self, segment: int) -> None:
+        """Makes the names in a segment's folder durable, and the folder's own. Before the manifest names a file in it.
+
+        The folders up to ``base`` are synced as well; that ``base`` itself is in its parent is the caller's matter.
+        """
+        pipeline = self.url.rsplit("/", 1)[0]
+        for url in (self.segment(segment), self.url, pipeline, self.base):
+            storage.sync(url)
+
+    def publish_name(self, segment: int, name: str) -> None:
+        """Gives a file its name for everybody, after the manifest names it. May be repeated at any time."""
+        folder = self.segment(segment)
+        old, new = storage.join(folder, hidden(name)), storage.join(folder, name)
+        length = storage.size(old)
+        if length is None:
+            return
+        if storage.size(new) == length:  # a copy that was made, whose original was not removed
+            remove(old)
+        else:
+            storage.rename(old, new)
+
+    def names(self, segment: int) -> list[str]:
+        """The files in a segment's folder, as they are called now."""
+        return storage.files(self.segment(segment))
