@@ -10,7 +10,6 @@ from conduit_dagster.connectors.registry import find_destination, find_source
 from conduit_dagster.engine.inlets import Inlet, inlets_of, replay_inlets
 from conduit_dagster.engine.memory import Remembers
 from conduit_dagster.engine.nodes import Node, Step, gates
-from conduit_dagster.engine.origins import keeps_origins
 from conduit_dagster.engine.plugins import Plugins, load_plugins
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
@@ -155,8 +154,6 @@ class _Maker:
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
         elif any(processor.reads_position for processor in self._processors):
-            keys = max(keys, Keys.POSITIONS)
-        if any(keeps_origins(outlet.destination) for outlet in outlets):
             keys = max(keys, Keys.POSITIONS)
         turn, remembering = self._turn, self._remembering
         return CompiledPipeline(

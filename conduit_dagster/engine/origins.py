@@ -8,19 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import cached_property
+from itertools import repeat
+from operator import attrgetter, is_
+from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.layout import clean
 from conduit_dagster.record import Record, copy
-from conduit_dagster.sdk import Destination, NewPart, Part, RecordWriter, Refusal, StagedDestination, Writer, WriterTask
+from conduit_dagster.sdk import (
+    Block,
+    Destination,
+    NewPart,
+    Part,
+    RecordWriter,
+    Refusal,
+    StagedDestination,
+    Writer,
+    WriterTask,
+)
 from conduit_dagster.sdk.destination import RecordStaging
 from conduit_dagster.state.steps import StagedDelivery
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(tuple[str, list[int], list[Any], list[str] | str]).decode
+_decode = msgspec.json.Decoder(tuple[str, int, list[int] | int, list[Any], list[str] | str]).decode
+_metadata_of = attrgetter("metadata")
 
 
 class RecordOrigin(NamedTuple):
@@ -43,6 +57,37 @@ def keeps_origins(destination: Destination) -> bool:
     )
 
 
+class BlockPositions:
+    """The records' own positions of one block, worked out once, and only where something asks for them."""
+
+    def __init__(self, block: Block, are_read: bool) -> None:
+        """``are_read``: the source was asked for them; else a block with ``complete`` may have left them out."""
+        self._block, self._are_read = block, are_read or block.complete is None
+
+    def of(self, records: Sequence[Record], origins: Sequence[int]) -> list[Any]:
+        """Those of ``records``, the i-th of which comes from record ``origins[i]`` of the block."""
+        if self._are_read:
+            return [record.position for record in records]
+        every = self._every
+        return every[origins.start : origins.stop] if _is_run(origins) else [every[origin] for origin in origins]
+
+    @cached_property
+    def _every(self) -> list[Any]:
+        if self._block.positions is not None:
+            return self._block.positions()
+        assert self._block.complete is not None
+        found: list[Any] = []
+        for place in range(len(self._block.records)):
+            record = Record(0, {})
+            self._block.complete(place, record)
+            found.append(record.position)
+        return found
+
+
+def _is_run(origins: Sequence[int]) -> TypeGuard[range]:
+    return isinstance(origins, range) and origins.step == 1
+
+
 class TracedWriter(Writer):
     """A destination's own writer, and beside its part the origins: a line of JSON per block.
 
@@ -55,9 +100,14 @@ class TracedWriter(Writer):
         self._records = RecordWriter(replace(task, token=f"{task.token}r")) if as_records else None
         self._count = 0
         self._source, self._first, self._origins = "", 0, tuple[int, ...]()
+        self._positions = BlockPositions(Block([], lambda i: None), are_read=True)
         self.origins: Part | None = None
         """Known once :meth:`finish` has returned, as is :attr:`records`."""
         self.records: Part | None = None
+
+    def block(self, positions: BlockPositions) -> None:
+        """Takes the positions of the block that the next records come from."""
+        self._positions = positions
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
         """Keeps them for the next block, and hands them on."""
@@ -79,16 +129,16 @@ class TracedWriter(Writer):
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
         """The i-th record comes from record ``first + origins[i]`` of the source."""
-        ordinals, positions = [self._first + origin for origin in origins], [record.position for record in records]
-        named = [record.collection for record in records]
-        namespaces = named[0] if len(set(named)) == 1 else named
+        positions, namespaces = self._positions.of(records, origins), _namespaces(records)
+        # records that follow on one another are told by the first of them, and how many there are
+        first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
         try:
-            line = _encode((self._source, ordinals, positions, namespaces))
+            line = _encode((self._source, first, rest, positions, namespaces))
         except UnicodeEncodeError:
-            texts = ([clean(str(position)) for position in positions], [clean(name) for name in named])
-            line = _encode((self._source, ordinals, *texts))
+            names = clean(namespaces) if isinstance(namespaces, str) else list(map(clean, namespaces))
+            line = _encode((self._source, first, rest, [clean(str(position)) for position in positions], names))
         self._part.write(line + b"\n")
-        self._count += len(ordinals)
+        self._count += len(positions)
         if self._records is not None:
             self._records.place(self._source, self._first, origins)
             self._records.write(records)
@@ -107,12 +157,22 @@ class TracedWriter(Writer):
                 writer.abort()
 
 
+def _namespaces(records: Sequence[Record]) -> str | list[str]:
+    """One name where all have it; records that share their metadata cost one look."""
+    metadata = list(map(_metadata_of, records))
+    if all(map(is_, metadata, repeat(metadata[0]))):
+        return records[0].collection
+    named = [record.collection for record in records]
+    return named[0] if len(set(named)) == 1 else named
+
+
 def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:
     """The origins of a delivery's records, in their order; a block at a time in memory."""
     for part in staged.origins:
         with storage.open_read(storage.join(staged.staging, part.name)) as file:
             for line in file:
-                source, ordinals, positions, named = _decode(line)
-                namespaces = [named] * len(ordinals) if isinstance(named, str) else named
-                for ordinal, position, namespace in zip(ordinals, positions, namespaces, strict=True):
-                    yield RecordOrigin(source, ordinal, position, namespace)
+                source, first, rest, positions, named = _decode(line)
+                origins = range(rest) if isinstance(rest, int) else rest
+                namespaces = [named] * len(origins) if isinstance(named, str) else named
+                for origin, position, namespace in zip(origins, positions, namespaces, strict=True):
+                    yield RecordOrigin(source, first + origin, position, namespace)

@@ -18,8 +18,9 @@ from conduit_dagster.engine.ledger import Ledger, NackRow
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.origins import BlockPositions, TracedWriter
 from conduit_dagster.record import Nack, Record, copy
-from conduit_dagster.sdk import Block, Replayed, Writer
+from conduit_dagster.sdk import Block, Keys, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
 
 
@@ -42,6 +43,7 @@ class SplitRun:
         self._begin = begin
         self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)
+        self._positions = BlockPositions(self._block, are_read=True)
         self._nacks = BlockNacks(self._block)
         self._rank = 0
         self._count = ledger.sources.setdefault(inlet.id, SourceCount())
@@ -68,6 +70,7 @@ class SplitRun:
         """Takes one block through the whole pipeline."""
         records = block.records
         self._block, self._nacks, self._rank = block, BlockNacks(block), 0
+        self._positions = BlockPositions(block, self._pipeline.reads_keys >= Keys.POSITIONS)
         total, origins = len(records), range(len(records))
         if block.nacks:
             records, origins = self._without_nacked(block)
@@ -139,6 +142,8 @@ class SplitRun:
         if outlet.destination.prints and self._pipeline.redaction:
             records = list(map(self._pipeline.redaction.record, records))
         writer = self._writers[outlet.id]
+        if isinstance(writer, TracedWriter):
+            writer.block(self._positions)
         writer.place(self._inlet.id, self._ordinal, origins)
         refused = dict(blamed(outlet.node, writer.write, records))
         for place, nack in refused.items():

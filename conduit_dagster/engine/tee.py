@@ -55,10 +55,18 @@ class Tee:
             for record in records:
                 record.position = str(record.position)
         fill_in = block.complete if block.plain is not None else None
+        logged = None if fill_in is None else batch.column("position")
         for begin in range(0, len(records), _PIECE):
             piece = records[begin : begin + _PIECE]
             again = partial(decode_rows, batch, begin)
-            yield Block(piece, partial(_boundary, first + begin), partial(_complete, fill_in, begin), again=again)
+            positions = None if logged is None else logged.slice(begin, len(piece)).to_pylist
+            yield Block(
+                piece,
+                partial(_boundary, first + begin),
+                partial(_complete, fill_in, begin),
+                again=again,
+                positions=positions,
+            )
 
     def _encoded(self, block: Block) -> Any:
         records, now_us = block.records, self._pipeline.clock.now_ns // 1000

@@ -81,6 +81,8 @@ class Block(NamedTuple):
     again: Callable[[Sequence[int]], list[Record]] | None = None
     """The records at these places, in order, once more, as they were before anything changed them: whole, with key and
     position. For dead letters, at a fraction of the cost of reading the split again. Only where ``sets_metadata``."""
+    positions: Callable[[], list[Position]] | None = None
+    """The position of each record where ``read`` left them out, for less than ``complete`` takes for each."""
     replayed: Replayed | None = None
     """The engine's own: of records that were nacked before."""
 

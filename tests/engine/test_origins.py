@@ -1,0 +1,83 @@
+"""Origins beside staged parts: what is written is what is read, whatever the source left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conduit_dagster.engine.origins import BlockPositions, RecordOrigin, TracedWriter, read_origins
+from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.sdk import Block, Part, Refusal, Writer, WriterTask
+from conduit_dagster.state.steps import StagedDelivery
+
+ONE, OTHER = {COLLECTION: "a"}, {COLLECTION: "b"}
+
+
+class Taker(Writer):
+    """Refuses records at these places."""
+
+    def __init__(self, *refused: int) -> None:
+        self._refused = refused
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        return [Refusal(place, Nack("no", "no")) for place in self._refused]
+
+    def finish(self) -> Part | None:
+        return None
+
+    def abort(self) -> None:
+        pass
+
+
+def traced(
+    root: Path, block: Block, origins: Sequence[int], *refused: int, are_read: bool = False
+) -> list[RecordOrigin]:
+    """What is read of the block's records at these places, the first of which is the source's hundredth."""
+    writer = TracedWriter(Taker(*refused), WriterTask(str(root), 0, "t"))
+    writer.place("in", 100, origins)
+    writer.block(BlockPositions(block, are_read))
+    writer.write([block.records[origin] for origin in origins])
+    writer.finish()
+    staged = StagedDelivery("out", "data", "", str(root), [], {}, origins=[writer.origins] if writer.origins else [])
+    return list(read_origins(staged))
+
+
+def complete(place: int, record: Record) -> None:
+    record.position = f"p{place}"
+
+
+def left_out(count: int, **more: Any) -> Block:
+    """Records without positions, of two namespaces where there are more than three."""
+    return Block([Record(0, ONE if i < 3 else OTHER) for i in range(count)], str, complete, **more)
+
+
+@pytest.mark.parametrize("origins", [range(5), range(1, 4), [0, 2, 2, 4], [4]])
+@pytest.mark.parametrize("are_given", [False, True])
+def test_positions_that_the_source_left_out(tmp_path: Path, origins: Sequence[int], are_given: bool) -> None:
+    """By its list of them, or else one by one."""
+    block = left_out(5, positions=(lambda: [f"p{i}" for i in range(5)]) if are_given else None)
+    names = ["a", "a", "a", "b", "b"]
+    assert traced(tmp_path, block, origins) == [RecordOrigin("in", 100 + i, f"p{i}", names[i]) for i in origins]
+
+
+def test_positions_that_were_read(tmp_path: Path) -> None:
+    """They may be other than the block's: a processor can give records their own."""
+    block = Block([Record(f"own{i}", ONE) for i in range(3)], str, complete)
+    assert [one.position for one in traced(tmp_path, block, range(3), are_read=True)] == ["own0", "own1", "own2"]
+
+
+@pytest.mark.parametrize("origins", [range(4), [0, 1, 3, 4]])
+def test_a_refused_record_has_none(tmp_path: Path, origins: Sequence[int]) -> None:
+    on = [origin for place, origin in enumerate(origins) if place != 1]
+    found = traced(tmp_path, left_out(5), origins, 1)
+    assert [(one.ordinal, one.position) for one in found] == [(100 + origin, f"p{origin}") for origin in on]
+
+
+def test_text_that_json_cannot_hold(tmp_path: Path) -> None:
+    block = Block([Record("\ud800", {COLLECTION: "\ud800"}), Record("x", {COLLECTION: "y"})], str)
+    first, second = traced(tmp_path, block, range(2))
+    assert (first.ordinal, second) == (100, RecordOrigin("in", 101, "x", "y"))
+    assert "\ud800" not in first.position + first.namespace
