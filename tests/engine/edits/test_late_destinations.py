@@ -6,6 +6,7 @@ P1 to P13 are findings of an audit; the lettered ones came of checking a model o
 from __future__ import annotations
 
 import shutil
+from typing import Any
 
 import pytest
 from chain_lab import rewound
@@ -103,21 +104,28 @@ def compacted_as_if_all_were_handled(lab: Lab) -> int:
         )
 
 
+BY_FIVE: dict[str, Any] = {"log": "records", "batch-size": 5}
+
+
+def removed_under_an_open_step(lab: Lab, crashes: Crashes, point: str) -> None:
+    """Of twenty records five went to ``out`` alone, then a step for both was cut off; the file has no ``late`` now."""
+    lab.write("in.jsonl", rows_of(20))
+    build(lab, **BY_FIVE)
+    crashes(lab, "after-done")
+    build(lab, destination("late"), **BY_FIVE)
+    crashes(lab, point)
+    build(lab, **BY_FIVE)
+
+
 @pytest.mark.parametrize("then", ENDING)
 @pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
 def test_c_removed_under_an_open_step_and_put_back_from_the_log(
     lab: Lab, crashes: Crashes, point: str, then: str
 ) -> None:
     """The step ends without it; the run is killed before or after that; put back, it gets everything once."""
-    lab.write("in.jsonl", rows_of(20))
-    settings = {"log": "records", "batch-size": 5}
-    build(lab, **settings)
-    crashes(lab, "after-done")
-    build(lab, destination("late"), **settings)
-    crashes(lab, point)
-    build(lab, **settings)
+    removed_under_an_open_step(lab, crashes, point)
     crashes(lab, then)
-    build(lab, LATE, **settings)
+    build(lab, LATE, **BY_FIVE)
     run(lab)
     assert numbers(lab) == numbers(lab, "late") == list(range(20))
 
@@ -125,15 +133,9 @@ def test_c_removed_under_an_open_step_and_put_back_from_the_log(
 @pytest.mark.parametrize("point", ["after-plan", "after-prepare"])
 def test_c_put_back_before_it_was_retired(lab: Lab, crashes: Crashes, point: str) -> None:
     """A run that is killed before it retires anything changes nothing: the destination is none that comes back."""
-    lab.write("in.jsonl", rows_of(20))
-    settings = {"log": "records", "batch-size": 5}
-    build(lab, **settings)
-    crashes(lab, "after-done")
-    build(lab, destination("late"), **settings)
-    crashes(lab, point)
-    build(lab, **settings)
+    removed_under_an_open_step(lab, crashes, point)
     crashes(lab, "after-fence")
-    build(lab, LATE, **settings)
+    build(lab, LATE, **BY_FIVE)
     run(lab)
     assert numbers(lab) == list(range(20))
     assert numbers(lab, "late") == list(range(5, 20))
