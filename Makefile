@@ -79,8 +79,8 @@ bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_AR
 model: $(STAMP) ## every configuration of the protocol's model, about five minutes; the tests have the short form
 	$(BIN)/python -m model $(or $(MODEL),all)
 
-matrix: $(STAMP) ## the whole kill matrix and all frozen owners, about half an hour; the tests have a choice of them
-	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen $(PYTEST_ARGS)
+matrix: $(STAMP) ## the whole kill matrix, all frozen owners and all stops, about 40 minutes; the tests have a choice of them
+	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py $(PYTEST_ARGS)
 
 soak: N ?= 200
 soak: $(STAMP) ## N random kills, or with EDITS=1 N pipelines edited between kills; SEED=... repeats them, CASE=... repeats one

@@ -1,20 +1,121 @@
-"""The materialisations of a run: numbers that plot, positions, nacks by reason, the newest dead letters."""
+"""Materialisations of a run: plottable numbers, positions, nacks by reason, the newest dead letters."""
 
 from __future__ import annotations
 
+import copy
 import json
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as sa
 
-from assets.look import Look
 from assets.names import ACKS, asset_key
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from assets.offset_gaps import offset_gaps
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.state.dead_letters import letter_id
-from conduit_dagster.state.history import Event, said
+from conduit_dagster.engine.report import RunProgress, StepReport
+from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
+from conduit_dagster.state.history import Event, events, said
+from conduit_dagster.state.overview import consumer_rows, real_source_rows
+
+_NEWEST = 10
+
+
+@dataclass(frozen=True)
+class RunSnapshot:
+    """State of a run, its sources and its pipeline at one moment."""
+
+    progress: RunProgress
+    """Progress of this run."""
+    batch_seconds: float
+    """Duration of the newest step; 0 if there was none."""
+    waited: float
+    """Seconds since the newest ack, or since the start of the run."""
+    sources: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    consumers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    letters: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """The newest open dead letters."""
+    reasons: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Numbers of open dead letters by node and code, the most frequent first."""
+    open_before: int = 0
+    """Number of open dead letters when the run began."""
+    lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    """Amount waiting at each source that can tell, and its unit."""
+    gaps: list[str] = field(default_factory=list[str])
+    history: list[Event] = field(default_factory=list[Event])
+    """The newest events of the pipeline's history, in chronological order."""
+
+    @property
+    def open(self) -> int:
+        """Number of open dead letters."""
+        return sum(row["letters"] for row in self.reasons)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any source is known to have unread data."""
+        return any(amount for amount, _ in self.lag.values())
+
+
+class Observer:
+    """Receiver of the engine's reports, in its thread, that takes snapshots in another thread."""
+
+    def __init__(self, bound: BoundPipeline, database: sa.Engine) -> None:
+        self._bound, self._database = bound, database
+        # the lag is queried while the engine runs, so not from the engine's own sources
+        self._pipeline: CompiledPipeline = compile_program(bound.program)
+        self._lock = threading.Lock()
+        self._open_before = sum(row["letters"] for row in self._reasons())
+        self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()
+
+    def observe(self, step: StepReport, progress: RunProgress) -> None:
+        """Record a finished step. Copies ``progress``, since the engine keeps changing it."""
+        with self._lock:
+            self._progress, self._batch, self._acked = copy.deepcopy(progress), step.seconds, time.monotonic()
+
+    @property
+    def steps(self) -> int:
+        """Number of finished steps of this run."""
+        return self._progress.steps
+
+    def look(self) -> RunSnapshot:
+        """Take a snapshot of the store and the sources."""
+        with self._lock:
+            progress, batch, waited = self._progress, self._batch, time.monotonic() - self._acked
+        sources = {row["id"]: row for row in real_source_rows(self._database, self._bound.id)}
+        return RunSnapshot(
+            progress,
+            batch,
+            waited,
+            sources,
+            {row["id"]: row for row in consumer_rows(self._database, self._bound.id)},
+            newest(self._database, self._bound.id, DeadLetterQuery(), _NEWEST),
+            self._reasons(),
+            self._open_before,
+            self._lag(sources),
+            offset_gaps(self._database, self._bound.id),
+            events(self._database, self._bound.id, _NEWEST),
+        )
+
+    def _reasons(self) -> list[dict[str, Any]]:
+        return reasons(self._database, self._bound.id, DeadLetterQuery())
+
+    def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
+        found: dict[str, tuple[int, str]] = {}
+        for inlet in self._pipeline.sources:
+            row = sources.get(inlet.id)
+            try:
+                amount = inlet.source.lag(row["position"] if row else inlet.source.initial())
+            except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
+                amount = None
+            if amount is not None:
+                found[inlet.id] = (amount, inlet.source.lag_unit)
+        return found
+
 
 _ROW_COUNT = "dagster/row_count"
 _PLOTS = 10
@@ -24,8 +125,8 @@ _LONGEST_POSITION = 1_000
 Metadata = dict[str, Any]
 
 
-def materializations(bound: BoundPipeline, look: Look) -> Iterator[dg.AssetMaterialization]:
-    """One event per asset, upstream first and the acks last: else Dagster shows some as out of date."""
+def materializations(bound: BoundPipeline, look: RunSnapshot) -> Iterator[dg.AssetMaterialization]:
+    """Yield one event per asset, upstream first and the acks last: else Dagster shows some as out of date."""
     for source in bound.config.sources:
         yield _event(bound, source.id, _source(source.id, look))
     for destination in bound.config.destinations:
@@ -38,7 +139,7 @@ def _event(bound: BoundPipeline, name: str, metadata: Metadata) -> dg.AssetMater
     return dg.AssetMaterialization(asset_key(bound.id, name), metadata=metadata)
 
 
-def _source(source: str, look: Look) -> Metadata:
+def _source(source: str, look: RunSnapshot) -> Metadata:
     row = look.sources.get(source, {})
     lag = look.lag.get(source)
     return {
@@ -49,7 +150,7 @@ def _source(source: str, look: Look) -> Metadata:
     }
 
 
-def _destination(destination: str, look: Look) -> Metadata:
+def _destination(destination: str, look: RunSnapshot) -> Metadata:
     return {
         "records_delivered": look.progress.delivered.get(destination, 0),
         _ROW_COUNT: look.consumers.get(destination, {}).get("delivered", 0),
@@ -57,7 +158,7 @@ def _destination(destination: str, look: Look) -> Metadata:
     }
 
 
-def _dead_letters(look: Look) -> Metadata:
+def _dead_letters(look: RunSnapshot) -> Metadata:
     return {
         "open": look.open,
         "open_growth": look.open - look.open_before,
@@ -70,11 +171,11 @@ def _dead_letters(look: Look) -> Metadata:
 
 
 def open_by_reason(reasons: list[dict[str, Any]]) -> Metadata:
-    """A number per reason, which plots; the most frequent ones."""
+    """Return a plottable number per reason, for the most frequent ones."""
     return {f"open: {row['node']} {row['code']}": row["letters"] for row in reasons[:_PLOTS]}
 
 
-def _acks(look: Look) -> Metadata:
+def _acks(look: RunSnapshot) -> Metadata:
     progress = look.progress
     return {
         "records_read": progress.read,
@@ -98,8 +199,8 @@ def _history(events: list[Event]) -> dg.TableMetadataValue:
     return _table({"time": "string", "event": "string"}, rows)
 
 
-def _lags(look: Look) -> Metadata:
-    """The sum per unit: bytes and records do not add up."""
+def _lags(look: RunSnapshot) -> Metadata:
+    """Return the total lag per unit: bytes and records can't be added."""
     total: dict[str, int] = {}
     for amount, unit in look.lag.values():
         total[f"lag_{unit}"] = total.get(f"lag_{unit}", 0) + amount
@@ -107,7 +208,7 @@ def _lags(look: Look) -> Metadata:
 
 
 def _position(value: Any) -> Any:
-    """A number plots. Other positions are the connector's own and may be long; every event carries them."""
+    """Return a position as metadata. Numbers plot; other positions may be long, and every event carries them."""
     if isinstance(value, int | float | str | None):
         return _cell(value)
     text = json.dumps(value)
@@ -136,7 +237,7 @@ def _newest(letters: list[dict[str, Any]]) -> dg.TableMetadataValue:
 
 
 def _table(columns: dict[str, str], rows: list[dict[str, str | int | float]]) -> dg.TableMetadataValue:
-    # an empty table has nothing that its columns could be told from
+    # the columns of an empty table can't be inferred
     schema = dg.TableSchema([dg.TableColumn(name, kind) for name, kind in columns.items()])
     return dg.MetadataValue.table([dg.TableRecord(row) for row in rows], schema)
 

@@ -1,31 +1,34 @@
-"""Names in Dagster: ids as they are wherever Dagster takes them, shortened with a hash wherever not."""
+"""Names in Dagster: ids unchanged where Dagster accepts them, otherwise shortened with a hash."""
 
 from __future__ import annotations
 
 import hashlib
 import keyword
 import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import dagster as dg
 
 from conduit_dagster.config.folder import dagster_name
-from conduit_dagster.connectors.registry import plain_name
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.connectors.connector_registry import plain_name
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 
 ACKS = "acks"
 GROUP = "conduit"
-"""The group of what belongs to no single pipeline."""
+"""Group of assets that belong to no single pipeline."""
 
 _LONGEST = 63
 _REFUSED = re.compile(r"[^A-Za-z0-9_.-]")
-# Dagster keeps these for itself as names of jobs and ops
+# names of jobs and ops that Dagster reserves
 _RESERVED = re.compile(
     "arg_dict|bool|conf|config|context|dict|float|input|input_arg_dict|int|meta|output|output_arg_dict|str|type"
 )
 
 
 def short(text: str) -> str:
-    """At most 63 characters that tags and asset keys take; another text never gets the same name."""
+    """Return at most 63 characters that tags and asset keys accept; different texts get different names."""
     plain = _REFUSED.sub("_", text)
     if plain == text and len(text) <= _LONGEST:
         return text
@@ -34,21 +37,32 @@ def short(text: str) -> str:
 
 
 def asset_key(pipeline: str, connector: str) -> dg.AssetKey:
-    """The key of a connector, of the dead letters or of the acks."""
+    """Return the asset key of a connector, of the dead letters or of the acks."""
     return dg.AssetKey([short(pipeline), short(connector)])
 
 
 def replayed_key(pipeline: str) -> dg.AssetKey:
-    """The key of what dead letters became; longer than any connector's, so that none has it."""
+    """Return the asset key of replayed dead letters; it is longer than any connector's, so it can't collide."""
     return dg.AssetKey([*asset_key(pipeline, DEAD_LETTERS).path, "replayed"])
 
 
 def job_name(pipeline: str) -> str:
-    """The pipeline's id as the name of its job."""
+    """Return the name of the pipeline's job, made from its id."""
     name = dagster_name(pipeline)
     return f"{name}_" if _RESERVED.fullmatch(name) or keyword.iskeyword(name) else name
 
 
 def kind(plugin: str) -> str:
-    """The plugin's name as a kind, which is a tag."""
+    """Return the plugin's name as a kind, which is a tag."""
     return short(plain_name(plugin)).lower()
+
+
+def code_references(places: Iterable[tuple[str, int, str]]) -> dict[str, dg.CodeReferencesMetadataValue]:
+    """Return metadata that links to files, given as path, line and label."""
+    with warnings.catch_warnings():
+        # beta in Dagster, and the user can do nothing about the warning
+        warnings.simplefilter("ignore", dg.BetaWarning)
+        references: list[Any] = [
+            dg.LocalFileCodeReference(file_path=file, line_number=line, label=label) for file, line, label in places
+        ]
+        return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=references)}

@@ -1,4 +1,4 @@
-"""When and why a run in Dagster ends before its pipeline does."""
+"""Reasons for a Dagster run to end before its pipeline does: signals, cancellation, the maximum duration."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from conduit_dagster.engine.stop import StopFlag
 _ASK_EVERY = 10.0
 _LOOK = 0.1
 _HUNG = 1
-"""The exit code of a process that had to be ended."""
+"""Exit code of a process that was ended because its stop hung."""
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Signals:
-    """Counts SIGINT and SIGTERM and raises nothing: an exception in a py4j call puts it out of step.
+    """Counter of SIGINT and SIGTERM that raises nothing: an exception in a py4j call puts its protocol out of step.
 
-    Enter it after the Spark session exists, in the main thread; in any other one nothing is caught. The
-    handler takes no lock, since it may interrupt whoever holds it.
+    Enter it after the Spark session exists, in the main thread; in any other one nothing is caught. The handler takes
+    no lock, since it may interrupt the code that holds it.
     """
 
     def __init__(self) -> None:
@@ -49,14 +49,14 @@ class Signals:
 
 
 class LastResort:
-    """Ends the process where a stop hangs beyond the engine's reach, as in a state store that answers no call.
+    """Watchdog that ends the process if a stop hangs beyond the engine's reach, as in an unresponsive state store.
 
-    The engine gives a run that hangs up after the shutdown timeout; this is for Dagster's side of it. Nothing is lost:
-    the next run recovers as after a kill, and Dagster finds a run whose process has ended.
+    The engine gives up a hanging run after the shutdown timeout; this covers Dagster's side. Nothing is lost: the next
+    run recovers as after a kill, and Dagster detects a run whose process has ended.
     """
 
     def __init__(self, signals: Signals, seconds: float) -> None:
-        """``seconds``: from the first signal on."""
+        """``seconds`` count from the first signal."""
         self._signals, self._seconds = signals, seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="last-resort", daemon=True)
@@ -79,21 +79,21 @@ class LastResort:
             os._exit(_HUNG)
 
 
-class Warden:
-    """Asks the pipeline to stop: on a signal, when Dagster wants the run to end, or at the day's end."""
+class StopWatcher:
+    """Watcher that stops the pipeline: on a signal, when Dagster cancels the run, or after ``end_after`` seconds."""
 
     def __init__(
         self, instance: dg.DagsterInstance, run_id: str, stop: StopFlag, signals: Signals, end_after: float
     ) -> None:
         self.terminated = False
-        """Whether somebody terminated the run in Dagster: only then the pipeline is to stay stopped."""
+        """Whether a user terminated the run in Dagster: only then must the pipeline stay stopped."""
         self._instance, self._run_id, self._stop, self._signals = instance, run_id, stop, signals
         self._answered = 0
         self._end = time.monotonic() + end_after
         self._ask = time.monotonic() + _ASK_EVERY
 
     def tick(self) -> None:
-        """Called a few times a second."""
+        """Request a stop if there is a reason to. Called a few times a second."""
         if self._signals.count > self._answered:
             self._answer(self._signals.count)
         elif time.monotonic() >= self._ask:
@@ -102,7 +102,7 @@ class Warden:
             self._stop.request("system")
 
     def _answer(self, count: int) -> None:
-        """The first signal ends the run gracefully, the second one by force."""
+        """Stop the run: gracefully on the first signal, by force on the second."""
         self._answered = count
         self._look_at_run()
         self._stop.request("system")
@@ -110,7 +110,7 @@ class Warden:
             self._stop.force()
 
     def _look_at_run(self) -> None:
-        """A run may be cancelled without a signal reaching us, when the code server is gone."""
+        """Check whether the run was cancelled: no signal reaches us when the code server is gone."""
         self._ask = time.monotonic() + _ASK_EVERY
         run = self._instance.get_run_by_id(self._run_id)
         if run is not None and (run.status is dg.DagsterRunStatus.CANCELING or run.is_finished):

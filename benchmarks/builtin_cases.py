@@ -54,7 +54,7 @@ class Loop(Processor):
 """
 """``plugins/loop.py`` of the project: what somebody would write for this one work. ``@`` is the work."""
 IN_ORDER = """
-from conduit_dagster.processors.remembering import Entries, Remembering
+from conduit_dagster.processors.common.stateful import Entries, Remembering
 
 
 class InOrder(Remembering, Loop):

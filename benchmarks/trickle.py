@@ -16,7 +16,7 @@ from benchmarks.bench import Bench
 from benchmarks.kinds import KINDS, TABLE, needs_database, setup_of
 from benchmarks.processes import Memory, resident
 from benchmarks.setup import Setup
-from conduit_dagster.engine.report import Progress, StepReport
+from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.engine.stop import StopFlag
 
 _SAMPLES = 12
@@ -69,7 +69,7 @@ class _Trickle:
         self._next()
         engine.follow(self._root, spark, self._stop, self._observe)
 
-    def _observe(self, step: StepReport, progress: Progress) -> None:
+    def _observe(self, step: StepReport, progress: RunProgress) -> None:
         self.milliseconds.append((time.perf_counter() - self._began) * 1000)
         assert progress.read == len(self.milliseconds), "a step of more than one record"
         if progress.steps % self._every == 0:

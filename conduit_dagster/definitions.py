@@ -1,4 +1,4 @@
-"""The code location: every pipeline of the project around the working directory."""
+"""Dagster code location: all pipelines of the project that contains the working directory."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.project import define_assets
+from assets.project_assets import define_assets
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
-from resources.spark import SparkResource
+from resources.spark_resource import SparkResource
 from resources.state import StateResource
-from sensors.project import define_sensors
 from sensors.schedules import define_schedules
+from sensors.tick import define_sensors
 
 
 def define(project: Project) -> dg.Definitions:
-    """The definitions of a project. A broken pipeline file does not take the others down."""
+    """Return the Dagster definitions of a project. A broken pipeline file does not affect the others."""
     catalogue = open_catalogue(project)
     found = define_assets(catalogue)
     root = str(project.root)
@@ -26,12 +26,12 @@ def define(project: Project) -> dg.Definitions:
         sensors=define_sensors(project, found.jobs),
         schedules=define_schedules(catalogue.bound, {job.name: job for job in found.jobs}),
         resources={"spark": SparkResource(root=root), "state": StateResource(root=root)},
-        # a session and its signals belong to one process
+        # a Spark session and its signal handlers belong to a single process
         executor=dg.in_process_executor,
     )
 
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """What Dagster loads."""
+    """Return the definitions that Dagster loads."""
     return define(Project.find(Path.cwd()))

@@ -1,4 +1,4 @@
-"""Locks on files, which the system lets go however their process ends. Standard library only."""
+"""File locks, which the system releases however their process ends. Standard library only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import IO, Any
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool:
-    """Whether the lock is ours now; until the file is closed, or its last copy in a forked process."""
+    """Try to take the lock; return whether it is now held.
+
+    It is held until the file is closed, including its last copy in a forked process.
+    """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

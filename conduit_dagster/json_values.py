@@ -1,4 +1,4 @@
-"""What JSON can hold. msgspec writes NaN and infinities as null, and says nothing."""
+"""Values that JSON can hold. msgspec silently writes NaN and infinities as null."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _PLAIN = frozenset({str, int, bool, bytes, type(None)})
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON holds the value, as it is; raw data counts as such."""
-    # most values are plain: told by a look at their type, without a call for each
+    """Return whether JSON can hold the value unchanged; raw data (bytes) counts as holdable."""
+    # most values are plain: a type check avoids a call for each
     if type(value) in _PLAIN:
         return True
     if isinstance(value, float):
@@ -26,9 +26,9 @@ def is_json(value: Any) -> bool:
 
 
 def finite(value: Any) -> Any:
-    """The value, or a copy in which numbers that JSON lacks are text; all else is as it is.
+    """Return the value, or a copy in which numbers that JSON lacks are text and everything else is unchanged.
 
-    Not guaranteed for what is nested deeper than Python may call, some hundreds of levels.
+    Not guaranteed for values nested deeper than Python's recursion limit, some hundreds of levels.
     """
     try:
         return value if is_json(value) else _finite(value)
@@ -45,5 +45,5 @@ def _finite(value: Any) -> Any:
 
 
 def no_number(value: float) -> str:
-    """NaN and the infinities as Spark writes them: ``NaN``, ``Infinity``, ``-Infinity``."""
+    """Return NaN or an infinity as Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,4 +1,4 @@
-"""Processes by id and start time: an id alone may by now belong to another one. Standard library only."""
+"""Processes by id and start time: an id alone may have been reused. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _TICK = 0.05
 
 
 def started_at(pid: int) -> str | None:
-    """What tells this process from a later one with its id; ``None`` when it has ended (a zombie has)."""
+    """Return the start time, which tells a process from a later one with its id; ``None`` if ended (a zombie has)."""
     if not (_PROC / "self" / "stat").exists():
         return _asked(pid)
     try:
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    # the name in parentheses may hold blanks and parentheses itself
+    # the name in parentheses may itself contain blanks and parentheses
     fields = stat.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
 
@@ -36,12 +36,12 @@ def _asked(pid: int) -> str | None:
 
 
 def is_alive(pid: int, started: str) -> bool:
-    """Whether this very process still runs."""
+    """Return whether this very process is still running."""
     return started_at(pid) == started
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """A process of this machine, such that another one on it can tell whether it still lives; goes through JSON."""
+    """Return the identity of a local process, by which other local processes can tell if it is alive. JSON-safe."""
     return {
         "host": socket.gethostname(),
         "boot": _read("/proc/sys/kernel/random/boot_id"),
@@ -52,23 +52,23 @@ def identity(pid: int) -> dict[str, Any]:
 
 
 def is_running(process: dict[str, Any]) -> bool:
-    """Whether it certainly runs: its id, here and now, means this very process."""
+    """Return whether it is certainly running: its id, here and now, refers to this very process."""
     return _is_here(process) and is_alive(int(process["pid"]), process["started"])
 
 
 def is_dead(process: dict[str, Any]) -> bool:
-    """Whether it certainly does not run any more: it ran on this machine, since this boot, and is gone."""
+    """Return whether it has certainly ended: it ran on this machine, since this boot, and is gone."""
     return _is_here(process) and not is_alive(int(process["pid"]), process["started"])
 
 
 def wait_for_end(process: dict[str, Any]) -> None:
-    """Of any process here, not only of a child. Linux only."""
+    """Wait for the end of any local process, not only of a child. Linux only."""
     try:
         watched = os.pidfd_open(int(process["pid"]))
     except ProcessLookupError:
         return
     try:
-        # the id was there when it was opened; whether it meant this process then is asked after
+        # the id existed when it was opened; check afterwards that it still refers to this process
         if is_running(process):
             select.select([watched], [], [])
     finally:
@@ -88,14 +88,14 @@ def _read(path: str) -> str:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
+    """Return a loopback port that is currently free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
 
 
 def is_up(pid: int, port: int) -> bool:
-    """Whether this process listens on the port of the loopback; elsewhere than on Linux: whether anything does."""
+    """Return whether this process listens on a loopback port; outside Linux, whether any process does."""
     held = _listening(port)
     if held is None:
         return _connects(port)
@@ -106,7 +106,7 @@ def is_up(pid: int, port: int) -> bool:
 
 
 def _listening(port: int) -> set[str] | None:
-    """The sockets that listen on a port, as the links in ``/proc/PID/fd`` name them."""
+    """Return the sockets listening on a port, as named by the links in ``/proc/PID/fd``; None without ``/proc/net``."""
     found: set[str] = set()
     for table in ("tcp", "tcp6"):
         try:
@@ -135,7 +135,7 @@ def _connects(port: int) -> bool:
 
 
 def resident_bytes(pid: int) -> int:
-    """The memory of a process and of all its descendants, shared pages counted in each; 0 where nobody tells."""
+    """Return the memory of a process and all its descendants, shared pages counted in each; 0 if ``ps`` can't run."""
     command = ["ps", "-A", "-o", "pid=,ppid=,rss="]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -149,7 +149,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def end(pid: int, started: str, patience: float) -> bool:
-    """Ends a process by SIGTERM, after ``patience`` seconds by SIGKILL; whether it had to be killed."""
+    """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed."""
     if _ended(pid, started, signal.SIGTERM, patience):
         return False
     _ended(pid, started, signal.SIGKILL, patience)

@@ -1,4 +1,4 @@
-"""Records for people to read: what a test of a pipeline got, what an example gives."""
+"""Human-readable form of records, for the output of pipeline tests and of examples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from conduit_dagster.record import Record
 
 
 def readable(record: Record) -> dict[str, Any]:
-    """The parts that are there, as JSON can hold them; the position, and that it is a create, go without saying."""
+    """Return the non-empty parts of a record as JSON can hold them, without the position or a ``create`` operation."""
     parts: dict[str, Any] = {
         "operation": None if record.operation == "create" else record.operation,
         "metadata": record.metadata or None,
@@ -22,7 +22,7 @@ def readable(record: Record) -> dict[str, Any]:
 
 
 def readable_part(part: Any) -> Any:
-    """Raw data as the text that it is, or as Base64."""
+    """Return raw data as text if it is UTF-8, otherwise as Base64; other parts in JSON-compatible form."""
     if not isinstance(part, bytes):
         return msgspec.to_builtins(part)
     try:

@@ -1,6 +1,6 @@
-"""The OpenCDC record, and its layout as JSON.
+"""The OpenCDC record and its JSON layout.
 
-In a task a record is one :class:`Record`. A payload is *raw* (``bytes``), a *document* (``dict``) or ``None``.
+Tasks represent a record as one :class:`Record`. A payload is *raw* (``bytes``), a *document* (``dict``) or ``None``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
 Mode = Literal["copy", "sync", "complete"]
 MODES: tuple[Mode, ...] = ("copy", "sync", "complete")
 MODE = "conduit.mode"
-"""Metadata that says where a collection stands: copy, complete (the last record of its copy) or sync."""
+"""Metadata key for the state of a collection: copy, complete (the last record of its copy) or sync."""
 DLQ_NACK_ERROR = "conduit.dlq.nack.error"
 DLQ_NACK_NODE_ID = "conduit.dlq.nack.node.id"
 
@@ -31,7 +31,7 @@ DLQ_NACK_NODE_ID = "conduit.dlq.nack.node.id"
 class Record(msgspec.Struct, gc=False):
     """One OpenCDC record.
 
-    ``position`` is what the connector chose; an ``int`` stands for its decimal text and becomes text only where it is
+    ``position`` is chosen by the connector; an ``int`` stands for its decimal text and becomes text only when it is
     written. ``metadata`` is shared between the records of a split: replace it, never change it in place.
     """
 
@@ -49,13 +49,13 @@ class Record(msgspec.Struct, gc=False):
 
 
 def mode_of(record: Record) -> Mode:
-    """What the record says of its collection, else copy for a snapshot and sync for the rest (reference 4, Mode)."""
+    """Return the mode in the record's metadata; by default copy for a snapshot, else sync (reference 4, Mode)."""
     mode = record.metadata.get(MODE)
     return mode if mode in MODES else "copy" if record.operation == "snapshot" else "sync"
 
 
 class Nack(msgspec.Struct, frozen=True):
-    """Why a record was refused: a stable error code and a message for people."""
+    """Reason why a record was refused: a stable error code and a human-readable message."""
 
     code: str
     message: str
@@ -92,7 +92,7 @@ class _ReadEnvelope(msgspec.Struct):
 
 
 def envelope(record: Record) -> Envelope:
-    """The record in Conduit's JSON layout, sharing its parts with the record."""
+    """Return the record in Conduit's JSON layout; its parts are shared, not copied."""
     return Envelope(
         str(record.position).encode(),
         record.operation,
@@ -107,12 +107,12 @@ _decode = msgspec.json.Decoder(_ReadEnvelope).decode
 
 
 def encode(record: Record) -> bytes:
-    """One line of OpenCDC JSON, without its end. Raises what msgspec raises for a value that JSON cannot hold."""
+    """Encode as a line of OpenCDC JSON, without line end. Raises msgspec's error for a value that JSON cannot hold."""
     return _encode(envelope(record))
 
 
 def decode(line: bytes) -> Record:
-    """The record of one line that :func:`encode` wrote. Raises ``msgspec.DecodeError`` for anything else."""
+    """Decode one line written by :func:`encode`. Raises ``msgspec.DecodeError`` for anything else."""
     read = _decode(line)
     return Record(
         base64.b64decode(read.position).decode(),
@@ -129,7 +129,7 @@ def _data(value: Document | str | None) -> Data:
 
 
 def copy_document(document: Document) -> Document:
-    """A copy that shares no dict or list with ``document``."""
+    """Return a copy that shares no dict or list with ``document``."""
     return {k: v if type(v) not in _COPIERS else _COPIERS[type(v)](v) for k, v in document.items()}
 
 
@@ -141,7 +141,7 @@ _COPIERS: dict[type, Callable[[Any], Any]] = {dict: copy_document, list: _copy_l
 
 
 def copy(record: Record) -> Record:
-    """An independent copy: what one branch does to it, no other sees (CASES C21). Metadata is shared until written."""
+    """Return an independent copy for one branch (CASES C21). Metadata is shared until it is replaced."""
     return Record(
         record.position,
         record.metadata,
@@ -162,7 +162,7 @@ def _copy_data(value: Data) -> Data:
 
 
 def _copy_deep(root: Document) -> Document:
-    """As :func:`copy_document`, for documents nested deeper than Python may call: slower, and without a limit."""
+    """Copy a document nested deeper than Python's recursion limit: slower than :func:`copy_document`, without limit."""
     made: Document = {}
     waiting: list[tuple[Any, Any]] = [(root, made)]
     while waiting:

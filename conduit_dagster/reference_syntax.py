@@ -1,6 +1,7 @@
-"""How a reference is written, as in Conduit: ``.Payload.After.address.city``.
+"""Syntax of field references, as in Conduit: ``.Payload.After.address.city``.
 
-A name that holds a dot stands in brackets: ``.Payload.After["a.b"]``. After ``.Metadata.`` all is one name.
+A name that contains a dot is written in brackets: ``.Payload.After["a.b"]``. Everything after ``.Metadata.`` is a
+single name.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ESCAPED = re.compile(r"""\\(["'\\])""")
 
 
 class ReferenceSyntaxError(ValueError):
-    """A text that is no reference. ``column`` counts characters from 0; ``fix`` is what to write instead."""
+    """A text that is not a reference. ``column`` counts characters from 0; ``fix`` says what to write instead."""
 
     def __init__(self, message: str, column: int, fix: str) -> None:
         super().__init__(message)
@@ -43,7 +44,7 @@ class _Segment(NamedTuple):
 
 
 def read_reference(text: str) -> tuple[Root, tuple[str, ...]]:
-    """The part of the record that ``text`` begins with, and the names that lead on from there.
+    """Return the part of the record that ``text`` begins with, and the path of names inside it.
 
     Raises :class:`ReferenceSyntaxError`.
     """
@@ -60,12 +61,12 @@ def read_reference(text: str) -> tuple[Root, tuple[str, ...]]:
 
 
 def unquote(text: str) -> str:
-    """What a quoted name says: a backslash escapes a quote or a backslash and nothing else."""
+    """Return the content of a quoted name: a backslash escapes a quote or a backslash and nothing else."""
     return _ESCAPED.sub(r"\1", text[1:-1])
 
 
 def spell(root: Root, path: tuple[str, ...]) -> str:
-    """The text of a reference, for messages."""
+    """Return the text of a reference, for messages."""
     start = next(text for text, name in _ROOTS.items() if name == root)
     return start + "".join(f".{name}" if re.fullmatch(r"[^.\[]+", name) else f'["{name}"]' for name in path)
 

@@ -1,4 +1,4 @@
-"""Files under a URL that both fsspec and Spark open: staging, and the segments of the commit log."""
+"""Files at URLs that both fsspec and Spark can open: staging, and the segments of the commit log."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ class _Appends(Protocol):
 
 
 class Sink(io.RawIOBase):
-    """Passes on what pyarrow's writers give it."""
+    """File-like object that passes the bytes of pyarrow's writers on."""
 
     def __init__(self, into: _Appends) -> None:
         super().__init__()
         self._into = into
         self._bytes = 0
         self.discard = False
-        """What comes from here on is of no use: a writer that is given up still writes its footer."""
+        """Whether further bytes are dropped: an abandoned writer still writes its footer."""
 
     def writable(self) -> bool:
-        """It is for nothing else."""
+        """Return True."""
         return True
 
     def write(self, data: Any, /) -> int:
-        """Passes them on. Raises what that raises."""
+        """Pass bytes on. Errors of the target's ``write`` propagate."""
         if not self.discard:
             self._into.write(data)
         self._bytes += len(data)
         return len(data)
 
     def tell(self) -> int:
-        """How many bytes came."""
+        """Return the number of bytes received."""
         return self._bytes
 
 
@@ -51,19 +51,19 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 def local_path(url: str) -> Path | None:
-    """The local path behind ``url``, or None where it is somewhere else."""
+    """Return the local path of ``url``, or None if it is not local."""
     if url.startswith("file://"):
         return Path(url.removeprefix("file://"))
     return None if "://" in url else Path(url)
 
 
 def join(url: str, *names: str) -> str:
-    """``url`` with names appended."""
+    """Return ``url`` with names appended."""
     return "/".join([url.rstrip("/"), *names])
 
 
 def safe_name(name: str) -> str:
-    """``name`` as one path component: a pipeline may be called ``..``."""
+    """Return ``name`` as a safe path component: a pipeline may be called ``..``."""
     return quote(name, safe="-_") if name.strip(".") else name.replace(".", "%2E")
 
 
@@ -72,7 +72,7 @@ def _remote(url: str) -> tuple[Any, str]:
 
 
 def make_folder(url: str) -> None:
-    """Creates a folder and its parents; nothing happens where it is there."""
+    """Create a folder and its parents; no effect if it exists."""
     path = local_path(url)
     if path is not None:
         path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +82,7 @@ def make_folder(url: str) -> None:
 
 
 def create(url: str) -> IO[bytes]:
-    """Opens a new file for writing; an existing one is an error, never overwritten."""
+    """Open a new file for writing; an existing one is an error and is never overwritten."""
     path = local_path(url)
     if path is not None:
         return path.open("xb", buffering=0)
@@ -91,9 +91,9 @@ def create(url: str) -> IO[bytes]:
 
 
 def put_new(url: str, data: bytes) -> bool:
-    """Makes a file with these bytes, durably, all of it or nothing; False where there is one already.
+    """Create a file with these bytes, durably and atomically; return False if it already exists.
 
-    On a local file system without second names a crash may leave half of it.
+    On a local file system without hard links a crash may leave a partial file.
     """
     path = local_path(url)
     if path is None:
@@ -127,7 +127,7 @@ def _put_there(url: str, data: bytes) -> bool:
 
 
 def open_read(url: str) -> IO[bytes]:
-    """Opens a file for reading."""
+    """Open a file for reading."""
     path = local_path(url)
     if path is not None:
         return path.open("rb")
@@ -136,7 +136,7 @@ def open_read(url: str) -> IO[bytes]:
 
 
 def size(url: str) -> int | None:
-    """The file's length in bytes, or None where there is none."""
+    """Return the file's length in bytes, or None if there is no such file."""
     path = local_path(url)
     if path is not None:
         return path.stat().st_size if path.is_file() else None
@@ -145,7 +145,7 @@ def size(url: str) -> int | None:
 
 
 def sync(url: str) -> None:
-    """Makes a file's bytes, or a folder's entries, durable: a crash may lose a file whose bytes alone are safe."""
+    """Make a file's bytes, or a folder's entries, durable: a crash may lose a file if only its bytes are synced."""
     path = local_path(url)
     if path is None:
         return
@@ -157,10 +157,10 @@ def sync(url: str) -> None:
 
 
 def sync_entry(url: str) -> None:
-    """Syncs every folder that leads to ``url``, up to its mount point: any of them may be new.
+    """Sync every parent folder of ``url``, up to its mount point: any of them may be new.
 
-    A crash may lose a file whose bytes alone are safe. Raises ``OSError``. A folder further up that we may not read was
-    not made by us; the walk ends there.
+    A crash may lose a file if only its bytes are synced. Raises ``OSError``. The walk ends at an unreadable folder
+    further up, since we did not create it.
     """
     path = local_path(url)
     if path is None:
@@ -174,7 +174,7 @@ def sync_entry(url: str) -> None:
 
 
 def remove_folder(url: str) -> None:
-    """Removes a folder and all in it; nothing happens where there is none."""
+    """Remove a folder with its contents; no effect if there is none."""
     path = local_path(url)
     if path is not None:
         shutil.rmtree(path, ignore_errors=True)
@@ -185,7 +185,7 @@ def remove_folder(url: str) -> None:
 
 
 def folders(url: str) -> list[str]:
-    """The names of the folders directly below, as they are now."""
+    """Return the current names of the folders directly below ``url``."""
     path = local_path(url)
     if path is not None:
         return sorted(p.name for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
@@ -193,7 +193,7 @@ def folders(url: str) -> list[str]:
 
 
 def files(url: str) -> list[str]:
-    """The names of the files directly below, as they are now."""
+    """Return the current names of the files directly below ``url``."""
     path = local_path(url)
     if path is not None:
         return sorted(p.name for p in path.iterdir() if p.is_file()) if path.is_dir() else []
@@ -202,13 +202,13 @@ def files(url: str) -> list[str]:
 
 def _entries(url: str, kind: str) -> list[str]:
     fs, name = _remote(url)
-    fs.invalidate_cache(name)  # fsspec keeps listings
+    fs.invalidate_cache(name)  # fsspec caches listings
     found = fs.ls(name, detail=True) if fs.exists(name) else []
     return sorted(e["name"].rstrip("/").rsplit("/", 1)[-1] for e in found if e["type"] == kind)
 
 
 def rename(old: str, new: str) -> None:
-    """Gives a file another name on the same disk or store; in one step only where that is the local disk."""
+    """Rename a file within the same disk or store; atomic only on the local disk."""
     path = local_path(old)
     if path is not None:
         path.rename(Path(local_path(new) or new))
@@ -218,7 +218,7 @@ def rename(old: str, new: str) -> None:
 
 
 def remove(url: str) -> None:
-    """Removes a file; nothing happens where there is none."""
+    """Remove a file; no effect if there is none."""
     path = local_path(url)
     if path is not None:
         path.unlink(missing_ok=True)
@@ -229,7 +229,7 @@ def remove(url: str) -> None:
 
 
 def chunks(url: str, start: int = 0, length: int | None = None) -> Iterator[bytes]:
-    """The bytes from ``start``, at most ``length`` of them, a piece at a time."""
+    """Yield the bytes from ``start``, at most ``length`` of them, in pieces."""
     left = length if length is not None else 1 << 62
     with open_read(url) as file:
         file.seek(start)
@@ -239,7 +239,7 @@ def chunks(url: str, start: int = 0, length: int | None = None) -> Iterator[byte
 
 
 def digest(url: str, start: int = 0, length: int | None = None) -> tuple[int, str]:
-    """Length and SHA-256 of a range of a file."""
+    """Compute the length and SHA-256 of a range of a file."""
     total, sha = 0, hashlib.sha256()
     for data in chunks(url, start, length):
         total += len(data)
@@ -248,7 +248,7 @@ def digest(url: str, start: int = 0, length: int | None = None) -> tuple[int, st
 
 
 class NewFile:
-    """A file being written: counted and digested on the way, durable once :meth:`finish` has returned."""
+    """A file being written: its bytes are counted and digested, and durable once :meth:`finish` has returned."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -257,7 +257,7 @@ class NewFile:
         self._file = create(url)
 
     def write(self, data: bytes) -> None:
-        """Appends. A full disk raises ``OSError``, and nothing of the file counts."""
+        """Append bytes. A full disk raises ``OSError``, and then nothing in the file counts."""
         view = memoryview(data)
         while view:
             view = view[self._file.write(view) :]
@@ -265,12 +265,12 @@ class NewFile:
         self.bytes += len(data)
 
     def finish(self) -> str:
-        """Syncs and closes; gives the SHA-256 of all that was written."""
+        """Sync and close; return the SHA-256 of everything written."""
         if local_path(self.url) is not None:
             os.fsync(self._file.fileno())
         self._file.close()
         return self._sha.hexdigest()
 
     def abort(self) -> None:
-        """Closes without a promise."""
+        """Close without any durability guarantee."""
         self._file.close()

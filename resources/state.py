@@ -13,24 +13,24 @@ from conduit_dagster.state.claim import project_store
 
 
 class StateResource(dg.ConfigurableResource[None]):
-    """What must outlive a run. Its URL may hold a password: it is read from the project and is no config."""
+    """State that must outlive a run. Its URL may hold a password: it is read from the project and is not config."""
 
     root: str = Field(description="The project's root folder; its conduit.yaml says where the state store is.")
     _database: sa.Engine | None = PrivateAttr(default=None)
 
     @property
     def project(self) -> Project:
-        """The project as its settings file says now."""
+        """The project as its settings file defines it now."""
         return Project.find(Path(self.root))
 
     @property
     def database(self) -> sa.Engine:
-        """The store, opened when it is first asked for."""
+        """The state store, opened on first use."""
         if self._database is None:
             self._database = project_store(self.project)
         return self._database
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Closes its connections."""
+        """Close the store's connections."""
         if self._database is not None:
             self._database.dispose()

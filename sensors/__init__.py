@@ -1,1 +1,1 @@
-"""Recovery and lifecycle: what Dagster's daemon does for the pipelines of a code location."""
+"""Sensors and schedules that Dagster's daemon runs for the pipelines of a code location."""

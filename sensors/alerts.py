@@ -8,21 +8,21 @@ from collections.abc import Callable
 import dagster as dg
 
 from conduit_dagster.alerts.body import body
-from conduit_dagster.alerts.decide import Alert, Rules, Seen, decide, seen_of, standings, unsent
+from conduit_dagster.alerts.decide import Alert, ReportedState, Rules, decide, seen_of, standings, unsent
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError
-from sensors.store import KeptStore
+from sensors.known import KeptStore
 
 _BUDGET = 20.0
 """Seconds in which sending may begin: Dagster ends a tick after 60 s."""
 
 
 def alert_sensor(project: Project) -> dg.SensorDefinition:
-    """The one alert sensor of a code location. Its cursor holds what was reported, and nothing secret.
+    """Return the one alert sensor of a code location. Its cursor holds what was reported, and nothing secret.
 
-    An alert may arrive twice: where a tick ends between its sending and the cursor. Nothing is reported without
-    ``alerts.webhook``.
+    An alert may arrive twice, if a tick ends after it was sent and before the cursor is stored. Nothing is reported
+    without ``alerts.webhook``.
     """
     reporter = _Reporter(project)
 
@@ -39,14 +39,14 @@ def alert_sensor(project: Project) -> dg.SensorDefinition:
 
 
 class _Reporter:
-    """What the sensor does; lives as long as the code server's process."""
+    """State and logic of the sensor; lives as long as the code server's process."""
 
     def __init__(self, project: Project) -> None:
         self._root = project.root
         self._store = KeptStore()
 
     def run(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        """Looks, decides, sends. Raises what the state store raises: Dagster shows it and tries again."""
+        """Decide on alerts and send them. Raises what the state store raises: Dagster shows it and tries again."""
         project = Project.find(self._root)
         settings = project.settings.alerts
         if settings.webhook is None:
@@ -55,7 +55,7 @@ class _Reporter:
         rules = Rules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
         decided = decide(before, standings(self._store.of(project)), rules, now_ns)
         webhook = Webhook(settings.webhook, settings.headers)
-        # sent one by one: one that fails takes no other with it
+        # sent one by one: a failure does not affect the others
         failed = _send(
             decided.alerts,
             lambda alert: webhook.send(body(alert, project.root.name, now_ns)),
@@ -68,7 +68,7 @@ class _Reporter:
 
 
 def _send(alerts: list[Alert], send: Callable[[Alert], None], warn: Callable[[str], None]) -> list[Alert]:
-    """Those that could not be sent."""
+    """Send the alerts; return those that could not be sent."""
     failed, until = list[Alert](), time.monotonic() + _BUDGET
     for alert in alerts:
         try:
@@ -89,6 +89,6 @@ def _no_webhook(project: Project) -> str:
     return "there is no webhook: set alerts.webhook in conduit.yaml"
 
 
-def _result(all_of: int, failed: int, host: str, seen: Seen) -> dg.SensorResult:
+def _result(all_of: int, failed: int, host: str, seen: ReportedState) -> dg.SensorResult:
     told = f"{all_of - failed} of {all_of} alerts were sent to {host}" if all_of else "nothing to report"
     return dg.SensorResult(skip_reason=told, cursor=seen.text())

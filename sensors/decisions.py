@@ -1,4 +1,4 @@
-"""What is to be done for a pipeline now: pure functions of what is known of it. The cursor decides nothing."""
+"""Decisions on pipelines: pure functions of what is known about them. The cursor decides nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from conduit_dagster.engine.triggers import TIMED
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from sensors.known import Known, LastRun
 
 _START_LIMIT_NS = 180_000_000_000
-"""A run that has not begun after this has died on its way, unless its restart is not due yet."""
+"""Time after which a run that has not begun counts as crashed, unless its restart is not due yet."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Launch the restart that follows a failure; the run itself waits for its time."""
+    """Launch the restart that follows a failure; the run itself waits for its due time."""
 
     failure: int
     attempt: int
@@ -23,14 +24,14 @@ class Restart:
 
 @dataclass(frozen=True)
 class Start:
-    """Launch a run that is no restart."""
+    """Launch a run that is not a restart."""
 
     why: str
 
 
 @dataclass(frozen=True)
 class Report:
-    """A run ended, or died, and could not say it itself: it counts as a failure."""
+    """Report a run that ended or crashed without reporting it itself: it counts as a failure."""
 
     run_id: str
     kind: Literal["died", "never_began"]
@@ -38,7 +39,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Somebody terminated the run, which could not say it itself."""
+    """Record that a user terminated a run that could not report it itself."""
 
     run_id: str
 
@@ -54,20 +55,20 @@ Decision = Restart | Start | Report | Stopped | Ask | None
 
 
 def recovery(known: Known, now_ns: int, lead_ns: int) -> Decision:
-    """What the recovery sensor does. ``lead_ns``: how long before its time a restart is launched.
+    """Return the recovery sensor's decision. ``lead_ns``: how long before its due time a restart is launched.
 
-    Exactly one restart per failure: the store names the failure, the run carries the name, and the store takes it
+    Exactly one restart per failure: the store numbers the failure, the run carries the number, and the store accepts it
     once (CASES B10, B11).
     """
     stored, run = known.stored, known.run
     if stored.owned or not known.file.runnable:
         return None
     state = stored.recovery
-    if stored.status == "recovering" and state.restart_at_ns:
+    if stored.status == PipelineStatus.RECOVERING and state.restart_at_ns:
         return _pending(known, now_ns, lead_ns)
-    if stored.status in ("running", "recovering"):
+    if stored.status in (PipelineStatus.RUNNING, PipelineStatus.RECOVERING):
         return _without_owner(known)
-    # it failed before the store could hear of it: no Spark, no store, a broken file
+    # it failed before it could report to the store: no Spark, no store, a broken file
     if run is not None and run.failed and run.run_id not in (state.run, state.reported):
         return Report(run.run_id, "never_began")
     return None
@@ -77,16 +78,16 @@ def _pending(known: Known, now_ns: int, lead_ns: int) -> Decision:
     state, run = known.stored.recovery, known.run
     if run is not None and run.failure == state.failure:
         return _launched(run, state.restart_at_ns, now_ns)
-    # the one that failed is still at its last words in Dagster, and holds nothing any more
+    # the failed run may still be ending in Dagster, but no longer holds the lease
     if run is not None and run.active and run.run_id != state.run:
-        return None  # somebody starts it by hand
+        return None  # a user starts it by hand
     if state.asked or state.restart_at_ns - now_ns > lead_ns:
         return None
     return Restart(state.failure, state.past.attempt, state.restart_at_ns)
 
 
 def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
-    """The restart's own run, which has not begun yet."""
+    """Return the decision for the restart's own run, which has not begun yet."""
     if run.cancelled:
         return Stopped(run.run_id)
     late = now_ns - max(run.created_ns, due_ns) > _START_LIMIT_NS
@@ -94,7 +95,7 @@ def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
 
 
 def _without_owner(known: Known) -> Decision:
-    """It ought to be running, and nobody is alive who runs it."""
+    """Return the decision for a pipeline that should be running and has no live owner."""
     state, run = known.stored.recovery, known.run
     if run is not None and run.cancelled and run.run_id == state.run:
         return Stopped(run.run_id)
@@ -104,7 +105,7 @@ def _without_owner(known: Known) -> Decision:
 
 
 def lifecycle(known: Known, now_ns: int) -> Decision:
-    """What the lifecycle sensor does: starts what the files say is running, and stops what was changed."""
+    """Return the lifecycle sensor's decision: start what the files say is running, and stop what was changed."""
     file, stored, run = known.file, known.stored, known.run
     if stored.owned:
         return _while_it_runs(known)
@@ -118,27 +119,27 @@ def lifecycle(known: Known, now_ns: int) -> Decision:
         return None
     if stored.status == "":
         return Start("it never ran")
-    by_itself = stored.status == "degraded" or (stored.status, stored.reason) == ("stopped", "system")
-    if by_itself and file.digest != stored.recovery.digest:
+    by_system = (stored.status, stored.reason) == (PipelineStatus.STOPPED, "system")
+    if (by_system or stored.status == PipelineStatus.DEGRADED) and file.digest != stored.recovery.digest:
         return Start("its file was changed")
-    # one that is drained has done what its file asks for
-    if file.trigger == "continuous" and (stored.status, stored.reason) == ("stopped", "system"):
+    # a drained pipeline has done what its file asks for
+    if by_system and file.trigger == "continuous":
         return Start("it was stopped by the system")
     return None
 
 
 def _is_settled(known: Known) -> bool:
-    """Whether its last run ended as the file wants it: cancelled before it began, failed, or drained."""
+    """Return whether its last run ended as the file wants it: cancelled before it began, failed, or drained."""
     run, state = known.run, known.stored.recovery
     if run is None or run.run_id == state.run:
         return False
-    # what failed before it began is the recovery sensor's; what was cancelled stays so until somebody asks
+    # what failed before it began is the recovery sensor's; what was cancelled stays so until a start is requested
     return run.failed or run.cancelled
 
 
 def _while_it_runs(known: Known) -> Decision:
     file, stored = known.file, known.stored
-    if stored.status != "running" or stored.recovery.asked or not file.runnable:
+    if stored.status != PipelineStatus.RUNNING or stored.recovery.asked or not file.runnable:
         return None
     if not file.running and file.trigger not in TIMED and file.digest != stored.recovery.digest:
         return Ask("stop")

@@ -1,16 +1,35 @@
-"""One pipeline at one moment: as its file, the state store and Dagster's run storage know it."""
+"""Snapshot of each pipeline from its file, the state store and Dagster's run storage."""
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import dagster as dg
+import sqlalchemy as sa
+
+from assets.names import job_name
+from assets.run_op import FAILURE_TAG
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.processes import is_dead
+from conduit_dagster.recovery.classify import from_dagster
+from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.recovery_store import NEVER, RecoveryState
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import reading
+from conduit_dagster.state.recovery_store import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.tables import pipelines
 
 
 @dataclass(frozen=True)
 class File:
-    """What the pipeline's file asks for."""
+    """Desired state of a pipeline, from its file."""
 
     pipeline: str
     job: str
@@ -23,17 +42,17 @@ class File:
     place: str
     """The file's path."""
     runnable: bool = True
-    """False where a run would be refused."""
+    """False if a run would be refused."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """What the state store knows; that of a pipeline that never ran is all empty."""
+    """State in the state store; all empty for a pipeline that never ran."""
 
     status: str = ""
     reason: str = ""
     owned: bool = False
-    """Somebody holds the lease and is alive, or was not silent for long enough."""
+    """Whether an owner holds the lease and is alive, or has not been silent for long enough."""
     recovery: RecoveryState = NEVER
 
 
@@ -47,13 +66,189 @@ class LastRun:
     cancelled: bool
     created_ns: int
     failure: int | None = None
-    """The failure that it follows, where it is a restart."""
+    """Number of the failure that it follows, if it is a restart."""
 
 
 @dataclass(frozen=True)
 class Known:
-    """All of it."""
+    """Everything that is known about a pipeline."""
 
     file: File
     stored: Stored
     run: LastRun | None
+
+
+_Signature = frozenset[tuple[str, int, int]]
+
+
+class Files:
+    """Files of one code location. Pipelines added after it was loaded have no job there: they are left out."""
+
+    def __init__(self, root: Path, jobs: frozenset[str]) -> None:
+        self._root, self._jobs = root, jobs
+        self._signature: _Signature | None = None
+        self._files: list[File] = []
+        self._ids: set[str] = set()
+        self._is_whole = False
+
+    def read(self) -> tuple[Project, list[File]]:
+        """Return the project's settings and its pipelines; a broken file removes only its own pipelines."""
+        project = Project.find(self._root)
+        signature = frozenset(_stats(project))
+        if signature != self._signature:
+            self._files = list(self._read(project))
+            self._signature = signature
+        return project, self._files
+
+    def gone(self, rows: Mapping[str, Stored]) -> list[str]:
+        """Return pipelines without an owner whose file is gone; none while a file is broken, which may be theirs."""
+        return [name for name, row in rows.items() if self._is_whole and name not in self._ids and not row.owned]
+
+    def _read(self, project: Project) -> Iterator[File]:
+        catalogue = open_catalogue(project)
+        self._ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
+        self._is_whole = not any(finding.is_error for finding in catalogue.findings)
+        for bound in catalogue.bound:
+            name = job_name(bound.id)
+            if name in self._jobs:
+                yield _file(bound, name, project)
+
+
+def _file(bound: BoundPipeline, job: str, project: Project) -> File:
+    policy = Policy.of(bound.config.recovery, project.settings.recovery)
+    config = bound.config
+    runnable = bound.refusal() is None
+    running = config.status == "running"
+    return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, runnable)
+
+
+def _stats(project: Project) -> Iterator[tuple[str, int, int]]:
+    """Yield path, mtime and size of every file that a pipeline or the project is made of."""
+    for top in (project.root / "conduit.yaml", project.pipelines_path, project.root / "plugins"):
+        for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
+            if path.exists() and "__pycache__" not in path.parts:
+                stat = path.stat()
+                yield str(path), stat.st_mtime_ns, stat.st_size
+
+
+_PAGE = 200
+
+
+class Runs:
+    """View of the run storage: the newest page in one query, runs that are not on it one by one."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._instance = instance
+        self._newest: dict[str, LastRun] = {}
+        self._all = False
+
+    def look(self) -> None:
+        """Reload the newest runs."""
+        records = self._instance.get_run_records(limit=_PAGE)
+        self._all = len(records) < _PAGE
+        self._newest = {}
+        for record in records:
+            self._newest.setdefault(record.dagster_run.job_name, _last(record))
+
+    def of(self, file: File) -> LastRun | None:
+        """Return the newest run of the pipeline's own job."""
+        if file.job not in self._newest and not self._all:
+            found = self._instance.get_run_records(dg.RunsFilter(job_name=file.job), limit=1)
+            if not found:
+                return None
+            self._newest[file.job] = _last(found[0])
+        return self._newest.get(file.job)
+
+
+def _last(record: dg.RunRecord) -> LastRun:
+    run = record.dagster_run
+    number = run.tags.get(FAILURE_TAG, "")
+    return LastRun(
+        run.run_id,
+        not run.is_finished,
+        run.status is dg.DagsterRunStatus.FAILURE,
+        run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.CANCELING),
+        round(record.create_timestamp.timestamp() * 1e9),
+        int(number) if number.isdecimal() else None,
+    )
+
+
+def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
+    """Return the error of a run with its class, as far as it was reported; a process that crashed is transient."""
+    failures = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    for entry in failures:
+        event = entry.dagster_event
+        data = None if event is None else event.step_failure_data
+        if data is None or data.error is None:
+            continue
+        told = {} if data.user_failure_data is None else data.user_failure_data.metadata
+        metadata = {name: value.value for name, value in told.items()}
+        return from_dagster(metadata, data.error.cls_name, data.error.to_string())
+    return TransientError(
+        f"run {run_id} ended without a word",
+        code="run.died",
+        fix="nothing to do: it is restarted; where it happens again, look for what ends it (memory, the system's log)",
+    )
+
+
+def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
+    """Return the config of the run to repeat; empty if it is no longer known."""
+    run = instance.get_run_by_id(run_id) if run_id else None
+    return {} if run is None else dict(run.run_config)
+
+
+class KeptStore:
+    """State store that is opened once, and again if the project's settings name another one or keep another history."""
+
+    def __init__(self) -> None:
+        self._opened: tuple[object, sa.Engine] | None = None
+
+    def of(self, project: Project) -> sa.Engine:
+        """Return the project's store. Raises what opening it raises."""
+        settings = (project.state_url, project.settings.state.history)
+        if self._opened is None or self._opened[0] != settings:
+            if self._opened is not None:
+                self._opened[1].dispose()
+            self._opened = None
+            self._opened = (settings, project_store(project))
+        return self._opened[1]
+
+
+class HeartbeatMonitor:
+    """Heartbeats over the ticks of one process: an owner on another machine is dead once it was silent for too long.
+
+    It uses its own monotonic clock: the clocks of other machines do not count (DELIVERY.md, Leases).
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[tuple[int, int], float]] = {}
+
+    def since(self, pipeline: str, epoch: int, heartbeat: int) -> float:
+        """Return the seconds without a heartbeat of this owner, as far as this process saw."""
+        beat, now = (epoch, heartbeat), time.monotonic()
+        seen = self._seen.get(pipeline)
+        if seen is None or seen[0] != beat:
+            self._seen[pipeline] = seen = (beat, now)
+        return now - seen[1]
+
+
+def stored(database: sa.Engine, silence: HeartbeatMonitor, lease_seconds: float) -> dict[str, Stored]:
+    """Return the stored state of every pipeline that ever ran, by id."""
+    recoveries = recovery_rows(database)
+    with reading(database) as connection:
+        rows = connection.execute(sa.select(pipelines)).mappings().all()
+    return {
+        row["pipeline"]: Stored(
+            row["status"] if row["next_step"] > 1 or row["pipeline"] in recoveries else "",
+            row["reason"],
+            _is_owned(row, silence, lease_seconds),
+            recoveries.get(row["pipeline"], NEVER),
+        )
+        for row in rows
+    }
+
+
+def _is_owned(row: Any, silence: HeartbeatMonitor, lease_seconds: float) -> bool:
+    if not row["owner"] or is_dead(json.loads(row["owner"])):
+        return False
+    return silence.since(row["pipeline"], row["epoch"], row["heartbeat"]) < lease_seconds

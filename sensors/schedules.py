@@ -1,4 +1,4 @@
-"""Timed triggers as Dagster schedules: ``cron`` as it is, ``every`` as a look each minute."""
+"""Timed triggers as Dagster schedules: ``cron`` unchanged, ``every`` as a check each minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tick = Callable[[dg.ScheduleEvaluationContext], dg.RunRequest | dg.SkipReason]
 
 
 def define_schedules(pipelines: list[BoundPipeline], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
-    """One for each timed pipeline that has a job; it runs where the file says ``status: running``."""
+    """Return a schedule for each timed pipeline that has a job; it is on if the file says ``status: running``."""
     timed = [bound for bound in pipelines if bound.config.trigger.kind in TIMED and job_name(bound.id) in jobs]
     return [_schedule(bound, jobs[job_name(bound.id)]) for bound in timed]
 

@@ -1,4 +1,4 @@
-"""One tick of a sensor: look, decide, carry out, for every pipeline of the code location."""
+"""One tick of a sensor: observe, decide and act, for every pipeline of the code location."""
 
 from __future__ import annotations
 
@@ -9,37 +9,35 @@ from typing import Any
 
 import dagster as dg
 
+from conduit_dagster.config.project import Project
 from conduit_dagster.state.history import deprovision
-from sensors.attendant import Attendant
-from sensors.decisions import Decision
-from sensors.files import Files
-from sensors.known import File, Known, Stored
-from sensors.runs import Runs
-from sensors.store import KeptStore
-from sensors.stored import Silence, stored
+from sensors.alerts import alert_sensor
+from sensors.decisions import Decision, lifecycle, recovery
+from sensors.executor import DecisionExecutor
+from sensors.known import File, Files, HeartbeatMonitor, KeptStore, Known, Runs, Stored, stored
 
 _POLL = 0.25
 _UNKNOWN = Stored()
 
 
 class Tick:
-    """What a sensor does; lives as long as the code server's process."""
+    """State and logic of a sensor; lives as long as the code server's process."""
 
     def __init__(
         self, root: Path, jobs: frozenset[str], decide: Callable[[Known, int], Decision], finds_gone: bool = False
     ) -> None:
         self._decide, self._finds_gone = decide, finds_gone
-        self._files, self._silence = Files(root, jobs), Silence()
+        self._files, self._silence = Files(root, jobs), HeartbeatMonitor()
         self._store = KeptStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
-        """``stay``: seconds to go on looking, so that what happens between two ticks is not found late.
+        """Run a tick. ``stay``: seconds to keep looking, so that events between two ticks are not detected late.
 
         Raises what the state store raises: Dagster shows it and tries again.
         """
         project, files = self._files.read()
         database = self._store.of(project)
-        attendant, runs = Attendant(context.instance, database), Runs(context.instance)
+        attendant, runs = DecisionExecutor(context.instance, database), Runs(context.instance)
         end = time.monotonic() + stay
         seen: dict[str, Stored] | None = None
         while True:
@@ -66,7 +64,7 @@ class Tick:
         context: dg.SensorEvaluationContext,
         files: list[File],
         rows: dict[str, Stored],
-        attendant: Attendant,
+        attendant: DecisionExecutor,
         runs: Runs,
     ) -> None:
         for file in files:
@@ -81,7 +79,7 @@ class Tick:
 
 
 def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay: float = 0.0) -> dg.SensorDefinition:
-    """The sensor that runs ``tick`` as often as Dagster lets it, and stays with it for so many seconds."""
+    """Return the sensor that runs ``tick`` as often as Dagster allows, for ``stay`` seconds each time."""
 
     @dg.sensor(
         name=name,
@@ -94,3 +92,36 @@ def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay
         return tick.run(context, stay)
 
     return sensor
+
+
+_RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without a word."
+_STAY = 4.25
+"""Seconds that a tick keeps looking. Dagster's loop calls a sensor at most every 5 s (DAGSTER_FACTS, 3); a tick that
+took longer than that would miss the next one."""
+_LEAD_NS = 10_000_000_000
+"""Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
+
+
+def recovery_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
+    """Return the one recovery sensor of a code location. Its cursor holds nothing: the stores decide."""
+    tick = Tick(root, frozenset(job.name for job in jobs), _decide)
+    return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
+
+
+def _decide(known: Known, now_ns: int) -> Decision:
+    return recovery(known, now_ns, _LEAD_NS)
+
+
+_LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
+
+
+def lifecycle_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
+    """Return the one lifecycle sensor of a code location."""
+    tick = Tick(root, frozenset(job.name for job in jobs), lifecycle, finds_gone=True)
+    return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
+
+
+def define_sensors(project: Project, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
+    """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs."""
+    root = project.root
+    return [recovery_sensor(root, jobs), lifecycle_sensor(root, jobs), alert_sensor(project)] if jobs else []

@@ -6,14 +6,14 @@ from typing import Any
 
 from support import DECODE, Lab, destination, queue, source
 
-from conduit_dagster.engine.operate.desk import owned
-from conduit_dagster.engine.operate.readers import drop_reader
+from conduit_dagster.engine.operate.log_readers import drop_reader
+from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.rewind import rewind
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
-from conduit_dagster.state.readers import Reader, readers_of
+from conduit_dagster.state.readers import ReadingSource, readers_of
 
 ROWS = [{"i": i} for i in range(100)]
 SMALL = {"log-segment-size": "1KB", "batch-size": 10}
@@ -61,7 +61,7 @@ def runs(lab: Lab, *names: str) -> None:
 def readers(lab: Lab, pipeline: str = "a") -> dict[str, int]:
     """Who reads its logs, and the first offset that each still needs."""
     with lab.store() as database, reading(database) as connection:
-        found: list[Reader] = readers_of(connection, pipeline)
+        found: list[ReadingSource] = readers_of(connection, pipeline)
     return {reader.name: reader.offset for reader in found}
 
 

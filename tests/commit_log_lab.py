@@ -10,13 +10,13 @@ import sqlalchemy as sa
 
 from conduit_dagster.commit_log.compaction import Compacted, Compactor
 from conduit_dagster.commit_log.entries import decode_entries, encode_block
-from conduit_dagster.commit_log.layout import LogFolder
-from conduit_dagster.commit_log.reader import read_current
-from conduit_dagster.commit_log.writer import PartFile
+from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_layout import LogFolder
+from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.record import COLLECTION, Nack, Record
+from conduit_dagster.state.consumer_offsets import move_offsets
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogStore
-from conduit_dagster.state.offsets import move_offsets
 
 T = TypeVar("T")
 PIPELINE, SOURCE = "p", "p:in"

@@ -10,7 +10,7 @@ from scripted import Script, scripted
 from support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 from conduit_dagster.state.overview import newest_events, offset_rows
 
 RECORDS = {"log": "records"}
@@ -70,9 +70,9 @@ def events(lab: Lab, name: str) -> list[dict[str, Any]]:
 
 def snapshot(lab: Lab) -> list[Any]:
     """All rows that an operation may change."""
-    tables = (schema.sources, schema.steps, schema.deliveries, schema.offsets, schema.consumers, schema.logs)
+    every = (tables.sources, tables.steps, tables.deliveries, tables.offsets, tables.consumers, tables.logs)
     with lab.store() as database, database.connect() as connection:
-        found = [sorted(map(tuple, connection.execute(sa.select(table))), key=repr) for table in tables]
+        found = [sorted(map(tuple, connection.execute(sa.select(table))), key=repr) for table in every]
     return json.loads(json.dumps(found, default=str))
 
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -107,6 +108,24 @@ class PostgresServer:
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile nothing that asks the server is answered, and nothing is refused."""
+        self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        """To the server, and to those of its connections."""
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):  # it has ended meanwhile
+                parent = stat.read_text().rpartition(")")[2].split()[1]
+                pid = int(stat.parent.name)
+                if self.pid in (pid, int(parent)):
+                    os.kill(pid, number)
 
     def close(self) -> None:
         """Ends the server and removes all that it had."""

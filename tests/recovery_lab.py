@@ -9,9 +9,9 @@ from typing import Any
 
 from support import Lab, queue
 
-from conduit_dagster.engine.keeper import Keeper
-from conduit_dagster.engine.report import Progress, RunResult, StepReport
-from conduit_dagster.engine.run_life import Circumstances
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.policy import Policy
@@ -41,17 +41,17 @@ def keeper(
     policy: Policy | None = QUICK,
     flag: StopFlag | None = None,
     tell: Callable[[RunResult], None] = lambda result: None,
-    observe: Callable[[StepReport, Progress], None] = lambda step, progress: None,
+    observe: Callable[[StepReport, RunProgress], None] = lambda step, progress: None,
     drain: bool = True,
-) -> Iterator[Keeper]:
+) -> Iterator[RestartLoop]:
     catalogue = lab.catalogue()
     bound = catalogue.get("p")
     assert bound is not None, "\n".join(finding.render() for finding in catalogue.findings)
     project = catalogue.project
-    options = RunOptions(project.staging_url, drain=drain, log=project.log_url, about=Circumstances(policy, "run-1"))
+    options = RunOptions(project.staging_url, drain=drain, log=project.log_url, about=RunOrigin(policy, "run-1"))
     database = open_store(project.state_url, project.home)
     try:
-        yield Keeper(bound, database, options, flag or StopFlag(), observe, tell)
+        yield RestartLoop(bound, database, options, flag or StopFlag(), observe, tell)
     finally:
         database.dispose()
 

@@ -21,8 +21,8 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recovery_store import recovery_rows
-from conduit_dagster.state.schema import pipelines
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.state.tables import pipelines
 
 PIPELINE = """
 version: "2.2"
@@ -92,7 +92,7 @@ class Location:
     def begin(self, name: str = "orders", run: str = "r1", digest: str = "", alive: bool = False) -> None:
         """It began, and its process is dead now, or is this one."""
         with owned(self.root, name) as store:
-            store.life.begin(Start(run, "f", digest))
+            store.life.begin(RunStart(run, "f", digest))
         owner = json.dumps({**identity(os.getpid()), **({} if alive else {"started": "1"})})
         with self.store.begin() as connection:
             connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == name).values(owner=owner))

@@ -15,9 +15,9 @@ from ruamel.yaml import YAML
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
-from conduit_dagster.engine.operate.desk import owned
-from conduit_dagster.engine.operate.replay import Selection, replay
-from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.engine.operate.pipeline_lock import owned
+from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.state.claim import open_store
@@ -29,7 +29,7 @@ Crashes = Callable[["Lab", str], None]
 SHARED = Path(__file__).parents[1].parent / "shared"
 
 
-def ignore(step: StepReport, progress: Progress) -> None:
+def ignore(step: StepReport, progress: RunProgress) -> None:
     """No observer."""
 
 
@@ -77,7 +77,7 @@ class Lab:
         *,
         drain: bool = True,
         stop: StopFlag | None = None,
-        observe: Callable[[StepReport, Progress], None] = ignore,
+        observe: Callable[[StepReport, RunProgress], None] = ignore,
         parallelism: int | None = None,
     ) -> RunResult:
         """Runs one pipeline in this process on the shared session."""
@@ -104,7 +104,7 @@ class Lab:
         database = open_store(project.state_url, project.home)
         try:
             with owned(bound, database, options, lambda: session, "a test") as desk:
-                return replay(desk, Selection(), **more)
+                return replay(desk, DeadLetterSelection(), **more)
         finally:
             database.dispose()
 

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from modules import modules
+
 LAYERS = [
     {"conduit_dagster.definitions", "conduit_dagster.cli"},
     {"assets", "sensors", "resources"},
@@ -21,11 +22,16 @@ LAYERS = [
     {"conduit_dagster.schemas"},
     {"conduit_dagster.spark", "conduit_dagster.state", "conduit_dagster.recovery", "conduit_dagster.config"},
     {"conduit_dagster.storage"},
-    {"conduit_dagster.reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
+    {"conduit_dagster.field_reference", "conduit_dagster.reference_syntax", "conduit_dagster.expressions"},
     {"conduit_dagster.javascript"},
     {"conduit_dagster.warm"},
     {"conduit_dagster.readable"},
-    {"conduit_dagster.turn", "conduit_dagster.processes", "conduit_dagster.file_locks", "conduit_dagster.learn"},
+    {
+        "conduit_dagster.turn",
+        "conduit_dagster.processes",
+        "conduit_dagster.file_locks",
+        "conduit_dagster.msgspec_warmup",
+    },
     {"conduit_dagster.record", "conduit_dagster.json_values"},
 ]
 
@@ -39,13 +45,6 @@ def level(module: str) -> int | None:
         if module == name or module.startswith(name + ".")
     ]
     return max(within)[1] if within else None
-
-
-def modules() -> Iterator[tuple[str, Path]]:
-    for top in ("conduit_dagster", "assets", "resources", "sensors"):
-        for path in sorted((ROOT / top).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            yield name.removesuffix(".__init__"), path
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -85,7 +84,7 @@ def test_only_the_dagster_layer_imports_dagster() -> None:
 def test_the_planner_and_the_plugins_import_no_spark() -> None:
     """``validate`` binds pipelines to plugins; it must start no JVM and import no pyspark."""
     code = (
-        "import sys, conduit_dagster.engine.catalogue, conduit_dagster.connectors.registry as c\n"
+        "import sys, conduit_dagster.engine.catalogue, conduit_dagster.connectors.connector_registry as c\n"
         "import conduit_dagster.processors.registry as p\n"
         "[c.find_source(n, {}) for n in c.source_names()], [c.find_destination(n, {}) for n in c.destination_names()]\n"
         "p.builtin()\n"

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.record import Record, copy
-from conduit_dagster.reference import (
+from conduit_dagster.field_reference import (
     FieldError,
     Reference,
     ReferenceSyntaxError,
     UnresolvedReferenceError,
     UnsuitableValueError,
 )
+from conduit_dagster.record import Record, copy
 
 
 def record(after: Any = None, **parts: Any) -> Record:

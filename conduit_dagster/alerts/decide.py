@@ -10,12 +10,13 @@ import msgspec
 import sqlalchemy as sa
 from msgspec.structs import replace
 
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recovery_store import NEVER, recovery_rows
-from conduit_dagster.state.schema import consumers
+from conduit_dagster.state.tables import consumers
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def _dead_letters(database: sa.Engine) -> dict[str, int]:
         return {row.pipeline: int(row.delivered) for row in connection.execute(rows)}
 
 
-class Letters(msgspec.Struct, frozen=True):
+class LetterCounts(msgspec.Struct, frozen=True):
     """The window in which new dead letters are counted."""
 
     base: int
@@ -65,10 +66,10 @@ class OfPipeline(msgspec.Struct, frozen=True):
 
     outage: str = ""
     """The outage that was reported; empty where the pipeline is not degraded."""
-    letters: Letters | None = None
+    letters: LetterCounts | None = None
 
 
-class Seen(msgspec.Struct, frozen=True):
+class ReportedState(msgspec.Struct, frozen=True):
     """What was reported of all of them."""
 
     pipelines: dict[str, OfPipeline] = {}
@@ -77,26 +78,26 @@ class Seen(msgspec.Struct, frozen=True):
         """What was reported of one; of one that is new, nothing."""
         return self.pipelines.get(pipeline, OfPipeline())
 
-    def but(self, pipeline: str, one: OfPipeline) -> Seen:
+    def but(self, pipeline: str, one: OfPipeline) -> ReportedState:
         """The same, but for one pipeline."""
-        return Seen({**self.pipelines, pipeline: one})
+        return ReportedState({**self.pipelines, pipeline: one})
 
     def text(self) -> str:
         """As a cursor."""
         return msgspec.json.encode(self).decode()
 
 
-def seen_of(cursor: str | None) -> Seen | None:
+def seen_of(cursor: str | None) -> ReportedState | None:
     """What a cursor says; None where it is lost, or not one of ours."""
     if not cursor:
         return None
     try:
-        return msgspec.json.decode(cursor, type=Seen)
+        return msgspec.json.decode(cursor, type=ReportedState)
     except msgspec.DecodeError:
         return None
 
 
-learn(Seen)
+learn(ReportedState)
 
 
 Kind = Literal["degraded", "dead-letters"]
@@ -129,33 +130,33 @@ class Decided:
     """What is to be sent, and what was reported once all of it is."""
 
     alerts: list[Alert]
-    seen: Seen
+    seen: ReportedState
 
 
-def decide(seen: Seen | None, standings: Iterable[Standing], rules: Rules, now_ns: int) -> Decided:
+def decide(seen: ReportedState | None, standings: Iterable[Standing], rules: Rules, now_ns: int) -> Decided:
     """``seen`` None: nothing is known of what was reported. Then every degraded pipeline is, and dead letters count
     from now on.
     """
     alerts, pipelines = list[Alert](), dict[str, OfPipeline]()
     for one in standings:
-        known = OfPipeline(letters=Letters(one.dead_letters, now_ns)) if seen is None else seen.of(one.pipeline)
+        known = OfPipeline(letters=LetterCounts(one.dead_letters, now_ns)) if seen is None else seen.of(one.pipeline)
         outage, degraded = _outage(known, one) if "degraded" in rules.on else ("", None)
         letters, grown = _letters(known.letters, one, rules, now_ns) if "dead-letters" in rules.on else (None, None)
         alerts += [alert for alert in (degraded, grown) if alert is not None]
         pipelines[one.pipeline] = OfPipeline(outage, letters)
-    return Decided(alerts, Seen(pipelines))
+    return Decided(alerts, ReportedState(pipelines))
 
 
 def _outage(known: OfPipeline, one: Standing) -> tuple[str, Alert | None]:
-    if one.status != "degraded":
+    if one.status != PipelineStatus.DEGRADED:
         return "", None
     return one.outage, None if known.outage == one.outage else Alert("degraded", one)
 
 
-def _letters(known: Letters | None, one: Standing, rules: Rules, now_ns: int) -> tuple[Letters, Alert | None]:
-    window = known or Letters(0, now_ns)
+def _letters(known: LetterCounts | None, one: Standing, rules: Rules, now_ns: int) -> tuple[LetterCounts, Alert | None]:
+    window = known or LetterCounts(0, now_ns)
     if one.dead_letters < window.base:
-        return Letters(one.dead_letters, now_ns), None  # another store
+        return LetterCounts(one.dead_letters, now_ns), None  # another store
     if window.since_ns > now_ns:
         window = replace(window, since_ns=now_ns)  # the clock was set back
     over = now_ns - window.since_ns >= rules.interval * 1e9
@@ -163,11 +164,11 @@ def _letters(known: Letters | None, one: Standing, rules: Rules, now_ns: int) ->
         return window, None
     new = one.dead_letters - window.base
     if new >= rules.growth:
-        return Letters(one.dead_letters, now_ns, told=True), Alert("dead-letters", one, new, window.since_ns)
-    return Letters(one.dead_letters, now_ns) if over else window, None
+        return LetterCounts(one.dead_letters, now_ns, told=True), Alert("dead-letters", one, new, window.since_ns)
+    return LetterCounts(one.dead_letters, now_ns) if over else window, None
 
 
-def unsent(decided: Seen, before: Seen | None, alert: Alert) -> Seen:
+def unsent(decided: ReportedState, before: ReportedState | None, alert: Alert) -> ReportedState:
     """What was reported where this alert could not be sent: it is decided upon again."""
     pipeline = alert.standing.pipeline
     known, was = decided.of(pipeline), OfPipeline() if before is None else before.of(pipeline)
@@ -175,5 +176,5 @@ def unsent(decided: Seen, before: Seen | None, alert: Alert) -> Seen:
         return decided.but(pipeline, replace(known, outage=was.outage))
     # the window goes on, however long it is: what is in it was not reported
     return decided.but(
-        pipeline, replace(known, letters=Letters(alert.standing.dead_letters - alert.new, alert.since_ns))
+        pipeline, replace(known, letters=LetterCounts(alert.standing.dead_letters - alert.new, alert.since_ns))
     )

@@ -1,1 +1,1 @@
-"""The command line: one file per verb group, and what the verbs share."""
+"""Command line: one file per verb group, and the code that the verbs share."""

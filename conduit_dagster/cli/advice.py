@@ -1,4 +1,4 @@
-"""What ``lint`` says beyond errors: things that run, and are seldom meant."""
+"""Advice of ``lint``: configurations that run, but are seldom intended."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Processor
-from conduit_dagster.connectors.registry import plain_name
+from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
+from conduit_dagster.connectors.connector_registry import plain_name
 
 _WINDOW = {"window_size", "window_nack_threshold"}
 
 
 def advice(pipelines: Iterable[ParsedPipeline]) -> list[Finding]:
-    """All advice, pipeline by pipeline."""
+    """Return all advice, pipeline by pipeline."""
     return [finding for parsed in pipelines for finding in _about(parsed)]
 
 
@@ -28,7 +28,7 @@ def _about(parsed: ParsedPipeline) -> Iterator[Finding]:
         yield from _workers(parsed, processor)
 
 
-def _processors(parsed: ParsedPipeline) -> list[Processor]:
+def _processors(parsed: ParsedPipeline) -> list[ProcessorConfig]:
     config = parsed.config
     inner = [processor for connector in config.connectors for processor in connector.processors]
     return [*config.processors, *inner]
@@ -50,7 +50,7 @@ def _keeps(queue: DeadLetterQueue) -> bool:
     return queue.window_size == 0 or queue.window_nack_threshold > 0
 
 
-def _path(parsed: ParsedPipeline, section: Connector | DeadLetterQueue, where: str) -> Iterator[Finding]:
+def _path(parsed: ParsedPipeline, section: ConnectorConfig | DeadLetterQueue, where: str) -> Iterator[Finding]:
     pointer = f"{where}/settings/path"
     written = parsed.written(pointer)
     if plain_name(section.plugin) == "file" and written is not None and written.startswith("/"):
@@ -59,7 +59,7 @@ def _path(parsed: ParsedPipeline, section: Connector | DeadLetterQueue, where: s
         yield _advise(parsed, pointer, "lint.path_absolute", message, fix)
 
 
-def _version(parsed: ParsedPipeline, section: Connector | Processor) -> Iterator[Finding]:
+def _version(parsed: ParsedPipeline, section: ConnectorConfig | ProcessorConfig) -> Iterator[Finding]:
     name, at, _ = section.plugin.partition("@")
     if at:
         pointer = pointers.child(section.where, "plugin")
@@ -67,7 +67,7 @@ def _version(parsed: ParsedPipeline, section: Connector | Processor) -> Iterator
         yield _advise(parsed, pointer, "lint.version_ignored", message, f"write {name}")
 
 
-def _workers(parsed: ParsedPipeline, processor: Processor) -> Iterator[Finding]:
+def _workers(parsed: ParsedPipeline, processor: ProcessorConfig) -> Iterator[Finding]:
     if processor.workers > 1:
         pointer = pointers.child(processor.where, "workers")
         message = "the number of workers is not looked at: Spark's tasks work side by side"

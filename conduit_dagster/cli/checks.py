@@ -1,4 +1,4 @@
-"""The checks of ``doctor``. None of them creates anything that running would not replace."""
+"""Checks of ``doctor``. None of them creates anything that a run would not replace."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Check:
     fix: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return asdict(self)
 
 
 def all_checks(deep: bool) -> Iterator[Check]:
-    """Every check, one after another; none keeps the others from being made."""
+    """Yield the result of every check in turn; a check that fails does not prevent the others."""
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _settings, _java]
     checks += [_spark] if deep else []
@@ -104,7 +104,7 @@ def _java(project: Project) -> Check:
 
 
 def _spark(project: Project) -> Check:
-    from conduit_dagster.cli.session import spark_session
+    from conduit_dagster.cli.verb_session import spark_session
 
     with spark_session(project) as spark:
         rows = spark.range(1).mapInPandas(_worker_version, "python string").collect()
@@ -128,7 +128,7 @@ def _state(project: Project) -> Check:
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
     try:
-        # on SQLite it begins as a writer
+        # on SQLite this begins a write transaction
         with engine.begin() as connection:
             connection.execute(sa.text("SELECT 1"))
     except SQLAlchemyError as error:
@@ -147,7 +147,7 @@ def _staging(project: Project) -> Check:
 
 
 def _creatable(name: str, folder: Path, shown: str) -> Check:
-    """Whether a file could be made there; where the folder is still missing, whether it could be made."""
+    """Check whether a file can be created in a folder or, if the folder is missing, whether that can be created."""
     there = _nearest(folder)
     if not there.is_dir():
         return Check(name, "fail", f"{shown}: {there} is no folder", "choose another path in conduit.yaml")

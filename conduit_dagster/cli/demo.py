@@ -1,32 +1,92 @@
-"""``python -m conduit_dagster.cli.demo``: a pipeline from end to end in ./demo, and what came of it."""
+"""``python -m conduit_dagster.cli.demo``: run a pipeline end to end in ./demo and print the result."""
 
 from __future__ import annotations
 
 import json
+import random
+import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from conduit_dagster.cli.demo_project import make_project
-from conduit_dagster.cli.logs import configure_logs
-from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, failure
-from conduit_dagster.cli.results import finished, show_result
+from conduit_dagster.cli.log_output import configure_logs
+from conduit_dagster.cli.progress import finished, show_result
 from conduit_dagster.cli.running import run_together
 from conduit_dagster.cli.terminal import console, print_error
+from conduit_dagster.cli.verb import INVALID, Outcome, error_fields, failure
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+LINES: Final = 1_000
+_SETTINGS: Final = "# all defaults: SQLite and staging under .conduit/, Spark in this process\n"
+_MARK: Final = ".made-by-demo"
+_CUSTOMERS: Final = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Leslie")
+_STATUSES: Final = ("paid", "paid", "paid", "paid", "open", "cancelled")
+
+
+def make_project(folder: Path) -> None:
+    """Write the project from scratch. An existing folder that the demo did not create is never deleted."""
+    try:
+        _clear(folder)
+        for name in ("in", "pipelines"):
+            (folder / name).mkdir(parents=True)
+        (folder / _MARK).touch()
+        (folder / "conduit.yaml").write_text(_SETTINGS)
+        template = files("conduit_dagster.cli").joinpath("templates", "demo.yaml")
+        (folder / "pipelines" / "orders.yaml").write_text(template.read_text())
+        (folder / "in" / "orders.jsonl").write_text("".join(f"{line}\n" for line in _lines()))
+    except OSError as error:
+        raise from_os_error(error, "can't write the demo") from error
+
+
+def _clear(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not (folder / _MARK).exists():
+        raise FatalError(
+            f"{folder} is there already, and the demo did not make it",
+            code="usage.demo_folder",
+            fix="move it away, or run the demo in another folder",
+        )
+    shutil.rmtree(folder)
+
+
+def _lines() -> Iterator[str]:
+    """Yield orders; about one in a hundred is not JSON, lacks its customer, or has an amount that is not a number."""
+    chance = random.Random(7)
+    for number in range(1, LINES + 1):
+        order: dict[str, object] = {
+            "id": number,
+            "customer": chance.choice(_CUSTOMERS),
+            "amount": f"{chance.randint(100, 99_999) / 100:.2f}",
+            "status": chance.choice(_STATUSES),
+        }
+        yield _spoiled(number, order)
+
+
+def _spoiled(number: int, order: dict[str, object]) -> str:
+    if number % 97 == 0:
+        return json.dumps(order)[:-12]
+    if number % 89 == 0:
+        del order["customer"]
+    elif number % 211 == 0:
+        order["amount"] = "n/a"
+    return json.dumps(order)
+
 
 FOLDER = Path("demo")
 _SHOWN = 3
 
 
 def main() -> int:
-    """Writes the project, runs it, prints what its files hold; the exit code."""
+    """Write the project, run it, print the contents of its files, and return the exit code."""
     try:
         outcome = _demonstrate(FOLDER, console())
     except ConduitError as error:
@@ -38,7 +98,7 @@ def main() -> int:
 
 def _demonstrate(folder: Path, to: Console) -> Outcome:
     make_project(folder)
-    # whatever this shell has set for another project stays out
+    # ignore variables that this shell has set for another project
     project = Project.find(folder, env={})
     configure_logs(project.settings.log)
     catalogue = open_catalogue(project)
@@ -55,7 +115,7 @@ def _demonstrate(folder: Path, to: Console) -> Outcome:
 
 
 def _compared(folder: Path, to: Console, outcome: Outcome) -> Outcome:
-    """What the files hold; an error where they don't hold what the run reported."""
+    """Print the contents of the files; return ``outcome``, or an error if line counts differ from the run's report."""
     records = outcome.result["pipelines"][0]
     reported = {one["id"]: one["delivered"] for one in records["destinations"]}
     reported["dead-letters"] = records["records"]["dead_lettered"]
@@ -83,7 +143,7 @@ def _show_files(folder: Path, to: Console, found: dict[str, int]) -> None:
 
 
 def _reasons(path: Path) -> dict[str, tuple[int, str]]:
-    """Node and code to how many dead letters have them, and what the first one says."""
+    """Return the number of dead letters and the first error message by node and code."""
     rows: list[dict[str, Any]] = [json.loads(line)["metadata"] for line in path.read_text().splitlines()]
     named = [(f"{row['conduit.dlq.nack.node.id']} {row['conduit.dlq.nack.code']}", row) for row in rows]
     numbers = Counter(name for name, _ in named)

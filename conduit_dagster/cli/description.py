@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.scalars import masked
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.processes import is_dead
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
-from conduit_dagster.state.dead_letters import STATES, Wanted, newest
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest
 from conduit_dagster.state.recovery_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from conduit_dagster.config.parse import ParsedPipeline
-    from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Processor
+    from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.engine.planner import BoundPipeline
 
@@ -30,7 +31,7 @@ Facts = dict[str, Any]
 
 
 def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
-    """A row per pipeline of the files, then those that only the store knows."""
+    """Return one row per pipeline in the files, then one per pipeline known only to the store."""
     known = {} if store is None else _rows(store)
     rows = [_from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines]
     return rows + [_row(name, None, None, 0, row, store) for name, row in known.items()]
@@ -64,9 +65,9 @@ def _rows(store: sa.Engine) -> dict[str, Facts]:
 
 
 def _restart(row: Facts) -> Facts | None:
-    """The restart that a pipeline waits for, or is."""
+    """Return the restart that is pending or under way, or None."""
     state = row["recovery"]
-    if row["status"] != "recovering":
+    if row["status"] != PipelineStatus.RECOVERING:
         return None
     due = state.restart_at_ns
     at = datetime.fromtimestamp(due / 1e9, UTC).isoformat(timespec="milliseconds") if due else None
@@ -86,7 +87,7 @@ def _status(row: Facts | None) -> Facts:
 
 
 def described(catalogue: Catalogue, parsed: ParsedPipeline, store: sa.Engine | None) -> Facts:
-    """Everything about one pipeline. Settings are shown as written: what the environment put in stays out."""
+    """Return all facts about one pipeline. Settings are shown as written, without values from the environment."""
     config, bound = parsed.config, catalogue.get(parsed.config.id)
     row = None if store is None else _rows(store).get(config.id)
     line, _ = parsed.locate()
@@ -148,7 +149,7 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
     }
 
 
-def _source(parsed: ParsedPipeline, one: Connector, row: Facts | None, bound: BoundPipeline | None) -> Facts:
+def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bound: BoundPipeline | None) -> Facts:
     counts = {name: 0 if row is None else row[name] for name in ("records", "acked", "filtered", "nacked")}
     position = None if row is None else row["position"]
     inlet = None if bound is None else bound.compiled.known(one.id)
@@ -164,7 +165,7 @@ def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     return {"lag": lag_of(reader, position), "lag_unit": reader.lag_unit}
 
 
-def _connector(parsed: ParsedPipeline, one: Connector) -> Facts:
+def _connector(parsed: ParsedPipeline, one: ConnectorConfig) -> Facts:
     return {
         "id": one.id,
         "plugin": one.plugin,
@@ -174,7 +175,7 @@ def _connector(parsed: ParsedPipeline, one: Connector) -> Facts:
     }
 
 
-def _processor(parsed: ParsedPipeline, one: Processor) -> Facts:
+def _processor(parsed: ParsedPipeline, one: ProcessorConfig) -> Facts:
     return {
         "id": one.id,
         "plugin": one.plugin,
@@ -197,14 +198,14 @@ def _queue(parsed: ParsedPipeline, queue: DeadLetterQueue, delivered: int) -> Fa
 def _settings(parsed: ParsedPipeline, where: str, settings: Mapping[str, str]) -> dict[str, str]:
     base = f"{where}/settings"
     written = {key: parsed.written(pointers.child(base, key)) for key in settings}
-    # what is not written is a default of the format, and no secret
+    # a value that is not in the file is a default of the format, not a secret
     return {key: masked(settings[key] if text is None else text) for key, text in written.items()}
 
 
 def _past(pipeline: str, store: sa.Engine | None) -> Facts:
     if store is None:
         return {"dead_letters": [], "events": []}
-    letters = newest(store, pipeline, Wanted(STATES), _NEWEST)
+    letters = newest(store, pipeline, DeadLetterQuery(STATES), _NEWEST)
     events = overview.newest_events(store, pipeline, _NEWEST)
     return {"dead_letters": [_timed(row) for row in letters], "events": [_timed(row) for row in events]}
 
@@ -215,11 +216,11 @@ def _timed(row: Facts) -> Facts:
 
 
 def when(ns: int) -> str:
-    """A time as ISO 8601 in UTC."""
+    """Return a time as ISO 8601 in UTC."""
     return datetime.fromtimestamp(ns / 1e9, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def short(value: Any, limit: int = 100) -> str:
-    """A JSON value on one short line."""
+    """Return a JSON value on one line of at most ``limit`` characters."""
     text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
     return text if len(text) <= limit else text[: limit - 1] + "…"

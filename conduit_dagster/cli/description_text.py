@@ -1,4 +1,4 @@
-"""The facts about a pipeline as people read them."""
+"""Human-readable description of a pipeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Facts = Mapping[str, Any]
 
 
 def show_description(console: Console, facts: Facts) -> None:
-    """All sections, those without content left out."""
+    """Print all sections except empty ones."""
     _head(console, facts)
     for name in ("sources", "processors", "destinations"):
         _section(console, name, (line for one in facts[name] for line in _part(one)))
@@ -67,7 +67,7 @@ def _section(console: Console, title: str, lines: Iterable[str]) -> None:
 
 
 def _part(one: Facts) -> Iterable[str]:
-    """A connector or processor, its settings, and its numbers where it has some."""
+    """Yield the lines of a connector or processor: its settings and, if any, its counters."""
     yield f"{one['id']}  {one['plugin']}{_restriction(one)}"
     yield from (f"  {key}: {short(value)}" for key, value in one["settings"].items())
     for inner in one.get("processors", ()):

@@ -2,23 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conduit_dagster.cli.dlq_filters import with_filters
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.filters import Filters
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.engine.dead_letters.search import Letters
-    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.dead_letters.search import DeadLetterSearch
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be given often.")]
+Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]
+Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With this error code.")]
+Source = Annotated[str | None, typer.Option("--source", metavar="ID", help="From this source.")]
+Namespace = Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Of this collection.")]
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00.")
+]
+Until = Annotated[str | None, typer.Option("--until", metavar="AGE|TIME", help="Older than that.")]
+Part = Annotated[str | None, typer.Option("--part", metavar="NAME", help="In this file of the archive.")]
+Where = Annotated[
+    str, typer.Option("--where", metavar="EXPRESSION", help="Whose failed record fits: after.amount > 100.")
+]
+
+
+def _options(
+    ids: Ids = None,
+    node: Node = None,
+    code: Code = None,
+    source: Source = None,
+    namespace: Namespace = None,
+    since: Since = None,
+    until: Until = None,
+    part: Part = None,
+    where: Where = "",
+) -> None:
+    """Declare the filter options, named after the fields of :class:`Filters`."""
+
+
+def with_filters(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options to the signature of a command, for Typer to read; the command receives them as ``filters``."""
+    options = inspect.signature(_options, eval_str=True).parameters
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        filters = Filters(**{name: given.pop(name) for name in options})
+        command(filters=filters, **given)
+
+    own = inspect.signature(command, eval_str=True)
+    kept = [one for name, one in own.parameters.items() if name != "filters"]
+    every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (*options.values(), *kept)]
+    run.__signature__ = own.replace(parameters=every)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {one.name: one.annotation for one in every}
+    return run
+
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
@@ -104,7 +150,7 @@ def discard(
     perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), filters, note, dry_run))
 
 
-# -- looking ------------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def _list(pipeline: str | None, files: list[str] | None, filters: Filters, state: str, limit: int) -> Outcome:
@@ -141,11 +187,11 @@ def _states(state: str) -> Sequence[str]:
     return {"open": OPEN, "all": STATES}.get(state, (state,))
 
 
-def _letters(one: Subject) -> Letters:
+def _letters(one: Subject) -> DeadLetterSearch:
     from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-    from conduit_dagster.engine.dead_letters.search import Letters
+    from conduit_dagster.engine.dead_letters.search import DeadLetterSearch
 
-    return Letters(one.known(), Archive(archive_folder(one.options.log_url, one.id)), one.id)
+    return DeadLetterSearch(one.known(), Archive(archive_folder(one.options.log_url, one.id)), one.id)
 
 
 def _row(row: Any) -> Facts:
@@ -178,7 +224,7 @@ def _print_list(console: Console, found: list[Facts]) -> None:
 
 
 def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.cli.session import session_opener
+    from conduit_dagster.cli.verb_session import session_opener
     from conduit_dagster.engine.dead_letters.view import letter_facts
     from conduit_dagster.engine.operate.letters import parse_id
     from conduit_dagster.spark.sql.asking import open_with
@@ -187,7 +233,7 @@ def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     if not pipeline:
         raise usage_error(f"{letter} names no pipeline", "letter", "write PIPELINE/STEP.NUMBER, as dlq list prints it")
     one = subject(pipeline, files)
-    # its way through the processors is shown; only a query asks Spark
+    # the letter is shown with its path through the processors; only a query needs Spark
     open_with(session_opener(one.project))
     facts = letter_facts(_letters(one), one.bound, pipeline, key, reveal)
     row = _row(facts.pop("row"))
@@ -245,7 +291,7 @@ def _replay(
 
     pairs, selection = [parse_edit(text) for text in edits], selection_of(filters, one.id)
 
-    def work(desk: Desk, _: object) -> Facts:
+    def work(desk: PipelineLock, _: object) -> Facts:
         return apply(desk, selection, start, pairs, dry_run)
 
     return operated(one, work, _replayed, dry_run)

@@ -1,4 +1,4 @@
-"""``doctor``: whether everything is there that running needs, and what to type where it is not."""
+"""``doctor``: check everything that a run needs, with a fix for what is missing."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.outcome import ENVIRONMENT, OK, Outcome, error_fields
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import ENVIRONMENT, OK, AsJson, Outcome, error_fields, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:

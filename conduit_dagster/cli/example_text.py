@@ -1,4 +1,4 @@
-"""An example of a processor, for people."""
+"""Human-readable examples of processors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conduit_dagster.sdk import Example
 
 @dataclass(frozen=True)
 class ExampleText:
-    """What goes in and what comes out, record by record as JSON without its empty parts."""
+    """Input and output of an example, each record as JSON without its empty parts."""
 
     title: str
     settings: Mapping[str, str]
@@ -22,7 +22,7 @@ class ExampleText:
 
 
 def example_text(example: Example) -> ExampleText:
-    """An example as the reference shows it."""
+    """Return an example as shown in the reference."""
     gives = example.gives
     records = gives if isinstance(gives, list) else [gives] if isinstance(gives, Record) else None
     if records is None:

@@ -1,4 +1,4 @@
-"""``init``: a project to begin with."""
+"""``init``: create a project or a plugin."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 from conduit_dagster.recovery.errors import from_os_error
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="The connecto
 
 _PLUGINS: Final = ("connector", "processor")
 _NAME: Final = re.compile("[a-z][a-z0-9]*([.-][a-z0-9]+)*")
-# template to where it goes; a template's name has no dot at its front, so that packages take it along
+# template to target path; template names have no leading dot, so that packages include them
 _FILES: Final = {
     "conduit.yaml": "conduit.yaml",
     "first.yaml": "pipelines/first.yaml",
@@ -81,7 +80,7 @@ def _plugin(kind: str, name: str) -> Outcome:
 
 
 def _write(path: Path, template: str, marks: Mapping[str, str] | None = None) -> bool:
-    """Whether the file is new; an existing one, or a link, is never touched."""
+    """Write a file and return whether it is new; an existing file or link is never touched."""
     content = files("conduit_dagster.cli").joinpath("templates", template).read_bytes()
     for mark, text in (marks or {}).items():
         content = content.replace(mark.encode(), text.encode())

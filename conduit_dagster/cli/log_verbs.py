@@ -20,14 +20,13 @@ from conduit_dagster.cli.operate import (
     subject,
     words_of,
 )
-from conduit_dagster.cli.outcome import Outcome
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from rich.console import Console
 
-    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 
 app = typer.Typer(no_args_is_help=True, help="The commit log.")
 First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="The first offset.")]
@@ -107,12 +106,12 @@ def import_(
     perform("log import", as_json, lambda: _import(subject(pipeline, files), Path(file), source, position, dry_run))
 
 
-# -- looking ------------------------------------------------------------------------------------------------------
+# -- reading ------------------------------------------------------------------------------------------------------
 
 
 def _ends(one: Subject, newest: bool) -> Outcome:
     from conduit_dagster.engine.operate.log_view import log_facts, open_ranges
-    from conduit_dagster.engine.operate.positions import stored
+    from conduit_dagster.engine.operate.source_positions import stored
 
     store = one.known()
     rows = log_facts(store, one.id, one.options.log_url, newest)
@@ -204,7 +203,7 @@ def _record(console: Console, entry: dict[str, Any]) -> str:
 def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.log_compaction import compact as apply
 
-    def work(desk: Desk, database: sa.Engine) -> Facts:
+    def work(desk: PipelineLock, database: sa.Engine) -> Facts:
         return {"pipeline": one.id, "logs": apply(desk, database, source, dry_run)}
 
     return operated(one, work, _compacted, dry_run)
@@ -236,7 +235,7 @@ def _import(one: Subject, file: Path, source: str | None, position: str | None, 
         facts = {"pipeline": one.id, **preview(one.sound(), file, source), "dry_run": dry_run}
         return Outcome(_imported(facts), facts)
 
-    def work(desk: Desk, _: object) -> Facts:
+    def work(desk: PipelineLock, _: object) -> Facts:
         return {"pipeline": one.id, **import_log(desk, file, source, at, dry_run)}
 
     return operated(one, work, _imported, dry_run, fresh=True)

@@ -1,6 +1,6 @@
 """``conduit-dagster``: the command line.
 
-Starting it imports neither Spark nor Dagster nor what a verb needs: that is imported when the verb runs.
+Starting it imports neither Spark nor Dagster nor a verb's dependencies; these are imported when the verb runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from conduit_dagster.cli import (
     trying,
     validate,
 )
-from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
-from conduit_dagster.cli.verb import INTERRUPTED, broken_pipe
+from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, error_fields, usage_error
 
 NAME = "conduit-dagster"
 
@@ -91,7 +90,7 @@ def _enter(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; the exit code."""
+    """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         code = app(words, prog_name=NAME, standalone_mode=False)
@@ -106,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _misused(error: typer.TyperException, words: list[str]) -> int:
-    """A command that can't be read; the page of help where there was none."""
+    """Print the error of an invalid command line, or the help if no command was given; return the exit code."""
     message = error.format_message()
     if message.startswith("Usage:"):
         print(message, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``metrics``: what the state store knows of all pipelines, as Prometheus reads it. Starts no Spark."""
+"""``metrics``: the metrics of all pipelines in the state store, in Prometheus format. Starts no Spark."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, Paths, perform, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from prometheus_client.registry import Collector
 
     from conduit_dagster.metrics.live import LiveMetrics
-    from conduit_dagster.metrics.server import Served
+    from conduit_dagster.metrics.metrics_server import Served
     from conduit_dagster.metrics.stored import Lags, StoredMetrics
 
 Address = Annotated[
@@ -34,8 +33,8 @@ def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = Fals
 
 
 def _metrics(address: str | None, paths: list[str]) -> Outcome:
-    from conduit_dagster.cli.logs import configure_logs
-    from conduit_dagster.cli.store import existing_store
+    from conduit_dagster.cli.existing_store import existing_store
+    from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.state.claim import project_store
 
@@ -56,7 +55,7 @@ def _stored(store: sa.Engine, paths: list[str]) -> StoredMetrics:
 
 
 def _lags(paths: list[str]) -> Lags:
-    """Asks the sources, as the pipelines' files name them now."""
+    """Return a function that asks sources for their lag, as the pipelines' files define them now."""
     from conduit_dagster.cli.progress import lag_of
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
@@ -86,7 +85,7 @@ def _page(collector: Collector) -> Outcome:
 
 
 def _serve(address: str, collector: Collector) -> Outcome:
-    # blocked before the server's threads are made, which inherit it: the signal waits for us
+    # block before the server's threads are created, which inherit the mask: sigwait gets the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDS)
     try:
         served = served_at(address, collector, "--serve")
@@ -98,7 +97,7 @@ def _serve(address: str, collector: Collector) -> Outcome:
 
 
 def run_metrics(address: str | None) -> LiveMetrics | None:
-    """Begins to serve the metrics of a ``run``, before anything of it starts; None where nobody asked for it.
+    """Start serving the metrics of a ``run``, before the run itself starts; return None if no address is given.
 
     Raises ``FatalError`` (``usage.address``, ``environment.metrics_address``).
     """
@@ -112,9 +111,9 @@ def run_metrics(address: str | None) -> LiveMetrics | None:
 
 
 def served_at(address: str, collector: Collector, option: str) -> Served:
-    """Serves a page at ``HOST:PORT``."""
-    from conduit_dagster.config.settings import address_of
-    from conduit_dagster.metrics.server import serve
+    """Serve metrics at ``HOST:PORT``."""
+    from conduit_dagster.config.project_settings import address_of
+    from conduit_dagster.metrics.metrics_server import serve
 
     parts = address_of(address)
     if parts is None:

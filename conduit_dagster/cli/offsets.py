@@ -1,4 +1,4 @@
-"""``offsets list``, ``show``, ``mark``, ``step``, ``drop``: how far consumers and readers are; past what is stuck."""
+"""``offsets list``, ``show``, ``mark``, ``step``, ``drop``: offsets of consumers and readers, ways to unblock them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Source, operated, subject, who
-from conduit_dagster.cli.outcome import Outcome
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 
 app = typer.Typer(no_args_is_help=True, help="Consumers' offsets.")
 Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The destination's id.")]
@@ -69,7 +68,7 @@ def drop(
 
 
 def _list(pipeline: str, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.standing import consumer_facts
+    from conduit_dagster.engine.operate.consumer_lag import consumer_facts
 
     one = subject(pipeline, files)
     base = one.options.log_url
@@ -107,9 +106,9 @@ def _open(delivery: dict[str, Any] | None) -> str:
 
 
 def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.readers import readers
-    from conduit_dagster.engine.operate.refused import chosen
-    from conduit_dagster.engine.operate.standing import namespace_facts
+    from conduit_dagster.engine.operate.consumer_lag import namespace_facts
+    from conduit_dagster.engine.operate.log_readers import readers
+    from conduit_dagster.engine.operate.operator_errors import chosen
     from conduit_dagster.state.overview import consumer_rows
 
     store = subject(pipeline, files).known()
@@ -140,7 +139,7 @@ def _mark(
 ) -> Outcome:
     from conduit_dagster.engine.operate.mark import mark as apply
 
-    def work(desk: Desk, _: object) -> Facts:
+    def work(desk: PipelineLock, _: object) -> Facts:
         return apply(desk, consumer, offset, source, force, dry_run)
 
     return operated(subject(pipeline, files), work, _marked, dry_run)
@@ -186,7 +185,7 @@ def _stepped(facts: Facts) -> str:
 
 
 def _drop(pipeline: str, reader: str, dry_run: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.readers import drop_reader
+    from conduit_dagster.engine.operate.log_readers import drop_reader
 
     one = subject(pipeline, files)
     facts = drop_reader(one.known(), pipeline, reader, who(), one.options.lease_seconds, dry_run)

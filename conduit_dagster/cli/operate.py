@@ -1,4 +1,4 @@
-"""What the operator's verbs share: the pipeline, its state, and the right to change it."""
+"""Code shared by the operator's verbs: the pipeline, its state, and the lease to change it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.outcome import Outcome, usage_error
+from conduit_dagster.cli.verb import Outcome, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import Catalogue
-    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.planner import BoundPipeline
     from conduit_dagster.engine.supervisor import RunOptions
 
@@ -37,23 +37,23 @@ Facts = dict[str, Any]
 
 @dataclass(frozen=True)
 class Subject:
-    """One pipeline, as its file and the state store know it."""
+    """One pipeline, with its file and its state store."""
 
     id: str
     catalogue: Catalogue
     bound: BoundPipeline | None
-    """None where its file is gone or has mistakes."""
+    """None if its file is missing or has errors."""
     store: sa.Engine | None
-    """None where nothing of the project ever ran."""
+    """None if nothing in the project has ever run."""
 
     @property
     def project(self) -> Project:
-        """Its project."""
+        """Project of the pipeline."""
         return self.catalogue.project
 
     @property
     def options(self) -> RunOptions:
-        """As a run would have them."""
+        """Options that a run would use."""
         from conduit_dagster.engine.supervisor import RunOptions
 
         project, settings = self.project, self.project.settings
@@ -65,15 +65,15 @@ class Subject:
         )
 
     def known(self) -> sa.Engine:
-        """The state store. Raises ``FatalError`` (``pipeline.never_ran``) where there is none."""
-        from conduit_dagster.engine.operate.refused import never_ran
+        """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if there is none."""
+        from conduit_dagster.engine.operate.operator_errors import never_ran
 
         if self.store is None:
             raise never_ran(self.id)
         return self.store
 
     def sound(self) -> BoundPipeline:
-        """The runnable pipeline. Raises ``FatalError`` (``validation.*``) where its file is gone or has mistakes."""
+        """Return the runnable pipeline. Raises ``FatalError`` (``validation.*``) if its file is missing or invalid."""
         from conduit_dagster.recovery.errors import FatalError
 
         if self.bound is None:
@@ -87,8 +87,8 @@ class Subject:
 
 
 def subjects(files: Sequence[str] | None) -> list[Subject]:
-    """Every pipeline of the project's files, then those that only the state store knows."""
-    from conduit_dagster.cli.store import existing_store
+    """Return every pipeline in the project's files, then those known only to the state store."""
+    from conduit_dagster.cli.existing_store import existing_store
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
     from conduit_dagster.state.overview import pipeline_rows
@@ -100,7 +100,7 @@ def subjects(files: Sequence[str] | None) -> list[Subject]:
 
 
 def subject(pipeline: str, files: Sequence[str] | None) -> Subject:
-    """The pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
     from conduit_dagster.config.findings import did_you_mean
 
     known = {one.id: one for one in subjects(files)}
@@ -114,12 +114,12 @@ def subject(pipeline: str, files: Sequence[str] | None) -> Subject:
 
 
 @contextmanager
-def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engine]]:
-    """The pipeline's lease for the time of a verb, and its store. Spark starts only where it is needed.
+def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, sa.Engine]]:
+    """Hold the pipeline's lease for the duration of a verb; yield it and the store. Spark starts only if needed.
 
-    ``fresh``: the pipeline may be one that never ran.
+    ``fresh``: the pipeline may never have run.
     """
-    from conduit_dagster.engine.operate.desk import owned
+    from conduit_dagster.engine.operate.pipeline_lock import owned
     from conduit_dagster.state.claim import project_store
 
     bound, project = one.sound(), one.project
@@ -127,7 +127,7 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engin
     with ExitStack() as opened:
 
         def spark() -> SparkSession:
-            from conduit_dagster.cli.session import spark_session
+            from conduit_dagster.cli.verb_session import spark_session
 
             return opened.enter_context(spark_session(project))
 
@@ -137,19 +137,19 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[Desk, sa.Engin
 
 def operated(
     one: Subject,
-    work: Callable[[Desk, sa.Engine], Facts],
+    work: Callable[[PipelineLock, sa.Engine], Facts],
     told: Callable[[Facts], str],
     dry_run: bool,
     fresh: bool = False,
 ) -> Outcome:
-    """What a verb that changes a stopped pipeline did at its desk (:func:`desk_of`), and its one line for people."""
+    """Run a verb that changes a stopped pipeline under its lease (:func:`desk_of`); return facts and summary line."""
     with desk_of(one, fresh) as (desk, database):
         facts = {**work(desk, database), "dry_run": dry_run}
     return Outcome(told(facts), facts)
 
 
 def who() -> str:
-    """The user who types, for the history."""
+    """Return the name of the current user, for the history."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -157,7 +157,7 @@ def who() -> str:
 
 
 def parsed_position(text: str, option: str) -> Any:
-    """The JSON value of an option. Raises ``FatalError`` (``usage.position``)."""
+    """Return the JSON value of an option. Raises ``FatalError`` (``usage.position``)."""
     try:
         return json.loads(text)
     except ValueError as error:
@@ -166,5 +166,5 @@ def parsed_position(text: str, option: str) -> Any:
 
 
 def words_of(value: Any) -> str:
-    """A position on one line."""
+    """Return a position on one line."""
     return json.dumps(value, ensure_ascii=False)

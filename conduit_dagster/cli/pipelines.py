@@ -1,28 +1,23 @@
-"""``pipelines list`` and ``describe``: what the files say and what the state store knows. Starts no Spark."""
+"""``pipelines list``, ``describe``, ``history``, ``start``, ``stop`` and ``reload``. They start no Spark."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.history import history
-from conduit_dagster.cli.life import start, stop
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.reload import reload
-from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.cli.operate import Files, Pipeline, subject, who
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, Paths, error_fields, perform, usage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.engine.catalogue import Catalogue
+    from conduit_dagster.state.history import Event
 
 app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")
-app.command("start")(start)
-app.command("stop")(stop)
-app.command("history")(history)
-app.command("reload")(reload)
 Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline's id.")]
 
 
@@ -47,7 +42,7 @@ def _open(paths: list[str]) -> Catalogue:
 
 def _list(paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import listed
-    from conduit_dagster.cli.store import existing_store
+    from conduit_dagster.cli.existing_store import existing_store
 
     catalogue = _open(paths)
     rows = listed(catalogue, existing_store(catalogue.project))
@@ -92,7 +87,7 @@ def _status(row: dict[str, Any]) -> str:
 def _describe(pipeline: str, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import described
     from conduit_dagster.cli.description_text import show_description
-    from conduit_dagster.cli.store import existing_store
+    from conduit_dagster.cli.existing_store import existing_store
 
     catalogue = _open(paths)
     parsed = next((one for one in catalogue.loaded.pipelines if one.config.id == pipeline), None)
@@ -112,3 +107,184 @@ def _unknown(pipeline: str, catalogue: Catalogue) -> Exception:
         or f"where its file lies elsewhere: conduit-dagster pipelines describe {pipeline} PATH"
     )
     return usage_error(f"there is no pipeline {pipeline} in this project", "unknown_pipeline", fix)
+
+
+Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is degraded then.")]
+_MARGIN = 15.0
+"""Seconds on top of shutdown timeout and lease within which a run must have ended."""
+
+
+def start(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+    """Start a pipeline that was stopped, is degraded, or waits for its restart."""
+    perform("pipelines start", as_json, lambda: _start(pipeline, files))
+
+
+def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json: AsJson = False) -> None:
+    """Stop a pipeline, wherever it runs, and wait for its end; a pending restart never happens."""
+    perform("pipelines stop", as_json, lambda: _stop(pipeline, force, files))
+
+
+def _start(pipeline: str, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.starting import ask_start
+    from conduit_dagster.state.claim import project_store
+
+    one = subject(pipeline, files)
+    one.sound()
+    asked = ask_start(project_store(one.project), pipeline, who())
+    where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"
+    return Outcome(f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already", {"asked": asked})
+
+
+def _stop(pipeline: str, force: bool, files: list[str] | None) -> Outcome:
+    from conduit_dagster.engine.operate.starting import stop as stop_pipeline
+
+    one = subject(pipeline, files)
+    timeout = 30.0 if one.bound is None else one.bound.config.delivery.shutdown_timeout
+    lease = one.project.settings.state.lease
+    stopped = stop_pipeline(one.known(), pipeline, who(), force, lease, timeout + lease + _MARGIN)
+    return Outcome(f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already", {"stopped": stopped})
+
+
+Since = Annotated[
+    str | None, typer.Option("--since", metavar="AGE|TIME", help="Only newer ones: 2h, 1d12h, or 2026-08-02T10:00.")
+]
+Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
+
+
+def history(
+    pipeline: Pipeline, since: Since = None, limit: Limit = 100, files: Files = None, as_json: AsJson = False
+) -> None:
+    """What happened to a pipeline, the newest last; also while it runs, and after its file is gone."""
+    perform("pipelines history", as_json, lambda: _history(pipeline, since, limit, files))
+
+
+def _history(pipeline: str, since: str | None, limit: int, files: list[str] | None) -> Outcome:
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.operate.parse_time import moment
+
+    since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
+    # one more than is shown, to know whether there are more
+    found = _read(pipeline, files, limit + 1, since_ns)
+    shown = found[-limit:]
+    facts = {"pipeline": pipeline, "events": [_facts(one) for one in shown], "more": len(found) > limit}
+    older = f"; older ones with --limit {2 * limit}" if facts["more"] else ""
+    none = f"{pipeline} never ran" if since is None else f"nothing happened to {pipeline} since {since}"
+    summary = count(len(shown), "event") + older if shown else none
+    return Outcome(summary, facts, show=lambda console: _show(console, shown))
+
+
+def _read(pipeline: str, files: list[str] | None, limit: int, since_ns: int) -> list[Event]:
+    from conduit_dagster.state.history import events
+
+    store = subject(pipeline, files).store
+    return [] if store is None else events(store, pipeline, limit, since_ns)
+
+
+def _facts(one: Event) -> dict[str, Any]:
+    from conduit_dagster.cli.description import when
+    from conduit_dagster.state.history import said
+
+    return {
+        "at": when(one.at_ns),
+        "at_ns": one.at_ns,
+        "event": one.event,
+        "says": said(one.event, one.detail),
+        "detail": one.detail,
+    }
+
+
+def _show(console: Console, shown: list[Event]) -> None:
+    from conduit_dagster.cli.terminal import print_table, styled
+    from conduit_dagster.state.history import said
+
+    rows = [
+        (_local(one.at_ns), styled(_COLOURS.get(one.event, one.event), said(one.event, one.detail))) for one in shown
+    ]
+    if rows:
+        print_table(console, ("time", "event"), rows)
+
+
+_COLOURS = {"failed": "error", "waiting": "recovering", "restarted": "recovering", "recovered": "ok", "started": "ok"}
+
+
+def _local(ns: int) -> str:
+    from datetime import datetime
+
+    return datetime.fromtimestamp(ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+Url = Annotated[
+    str,
+    typer.Option("--url", metavar="URL", envvar="CONDUIT_DAGSTER_URL", help="Where Dagster's web server listens."),
+]
+_QUERY = """
+mutation {
+  reloadWorkspace {
+    __typename
+    ... on Workspace {
+      locationEntries {
+        name
+        locationOrLoadError { __typename ... on PythonError { message } }
+      }
+    }
+    ... on UnauthorizedError { message }
+    ... on PythonError { message }
+  }
+}
+"""
+_SECONDS = 120.0
+
+
+def reload(url: Url = "http://127.0.0.1:3000", as_json: AsJson = False) -> None:
+    """Have a running Dagster load the project again: needed where pipelines or connectors came or went."""
+    perform("pipelines reload", as_json, lambda: _reload(url))
+
+
+def _reload(url: str) -> Outcome:
+    from conduit_dagster.cli.terminal import count
+    from conduit_dagster.config.scalars import masked
+    from conduit_dagster.recovery.errors import FatalError
+
+    answer, url = _asked(url), masked(url)
+    if answer["__typename"] != "Workspace":
+        raise FatalError(answer["message"], code="dagster.reload_refused", place=url, fix="look at Dagster's own log")
+    locations = [_location(entry) for entry in answer["locationEntries"]]
+    facts = {"locations": locations}
+    broken = [one for one in locations if one["error"] is not None]
+    if not broken:
+        return Outcome(f"{count(len(locations), 'code location')} loaded again", facts)
+    message = "; ".join(f"{one['name']}: {one['error']}" for one in broken)
+    error = FatalError(message, code="dagster.load_failed", place=url, fix="conduit-dagster validate shows mistakes")
+    return Outcome(f"not loaded: {message}", facts, FAILED, error_fields(error))
+
+
+def _location(entry: dict[str, Any]) -> dict[str, Any]:
+    loaded = entry["locationOrLoadError"] or {}
+    return {"name": entry["name"], "error": loaded.get("message")}
+
+
+def _asked(url: str) -> dict[str, Any]:
+    import json
+    from http.client import HTTPException
+    from urllib.request import Request, urlopen
+
+    from conduit_dagster.config.scalars import masked
+    from conduit_dagster.recovery.errors import TransientError
+
+    body = json.dumps({"query": _QUERY}).encode()
+    try:
+        request = Request(f"{url.rstrip('/')}/graphql", body, {"Content-Type": "application/json"}, method="POST")
+        with urlopen(request, timeout=_SECONDS) as answer:
+            return json.load(answer)["data"]["reloadWorkspace"]
+    except (OSError, HTTPException, ValueError, KeyError, TypeError) as error:
+        raise TransientError(
+            masked(f"Dagster does not answer at {url}: {error}"),
+            code="dagster.unreachable",
+            fix="start it (make ui), or name its web server: --url http://HOST:PORT",
+        ) from error
+
+
+app.command("start")(start)
+app.command("stop")(stop)
+app.command("history")(history)
+app.command("reload")(reload)

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.cli.example_text import ExampleText
     from conduit_dagster.cli.reference import Page
-    from conduit_dagster.engine.plugins import Plugins
+    from conduit_dagster.engine.plugin_loading import Plugins
 
 connectors = typer.Typer(no_args_is_help=True, help="Sources and destinations, also the project's own.")
 processors = typer.Typer(no_args_is_help=True, help="Processors, also the project's own.")
@@ -55,7 +54,7 @@ def _pages(noun: str) -> list[Page]:
 
 def _plugins() -> Plugins:
     from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.plugins import load_plugins, read_plugins
+    from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
 
     return load_plugins(read_plugins(Project.find(Path.cwd()).root))
 
@@ -76,7 +75,7 @@ def _show_list(console: Console, pages: list[Page]) -> None:
 
 
 def _describe(noun: str, name: str) -> Outcome:
-    from conduit_dagster.connectors.registry import plain_name
+    from conduit_dagster.connectors.connector_registry import plain_name
 
     pages = _pages(noun)
     found = [page for page in pages if page.name in (name, plain_name(name))]

@@ -1,4 +1,4 @@
-"""``positions show`` and ``rewind``: where each source stands, and from where it goes on."""
+"""``positions show`` and ``rewind``: current position of each source, and where to continue from."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from conduit_dagster.cli.operate import (
     subjects,
     words_of,
 )
-from conduit_dagster.cli.outcome import Outcome, usage_error
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
     from rich.console import Console
 
-    from conduit_dagster.engine.operate.desk import Desk
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.rewind import Wish
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
@@ -63,7 +62,7 @@ def rewind(
 
 
 def _show(pipeline: str | None, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.positions import position_facts
+    from conduit_dagster.engine.operate.source_positions import position_facts
 
     rows: list[dict[str, Any]] = []
     for one in [subject(pipeline, files)] if pipeline else subjects(files):
@@ -128,7 +127,7 @@ def _rewind(
 
     wish = _wish(*where)
 
-    def work(desk: Desk, database: sa.Engine) -> Facts:
+    def work(desk: PipelineLock, database: sa.Engine) -> Facts:
         return apply(desk, database, source, wish, force, dry_run)
 
     return operated(subject(pipeline, files), work, _told, dry_run)

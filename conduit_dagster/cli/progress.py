@@ -1,26 +1,30 @@
-"""What running pipelines report, and the live table of it on a terminal."""
+"""Progress of running pipelines, its live table on a terminal, and the results of runs."""
 
 from __future__ import annotations
 
+import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from conduit_dagster.cli.terminal import styled, table
+from conduit_dagster.cli.terminal import count, print_error, styled, table
+from conduit_dagster.cli.verb import FAILED, OK, Outcome, error_fields
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
+    from conduit_dagster.config.findings import Finding
     from conduit_dagster.engine.planner import BoundPipeline
-    from conduit_dagster.engine.report import Progress, RunResult, StepReport
+    from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 
 _WINDOW = 5.0
 _COLUMNS = ("pipeline", "status", "records", "records/s", "acked", "dead letters", "lag")
@@ -28,33 +32,33 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 class Row:
-    """One pipeline's numbers. Its own thread writes them, the display reads them."""
+    """Counters of one pipeline. Its own thread writes them, the display reads them."""
 
     def __init__(self, bound: BoundPipeline) -> None:
         self.id = bound.id
-        self.status = "running"
+        self.status = PipelineStatus.RUNNING
         self._note = ""
         self._sources = {inlet.id: inlet.source for inlet in bound.compiled.sources}
-        self._progress: Progress | None = None
+        self._progress: RunProgress | None = None
         self._lag = ""
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
-    def observe(self, step: StepReport, progress: Progress) -> None:
-        """Takes a finished step in. Runs in the pipeline's thread, the only one that may ask its sources."""
-        self.status = "running"
+    def observe(self, step: StepReport, progress: RunProgress) -> None:
+        """Record a finished step. Runs in the pipeline's thread, the only one that may ask its sources."""
+        self.status = PipelineStatus.RUNNING
         self._progress = progress
         self._lag = total_lag(self._sources, progress)
 
     def tell(self, result: RunResult) -> None:
-        """Takes the end of an attempt in, or the beginning of the next one."""
-        restart = result.restart if result.status == "recovering" else None
+        """Record the end of an attempt, or the beginning of the next one."""
+        restart = result.restart if result.status == PipelineStatus.RECOVERING else None
         at = None if restart is None else datetime.fromtimestamp(restart.at_ns / 1e9).astimezone()
         note = "" if restart is None or at is None else f", restart {restart.attempt} at {at:%H:%M:%S}"
         self.status = result.status
         self._note = note
 
     def cells(self) -> list[object]:
-        """The row as shown now."""
+        """Return the current cells of the row."""
         progress = self._progress
         if progress is None:
             return [self.id, self._shown(), "0", "0", "0", "0", ""]
@@ -73,8 +77,8 @@ class Row:
         return round((read - before) / max(now - since, 0.001))
 
 
-def total_lag(sources: dict[str, Source], progress: Progress) -> str:
-    """The lag of all sources by unit; empty where one doesn't know it."""
+def total_lag(sources: dict[str, Source], progress: RunProgress) -> str:
+    """Return the lag of all sources by unit; empty if any source doesn't know its lag."""
     sums: dict[str, int] = {}
     for name, source in sources.items():
         lag = lag_of(source, progress.positions[name]) if name in progress.positions else None
@@ -85,7 +89,7 @@ def total_lag(sources: dict[str, Source], progress: Progress) -> str:
 
 
 def lag_of(source: Source, position: object) -> int | None:
-    """A source's lag; None where it doesn't know, or fails at it: a number to look at must not end a run."""
+    """Return a source's lag, or None if it is unknown or the source fails: a number on display must not end a run."""
     try:
         return source.lag(position)
     except Exception:  # noqa: BLE001  # any plugin's code
@@ -93,7 +97,7 @@ def lag_of(source: Source, position: object) -> int | None:
 
 
 def amount(number: int, unit: str) -> str:
-    """``1.5 MB``, ``1,200 records``."""
+    """Format an amount: ``1.5 MB``, ``1,200 records``."""
     if unit != "bytes":
         return f"{number:,} {unit}"
     size, power = float(number), 0
@@ -104,7 +108,7 @@ def amount(number: int, unit: str) -> str:
 
 @contextmanager
 def live(rows: Iterable[Row], console: Console, errors_too: bool) -> Generator[None]:
-    """Shows the rows until the end; ``errors_too``: stderr is a terminal too and would tear the table."""
+    """Show the rows until the end; ``errors_too``: stderr is a terminal too and would tear the table."""
     rows = list(rows)
 
     def render() -> Table:
@@ -119,3 +123,71 @@ def live(rows: Iterable[Row], console: Console, errors_too: bool) -> Generator[N
         redirect_stderr=errors_too,
     ):
         yield
+
+
+def finished(
+    results: Sequence[RunResult], findings: Sequence[Finding], forced_exit: int | None, stopped: bool
+) -> Outcome:
+    """Return the outcome of a run. Its error is that of the first failed pipeline."""
+    failed = [result for result in results if result.error is not None]
+    error = failed[0].error if failed else None
+    return Outcome(
+        _summary(results, failed),
+        {
+            "pipelines": [result.as_json() for result in results],
+            "findings": [finding.as_json() for finding in findings],
+        },
+        forced_exit if forced_exit is not None else FAILED if failed else OK,
+        None if error is None else error_fields(error),
+        lambda console: _show(console, results, stopped),
+    )
+
+
+def _summary(results: Sequence[RunResult], failed: Sequence[RunResult]) -> str:
+    pipelines = count(len(results), "pipeline")
+    if failed:
+        return f"{len(failed)} of {pipelines} failed: {', '.join(result.pipeline for result in failed)}"
+    read = sum(result.progress.read for result in results)
+    return f"{pipelines} ended: {count(read, 'record')} read"
+
+
+def _show(console: Console, results: Sequence[RunResult], stopped: bool) -> None:
+    for result in results:
+        show_result(console, result, stopped)
+
+
+def show_result(console: Console, result: RunResult, stopped: bool = False) -> None:
+    """Print a few lines about one pipeline. ``stopped``: a stop was requested."""
+    progress = result.progress
+    console.print(Text.assemble((result.pipeline, "bold"), ": ", styled(result.status, _status(result, stopped))))
+    acked = f"{progress.acked:,} acked (of them {progress.filtered:,} filtered)"
+    nacked = f"{progress.nacked:,} nacked, {progress.dead_lettered:,} dead-lettered"
+    console.print(f"  records     {progress.read:,} read, {acked}, {nacked}")
+    _print_counts(console, "delivered", progress.delivered)
+    _print_counts(console, "filtered by", progress.filtered_by)
+    _print_counts(console, "nacked by", progress.nacked_by)
+    if result.hung:
+        console.print(f"  ended by force after delivery.shutdown-timeout, still in {result.hung}")
+        console.print("  what is open is finished at the next start: conduit-dagster run")
+    if result.error is not None:
+        print_error(console, error_fields(result.error), "  ")
+
+
+def _status(result: RunResult, stopped: bool) -> str:
+    if result.status != PipelineStatus.STOPPED:
+        return result.status
+    return f"stopped by the {result.reason}" if stopped else "stopped, its sources are drained"
+
+
+def _print_counts(console: Console, label: str, counts: Mapping[str, int]) -> None:
+    if counts:
+        console.print(f"  {label:<11} " + ", ".join(f"{name} {number:,}" for name, number in counts.items()))
+
+
+def print_traces(results: Sequence[RunResult]) -> None:
+    """Print the traceback of each error, in this process and in the Spark task, for ``--verbose``."""
+    for result in results:
+        error: Any = result.error
+        if error is not None:
+            print(f"{result.pipeline}: {error.code}", file=sys.stderr)
+            print("".join(traceback.format_exception(error)), file=sys.stderr)

@@ -1,27 +1,167 @@
-"""The reference of connectors, processors and the pipeline file, read from their models."""
+"""Reference of connectors, processors and the pipeline file, read from their models."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import itertools
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-from conduit_dagster.cli.docstrings import field_docstrings
 from conduit_dagster.cli.example_text import ExampleText, example_text
-from conduit_dagster.cli.setting_types import default_text, type_text
-from conduit_dagster.config.check import kebab
+from conduit_dagster.config.model_findings import kebab
 from conduit_dagster.config.pipeline import PipelineFile
-from conduit_dagster.connectors import registry as connector_registry
-from conduit_dagster.engine.plugins import is_of_project
+from conduit_dagster.connectors import connector_registry
+from conduit_dagster.engine.plugin_loading import is_of_project
 from conduit_dagster.processors import registry as processor_registry
+from conduit_dagster.processors.common import setting_kinds as processor_settings
 from conduit_dagster.sdk import Destination, Processor, Source
 
 if TYPE_CHECKING:
-    from conduit_dagster.engine.plugins import Plugins
+    from conduit_dagster.engine.plugin_loading import Plugins
+
+_PROJECT = "conduit_plugins."
+
+
+def field_docstrings(model: type[BaseModel], texts: Mapping[str, str]) -> dict[str, str]:
+    """Return field docstrings by name, base classes first; ``texts`` are the project's plugin files by module name."""
+    found: dict[str, str] = {}
+    for kind in reversed(model.__mro__):
+        if issubclass(kind, BaseModel) and kind is not BaseModel:
+            found.update(_of_class(_source(kind.__module__, texts), kind.__name__))
+    return found
+
+
+def _source(module: str, texts: Mapping[str, str]) -> str:
+    if module.startswith(_PROJECT):
+        # the module is named after its file and its text
+        return texts.get(module.removeprefix(_PROJECT).rpartition("_")[0], "")
+    try:
+        return inspect.getsource(sys.modules[module])
+    except (OSError, TypeError, KeyError):
+        return ""
+
+
+def _of_class(source: str, name: str) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            yield from _of_body(node.body)
+
+
+def _of_body(body: list[ast.stmt]) -> Iterator[tuple[str, str]]:
+    for field, below in itertools.pairwise(body):
+        match field, below:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                yield name, inspect.cleandoc(text)
+            case _:
+                pass
+
+
+_NAMES: Final[dict[Any, str]] = {
+    str: "text",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    dict: "mapping",
+}
+_FORMATS: Final = {"go-duration": "duration", "byte-size": "size", "regex": "regular expression"}
+# an annotated text is identified by its validators
+_CHECKED: Final[dict[Any, str]] = {
+    get_args(processor_settings.Field)[1:]: "field reference",
+    get_args(processor_settings.DataField)[1:]: "field reference",
+    get_args(processor_settings.Template)[1:]: "literal or Go template",
+    get_args(processor_settings.Expression)[1:]: "Python expression",
+}
+_BOUNDS: Final = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_UNITS: Final = ((3600, "h"), (60, "m"), (1, "s"))
+_SIZES: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB"))
+
+
+def type_text(field: FieldInfo) -> str:
+    """Return the type of value that a field takes, with its bounds."""
+    name = _format(field) or _annotated(field.annotation, tuple(field.metadata))
+    bounds = [
+        f"{word} {getattr(rule, bound):g}"
+        for rule in field.metadata
+        for bound, word in _BOUNDS.items()
+        if getattr(rule, bound, None) is not None
+    ]
+    return ", ".join([name, *bounds]) if name in ("integer", "number") else name
+
+
+def _format(field: FieldInfo) -> str | None:
+    extra = field.json_schema_extra
+    named = extra.get("format") if isinstance(extra, dict) else None
+    return _FORMATS.get(str(named)) or next(_formats_in(field.annotation), None)
+
+
+def _formats_in(annotation: Any) -> Iterator[str]:
+    """Yield the formats inside a union, where that of an optional value is kept."""
+    for argument in get_args(annotation):
+        for rule in getattr(argument, "__metadata__", ()):
+            if isinstance(rule, FieldInfo) and (name := _format(rule)) is not None:
+                yield name
+
+
+def _annotated(annotation: Any, metadata: tuple[Any, ...]) -> str:
+    checked = _CHECKED.get(metadata) if _are_hashable(metadata) else None
+    return checked or _name(annotation)
+
+
+def _are_hashable(values: tuple[Any, ...]) -> bool:
+    return all(type(value).__hash__ is not None for value in values)
+
+
+def _name(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in get_args(annotation) if choice != "")
+    if hasattr(annotation, "__metadata__"):
+        return _annotated(annotation.__origin__, annotation.__metadata__)
+    if get_origin(annotation) is list:
+        return f"list of {_name(get_args(annotation)[0])}s"
+    if get_origin(annotation) is dict:
+        return _NAMES[dict]
+    if inspect.isclass(annotation):
+        name = annotation.__name__
+        return _hyphened(name) if issubclass(annotation, BaseModel) else _NAMES.get(annotation, name)
+    some = [argument for argument in get_args(annotation) if argument is not type(None)]
+    return " or ".join(map(_name, some)) or "any value"
+
+
+def _hyphened(name: str) -> str:
+    """Return ``dead-letter-queue`` for ``DeadLetterQueue``."""
+    plain = name.removesuffix("Config").removesuffix("Settings")
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", plain).lower()
+
+
+def default_text(field: FieldInfo) -> str | None:
+    """Return the default as written in a file; None if there is none, or if it depends on other fields."""
+    value = None if field.is_required() else field.default
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return _number(value, _format(field))
+    return value or None if isinstance(value, str) else None
+
+
+def _number(value: float, kind: str | None) -> str:
+    if kind == "duration":
+        return _in_units(value, _UNITS, "s")
+    return _in_units(value, _SIZES, "") if kind == "size" else f"{value:g}" if value < 10**6 else str(value)
+
+
+def _in_units(value: float, units: tuple[tuple[int, str], ...], smallest: str) -> str:
+    for size, unit in units:
+        if value >= size and value % size == 0:
+            return f"{value / size:g}{unit}"
+    return f"{value:g}{smallest}"
+
 
 _ROLE = re.compile(r":[a-z]+:(?=`)")
 BUILTIN = "built in"
@@ -41,7 +181,7 @@ class Setting:
 
     @property
     def shown_default(self) -> str:
-        """The default, or that there is none."""
+        """Default as shown in tables: ``required`` for a required setting, empty if there is none."""
         return "required" if self.required else self.default or ""
 
 
@@ -59,16 +199,16 @@ class Page:
 
     @property
     def summary(self) -> str:
-        """The first sentence."""
+        """First sentence of the text."""
         return re.split(r"(?<=\.)\s", self.text, maxsplit=1)[0]
 
     def as_json(self) -> dict[str, Any]:
-        """All fields."""
+        """Return all fields."""
         return asdict(self)
 
 
 def connector_pages(plugins: Plugins) -> list[Page]:
-    """Every source and destination, by name."""
+    """Return a page for every source and destination, sorted by name."""
     sources = {name: connector_registry.find_source(name, {}) for name in connector_registry.source_names()}
     destinations = {
         name: connector_registry.find_destination(name, {}) for name in connector_registry.destination_names()
@@ -83,7 +223,7 @@ def connector_pages(plugins: Plugins) -> list[Page]:
 
 
 def processor_pages(plugins: Plugins) -> list[Page]:
-    """Every processor, by name."""
+    """Return a page for every processor, sorted by name."""
     pages = [
         *_pages(processor_registry.builtin().items(), "processor", BUILTIN, plugins),
         *_pages(plugins.processors.items(), "processor", "", plugins),
@@ -112,7 +252,7 @@ def _notes(kind: Any) -> Iterator[str]:
 
 
 def settings_of(model: type[BaseModel], texts: dict[str, str]) -> Iterator[Setting]:
-    """The settings of a model in their order; ``texts`` are the project's plugin files."""
+    """Yield the settings of a model in order; ``texts`` are the project's plugin files."""
     written = field_docstrings(model, texts)
     for name, field in model.model_fields.items():
         yield Setting(
@@ -125,7 +265,7 @@ def settings_of(model: type[BaseModel], texts: dict[str, str]) -> Iterator[Setti
 
 
 def section_pages() -> list[Page]:
-    """The sections of the pipeline file, outermost first."""
+    """Return the sections of the pipeline file, outermost first."""
     found: dict[type[BaseModel], str] = {PipelineFile: "The file"}
     _collect(PipelineFile, found)
     return [
@@ -141,7 +281,7 @@ def section_pages() -> list[Page]:
 
 
 def _collect(model: type[BaseModel], found: dict[type[BaseModel], str]) -> None:
-    """Breadth first: a reader meets a section before what is in it."""
+    """Collect sections breadth first: each one precedes the sections inside it."""
     inner = {
         section: kebab(name)
         for name, field in model.model_fields.items()
@@ -165,10 +305,10 @@ def _text(kind: type) -> str:
 
 
 def plain(text: str) -> str:
-    """A docstring without the markup that only Python's documentation knows."""
+    """Return a docstring without markup that is specific to Python's documentation."""
     return _ROLE.sub("", text).replace("``", "`")
 
 
 def one_line(text: str) -> str:
-    """The text without its line breaks."""
+    """Return the text without line breaks."""
     return " ".join(text.split())

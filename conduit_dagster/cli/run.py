@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conduit_dagster.cli.metrics import RunAddress, run_metrics
-from conduit_dagster.cli.outcome import INVALID, Outcome, error_fields, usage_error
-from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.cli.verb import INVALID, AsJson, Outcome, Paths, error_fields, perform, usage_error
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
@@ -35,12 +34,12 @@ def run(
 
 
 def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, as_json: bool) -> Outcome:
-    from conduit_dagster.cli.logs import configure_logs
+    from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
 
     project = Project.find(Path.cwd())
-    # before any connector is made: a logger keeps the configuration it was bound under
+    # before any connector is created: a bound logger keeps its configuration
     configure_logs(project.settings.log)
     catalogue = open_catalogue(project, paths)
     findings = relevant(catalogue, named=bool(paths))
@@ -51,7 +50,7 @@ def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, as_js
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
         return Outcome(obstacle.message, result, INVALID, error_fields(obstacle))
-    # a short run may go on beside a long one, which has the project's address
+    # a --once run may go on beside a long one, which holds the project's address
     address = metrics or (None if once else project.settings.metrics.listen)
     return _moved(catalogue, chosen, findings, once, verbose, as_json, run_metrics(address))
 
@@ -65,7 +64,7 @@ def _moved(
     as_json: bool,
     metrics: LiveMetrics | None,
 ) -> Outcome:
-    from conduit_dagster.cli.results import finished, print_traces
+    from conduit_dagster.cli.progress import finished, print_traces
     from conduit_dagster.cli.running import run_together
 
     ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json, metrics=metrics)
@@ -75,7 +74,7 @@ def _moved(
 
 
 def relevant(catalogue: Catalogue, named: bool) -> list[Finding]:
-    """The findings that concern a run: where no path is named, a stopped pipeline's don't."""
+    """Return the findings relevant to a run: if no path is named, those of stopped pipelines are not."""
     if named:
         return catalogue.findings
     stopped = [parsed for parsed in catalogue.loaded.pipelines if parsed.config.status == "stopped"]
@@ -92,7 +91,7 @@ def _print(findings: list[Finding], as_json: bool) -> None:
 
 
 def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundPipeline]) -> ConduitError | None:
-    """What keeps the whole run from starting: nothing is started by halves."""
+    """Return the error that prevents the whole run, or None: all pipelines start, or none does."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
         fix = "mend what is listed; conduit-dagster validate shows it again"

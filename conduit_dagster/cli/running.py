@@ -1,4 +1,4 @@
-"""Runs pipelines side by side on one Spark session, with signals and progress."""
+"""Pipelines run side by side on one Spark session, with signals and progress."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from conduit_dagster.cli.outcome import unforeseen
 from conduit_dagster.cli.progress import Row, lag_of, live
-from conduit_dagster.cli.session import session_opener, spark_session
-from conduit_dagster.cli.signals import Signals, handled
+from conduit_dagster.cli.signals import CommandSignals, handled
 from conduit_dagster.cli.terminal import console
-from conduit_dagster.engine.keeper import Keeper
-from conduit_dagster.engine.report import Progress, RunResult
-from conduit_dagster.engine.run_life import Circumstances
+from conduit_dagster.cli.verb import unforeseen
+from conduit_dagster.cli.verb_session import session_opener, spark_session
+from conduit_dagster.engine.report import RunProgress, RunResult
+from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.engine.triggers import TIMED
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import project_store
 
@@ -39,11 +40,11 @@ OpenSession = Callable[[], "SparkSession"]
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of a run."""
+    """Result of a run."""
 
     results: list[RunResult]
     stopped: bool
-    """Whether somebody asked for its end."""
+    """Whether a stop was requested."""
     forced_exit: int | None
 
 
@@ -55,23 +56,23 @@ def run_together(
     quiet: bool = False,
     metrics: LiveMetrics | None = None,
 ) -> Ended:
-    """Runs until all have ended. ``quiet``: no progress, whatever stdout is. ``metrics``: where they are counted.
+    """Run until all pipelines have ended. ``quiet``: no progress, even on a terminal. ``metrics``: metrics to update.
 
-    Raises what keeps all of them from starting: no Java, no Spark, no state store.
+    Raises if none of them can start: no Java, no Spark, no state store.
     """
     stop = StopFlag()
-    signals = Signals(stop, lambda text: print(text, file=sys.stderr))
+    signals = CommandSignals(stop, lambda text: print(text, file=sys.stderr))
     shown = not quiet and console().is_interactive
     with handled(signals):
         database = project_store(project)
-        # one that ends by itself is not worth a server that stays
+        # a run that ends by itself does not warrant a server that outlives it
         several = len(pipelines) > 1 and not once
         with spark_session(project, verbose, signals, shown, several):
-            # the session has brought its own handler, and from here a second signal can be obeyed
+            # the session has installed its own handler; from here on a second signal can be obeyed
             signals.install()
             signals.patience = 2
             crew = [_Member(project, bound, once, metrics) for bound in pipelines]
-            # asked for each attempt: Spark may have ended since
+            # called for each attempt: Spark may have ended since
             session = session_opener(project, verbose, several)
             _run(project, crew, stop, signals, session, database, shown)
     return Ended([member.result for member in crew], stop.requested, signals.forced_exit)
@@ -81,7 +82,7 @@ def _run(
     project: Project,
     crew: list[_Member],
     stop: StopFlag,
-    signals: Signals,
+    signals: CommandSignals,
     session: OpenSession,
     database: sa.Engine,
     shown: bool,
@@ -93,7 +94,8 @@ def _run(
     with _display(crew, shown):
         while any(member.is_running() for member in crew):
             signals.deliver()
-            if project.settings.pipelines.exit_on_degraded and any(m.result.status == "degraded" for m in crew):
+            degraded = any(member.result.status == PipelineStatus.DEGRADED for member in crew)
+            if degraded and project.settings.pipelines.exit_on_degraded:
                 stop.request("system")
             for member in crew:
                 member.obey(stop)
@@ -111,7 +113,7 @@ class _Member:
     def __init__(self, project: Project, bound: BoundPipeline, once: bool, metrics: LiveMetrics | None) -> None:
         self.row = Row(bound)
         self._tally = None if metrics is None else metrics.add(bound, lambda: self.row.status, lag_of)
-        self.result = RunResult(bound.id, "running", "", None, Progress())
+        self.result = RunResult(bound.id, PipelineStatus.RUNNING, "", None, RunProgress())
         self._stop = StopFlag()
         self._bound, self._once = bound, once
         settings = project.settings
@@ -121,21 +123,21 @@ class _Member:
             lease_seconds=settings.state.lease,
             parallelism=settings.spark.parallelism,
             log=project.log_url,
-            # whoever drains once waits for an end: a failure is one
-            about=Circumstances(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}"),
+            # --once waits for the end, and a failure is one: no recovery
+            about=RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}"),
         )
 
     def obey(self, stop: StopFlag) -> None:
-        """Hands a stop of all of them on; one alone may be stopped through the state store."""
+        """Pass on a stop of all pipelines; a single one may be stopped through the state store."""
         if stop.requested:
             self._stop.request(stop.reason)
         if stop.forced:
             self._stop.force()
 
     def start(self, session: OpenSession, database: sa.Engine) -> None:
-        """Starts it, unless the end was asked for while Spark started."""
+        """Start the pipeline, unless a stop was requested while Spark started."""
         if self._stop.requested:
-            self.result = RunResult(self._bound.id, "stopped", self._stop.reason, None, Progress())
+            self.result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, RunProgress())
             return
         # a daemon: a third signal must not wait for it
         self._thread = threading.Thread(
@@ -144,13 +146,13 @@ class _Member:
         self._thread.start()
 
     def is_running(self) -> bool:
-        """Whether it runs; waits for a moment to see."""
-        if self.result.status != "running":
+        """Return whether the pipeline is still running, after a short wait."""
+        if self.result.status != PipelineStatus.RUNNING:
             return False
         self._thread.join(_TICK)
         return self._thread.is_alive()
 
-    def _observe(self, step: StepReport, progress: Progress) -> None:
+    def _observe(self, step: StepReport, progress: RunProgress) -> None:
         self.row.observe(step, progress)
         if self._tally is not None:
             self._tally.observe(step, progress)
@@ -162,14 +164,14 @@ class _Member:
 
     def _run(self, session: OpenSession, database: sa.Engine) -> None:
         try:
-            keeper = Keeper(self._bound, database, self._options, self._stop, self._observe, self._tell)
+            keeper = RestartLoop(self._bound, database, self._options, self._stop, self._observe, self._tell)
             trigger = None if self._once else self._bound.config.trigger
             if trigger is not None and trigger.kind in TIMED:
                 self.result = keeper.timed(session, trigger)
             else:
                 self.result = keeper.run(session)
         except Exception as error:  # noqa: BLE001  # the others go on, and the summary must say it
-            self.result = RunResult(self._bound.id, "degraded", "", unforeseen(error), Progress())
+            self.result = RunResult(self._bound.id, PipelineStatus.DEGRADED, "", unforeseen(error), RunProgress())
         self.row.status = self.result.status
 
 

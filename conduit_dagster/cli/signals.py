@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the first asks, the second forces, the third leaves at once."""
+"""SIGINT and SIGTERM: the first requests a stop, the second forces it, the third exits at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _HANDLED: Final = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR: Final = b"\x1b[?25h"
 
 
-class Signals:
-    """Notes signals and hands them on from the main thread's own loop.
+class CommandSignals:
+    """Signals received so far, passed on from the main thread's own loop.
 
     The handler itself neither raises, which would leave py4j out of step, nor touches the flag, whose lock
     the interrupted code may hold.
@@ -28,15 +28,15 @@ class Signals:
         self._seen: list[int] = []
         self._told = 0
         self.patience = 1
-        """Signals borne before the process leaves at once: one while Spark starts, two after that."""
+        """Signals tolerated before the process exits at once: one while Spark starts, two after that."""
 
     @property
     def forced_exit(self) -> int | None:
-        """The exit code of a forced stop; None where none was asked for."""
+        """Exit code of a forced stop; None if none was requested."""
         return None if self._told < 2 else 128 + self._seen[1]
 
     def deliver(self) -> None:
-        """Hands on what has arrived. Call it from the main thread, again and again."""
+        """Pass on the signals received so far. Call this repeatedly from the main thread."""
         while self._told < min(len(self._seen), 2):
             self._told += 1
             if self._told == 1:
@@ -47,12 +47,12 @@ class Signals:
                 self._say("stopping by force")
 
     def install(self) -> None:
-        """Takes the handlers over, again after Spark has started: it brings its own."""
+        """Install the handlers; call this again after Spark has started, which installs its own."""
         for number in _HANDLED:
             signal.signal(number, self._note)
 
     def note(self, number: int) -> None:
-        """A signal that reached us another way, as an exception."""
+        """Record a signal that arrived another way, as an exception."""
         self._seen.append(number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -64,8 +64,8 @@ class Signals:
 
 
 @contextmanager
-def handled(signals: Signals) -> Generator[None]:
-    """Our handlers for the time of a run, the former ones after it."""
+def handled(signals: CommandSignals) -> Generator[None]:
+    """Install our handlers for the duration of a run, then restore the former ones."""
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _HANDLED}
     signals.install()
     try:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conduit_dagster.cli.outcome import FAILED, Outcome, error_fields
-from conduit_dagster.cli.verb import AsJson, perform
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, error_fields, perform
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
@@ -45,8 +44,8 @@ def _project() -> Project:
 
 
 def _start() -> Outcome:
-    from conduit_dagster.cli.session import spark_settings
     from conduit_dagster.cli.terminal import console
+    from conduit_dagster.cli.verb_session import spark_settings
     from conduit_dagster.spark.java import require_java
     from conduit_dagster.spark.server import start_server
 

@@ -1,4 +1,4 @@
-"""Consoles: colour and live display only where a person looks."""
+"""Consoles: colour and live display only on a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# a table in a pipe is for the next program: nothing is cut off or wrapped
+# a table in a pipe is read by the next program: nothing is cut off or wrapped
 _UNBOUNDED = 10_000
 _STYLES = {
     "running": "green",
@@ -28,7 +28,7 @@ _STYLES = {
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A console on stdout, or on ``stream``."""
+    """Return a console on stdout, or on ``stream``."""
     stream = sys.stdout if stream is None else stream
     terminal = stream is not None and stream.isatty()
     return Console(
@@ -45,12 +45,12 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def styled(word: str, text: str | None = None) -> Text:
-    """``text``, in the colour of a status or severity."""
+    """Return ``text`` in the colour of a status or severity."""
     return Text(word if text is None else text, style=_STYLES.get(word, ""))
 
 
 def print_table(to: Console, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Prints a table; into a pipe without the blanks that only fill a screen."""
+    """Print a table; in a pipe, without trailing blanks."""
     if to.is_terminal:
         to.print(table(columns, rows))
         return
@@ -60,7 +60,7 @@ def print_table(to: Console, columns: Sequence[str], rows: Iterable[Sequence[Any
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table without lines."""
+    """Return a table without lines."""
     made = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style="bold", show_edge=False)
     for column in columns:
         made.add_column(column, overflow="fold")
@@ -70,7 +70,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def print_error(to: Console, error: dict[str, Any], indent: str = "") -> None:
-    """An error in one line, with what more is known below it."""
+    """Print an error on one line, with node, place and fix below it where known."""
     line = Text.assemble(indent, ("error", _STYLES["error"]), f" {error['code']}: {error['message']}")
     to.print(line)
     for name in ("node", "place", "fix"):
@@ -79,5 +79,5 @@ def print_error(to: Console, error: dict[str, Any], indent: str = "") -> None:
 
 
 def count(number: int, noun: str) -> str:
-    """``1 file``, ``2,000 files``; the noun's plural is regular."""
+    """Format a count: ``1 file``, ``2,000 files``; the noun's plural is regular."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

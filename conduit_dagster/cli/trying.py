@@ -1,4 +1,4 @@
-"""``dry-run`` and ``test``: a pipeline is tried without being run."""
+"""``dry-run`` and ``test``: try a pipeline without running it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.outcome import FAILED, OK, Outcome, error_fields, usage_error
-from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.cli.verb import FAILED, OK, AsJson, Outcome, Paths, error_fields, perform, usage_error
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.engine.planner import BoundPipeline
-    from conduit_dagster.engine.trial.cases import Verdict
+    from conduit_dagster.engine.trial.cases import CaseResult
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
 Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="So many of each source.")]
@@ -37,13 +36,13 @@ def test(paths: Paths = None, only: Only = "", as_json: AsJson = False) -> None:
 
 
 def _opened(paths: list[str]) -> Catalogue:
-    from conduit_dagster.cli.session import session_opener
+    from conduit_dagster.cli.verb_session import session_opener
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
     from conduit_dagster.spark.sql.asking import open_with
 
     project = Project.find(Path.cwd())
-    # only a query asks for it
+    # only a query needs a session
     open_with(session_opener(project))
     return open_catalogue(project, paths)
 
@@ -122,12 +121,12 @@ def _test(paths: list[str], only: str) -> Outcome:
     )
 
 
-def _facts(pipeline: str, verdict: Verdict) -> Facts:
+def _facts(pipeline: str, verdict: CaseResult) -> Facts:
     flaws = [flaw._asdict() for flaw in verdict.flaws]
     return {"pipeline": pipeline, "name": verdict.name, "passed": verdict.passed, "flaws": flaws}
 
 
-def _show_tests(console: Console, ran: list[tuple[str, Verdict]]) -> None:
+def _show_tests(console: Console, ran: list[tuple[str, CaseResult]]) -> None:
     for pipeline, verdict in ran:
         console.print(f"{'passed' if verdict.passed else 'FAILED'}  {pipeline}: {verdict.name}")
         for flaw in verdict.flaws:

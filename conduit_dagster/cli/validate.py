@@ -1,4 +1,4 @@
-"""``validate`` and ``lint``: what is wrong with pipeline files, and what could be better."""
+"""``validate`` and ``lint``: errors in pipeline files, and advice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.outcome import INVALID, OK, Outcome, error_fields
-from conduit_dagster.cli.verb import AsJson, Paths, perform
+from conduit_dagster.cli.verb import INVALID, OK, AsJson, Outcome, Paths, error_fields, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def _open(paths: list[str], strict: bool) -> Catalogue:
 
 
 def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True) -> Outcome:
-    """The outcome of looking at files; ``tolerant`` lets warnings pass."""
+    """Return the outcome of checking files; ``tolerant`` lets warnings pass."""
     bad = [finding for finding in findings if finding.is_error or not tolerant]
     summary = _summary(catalogue, findings)
     error = FatalError(summary, code="validation.failed", fix="mend what is listed") if bad else None
@@ -67,7 +66,7 @@ def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True)
 
 
 def show_findings(console: Console, findings: list[Finding]) -> None:
-    """Every finding with its place and the way out."""
+    """Print every finding with its place and fix."""
     from conduit_dagster.cli.terminal import styled
 
     for finding in findings:

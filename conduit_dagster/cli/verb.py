@@ -1,17 +1,96 @@
-"""The frame around every verb: output, errors and exit codes."""
+"""Frame around every verb: output, errors and exit codes."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 
 import typer
 
-from conduit_dagster.cli.outcome import FAILED, Outcome, failure, unforeseen
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+OK: Final = 0
+FAILED: Final = 1
+INVALID: Final = 2
+ENVIRONMENT: Final = 3
+
+# by the first part of an error's code; everything else is a failure at run time
+_EXITS: Final = {
+    "environment": ENVIRONMENT,
+    "state": ENVIRONMENT,
+    "usage": INVALID,
+    "validation": INVALID,
+    "option": INVALID,
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a verb."""
+
+    summary: str
+    result: Any = None
+    exit: int = OK
+    error: dict[str, Any] | None = None
+    show: Callable[[Console], None] | None = None
+    """Function that prints the result for people."""
+
+    def envelope(self, command: str) -> str:
+        """Return the line that ``--json`` prints."""
+        fields = {
+            "command": command,
+            "ok": self.exit == OK,
+            "summary": self.summary,
+            "result": self.result,
+            "error": self.error,
+        }
+        return json.dumps(fields, default=str)
+
+
+def error_fields(error: ConduitError) -> dict[str, Any]:
+    """Return the fields of an error in an envelope."""
+    names = ("code", "message", "node", "place", "fix")
+    return {name: getattr(error, name) for name in names}
+
+
+def failure(error: ConduitError, result: Any = None) -> Outcome:
+    """Return the outcome of a verb that ended with an error."""
+    code = _EXITS.get(error.code.partition(".")[0], FAILED)
+    return Outcome(error.message, result, code, error_fields(error))
+
+
+def unforeseen(error: Exception) -> ConduitError:
+    """Return the error for an unexpected exception: state store outage, or internal error with its place."""
+    if "sqlalchemy" in sys.modules:  # else the store is unused, and the import takes half a second
+        from conduit_dagster.state.database import is_outage, unreachable
+
+        if is_outage(error):
+            return unreachable(None, error, "the state store does not answer")
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
+    made = FatalError(
+        f"this should not happen: {type(error).__name__}: {error}",
+        code="internal.error",
+        place=place,
+        fix="report it with the command and its files",
+    )
+    made.__cause__ = error
+    return made
+
+
+def usage_error(message: str, code: str, fix: str | None = None) -> FatalError:
+    """Return the error for an invalid command; ``code`` is the part after ``usage.``."""
+    return FatalError(message, code=f"usage.{code}", fix=fix)
+
 
 INTERRUPTED = 130
 
@@ -20,7 +99,7 @@ Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Pi
 
 
 def perform(command: str, as_json: bool, work: Callable[[], Outcome]) -> NoReturn:
-    """Does the work, prints what came of it, and ends the verb with its exit code."""
+    """Do the work, print its outcome, and end the verb with its exit code."""
     if as_json:
         with _reserved_stdout() as write:
             outcome = _attempt(work)
@@ -59,7 +138,7 @@ def _show(outcome: Outcome) -> None:
 
 @contextmanager
 def _reserved_stdout() -> Generator[Callable[[str], None]]:
-    """Sends to stderr what else is printed meanwhile: by a plugin, or by Spark's JVM, which inherits it."""
+    """Send all other output to stderr meanwhile: that of plugins, and of Spark's JVM, which inherits stdout."""
     stdout, sys.stdout = sys.stdout, sys.stderr
     saved = _swap_descriptor(stdout)
     try:
@@ -72,7 +151,7 @@ def _reserved_stdout() -> Generator[Callable[[str], None]]:
 
 
 def _swap_descriptor(stdout: object) -> int | None:
-    """Points descriptor 1 to stderr, where it is the process's own stdout; a duplicate of what it was."""
+    """Point descriptor 1 to stderr if it is the process's own stdout; return a duplicate of the original, or None."""
     try:
         if stdout is not sys.__stdout__ or sys.__stdout__ is None or sys.__stdout__.fileno() != 1:
             return None
@@ -94,7 +173,7 @@ def _write(stdout: object, saved: int | None, text: str) -> None:
 
 
 def broken_pipe() -> int:
-    """The reader of our output is gone; nothing more is written, not even at exit."""
+    """Discard all further output, even at exit, as its reader is gone; return the exit code."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     return FAILED

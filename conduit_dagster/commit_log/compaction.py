@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
-from conduit_dagster.commit_log.layout import LogFolder, Written, shown
-from conduit_dagster.commit_log.reader import read, verify
-from conduit_dagster.commit_log.writer import PartFile
+from conduit_dagster.commit_log.log_reader import read, verify
+from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
+from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.state.consumer_offsets import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.log_store import LogPart, LogStore
-from conduit_dagster.state.offsets import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.readers import held_from
-from conduit_dagster.state.schema import LONGEST
+from conduit_dagster.state.tables import LONGEST
 
 
 def anything_handled(consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> bool:
@@ -46,7 +46,7 @@ def _handled(namespace: str, offsets: Mapping[str, int]) -> int:
     return offsets.get(known, -1)
 
 
-class Retention:
+class CompactionRule:
     """The entries of one segment that stay: what a consumer still needs, and the last entry of each namespace."""
 
     def __init__(self, consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> None:
@@ -91,7 +91,7 @@ T = TypeVar("T")
 Segments = list[list[LogPart]]
 
 
-class Run(Protocol):
+class CompactionRun(Protocol):
     """One transaction that commits only for the lease's owner, such as ``Transactions.run``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
@@ -117,7 +117,7 @@ class Compacted(NamedTuple):
 class Compactor:
     """Compacts the log of one source, for the pipeline's owner; one at a time."""
 
-    def __init__(self, folder: LogFolder, store: LogStore, run: Run) -> None:
+    def __init__(self, folder: LogFolder, store: LogStore, run: CompactionRun) -> None:
         self._folder = folder
         self._store = store
         self._run = run
@@ -176,7 +176,7 @@ class Compactor:
 
     def _compact(self, old: list[LogPart], consumers: Sequence[str], offsets: ByConsumer) -> Compacted:
         before = sum(part.entries for part in old)
-        retention = Retention(consumers, offsets)
+        retention = CompactionRule(consumers, offsets)
         for batch in read(self._folder, old, columns=["namespace"]):
             retention.see(batch)
         if retention.count == before:
@@ -194,7 +194,7 @@ class Compactor:
             reached("mid-compact-remove", self._folder.pipeline)
         return Compacted(1, before - new.entries, sum(part.bytes for part in old) - new.bytes)
 
-    def _rewritten(self, old: list[LogPart], retention: Retention) -> LogPart:
+    def _rewritten(self, old: list[LogPart], retention: CompactionRule) -> LogPart:
         first, last = old[0], old[-1]
         file = PartFile(self._folder.segment(first.segment), first.first, secrets.token_hex(8))
         try:
@@ -208,7 +208,7 @@ class Compactor:
             written.nacked, True, last.position,
         )  # fmt: skip
 
-    def _write(self, file: PartFile, old: list[LogPart], retention: Retention) -> Written:
+    def _write(self, file: PartFile, old: list[LogPart], retention: CompactionRule) -> Written:
         for batch in read(self._folder, old):
             file.write(batch.filter(pa.array(retention.stays(batch))))
             reached("mid-compact-write", self._folder.pipeline)

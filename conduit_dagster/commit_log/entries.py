@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 import pyarrow as pa
 
-from conduit_dagster.commit_log.columns import (
+from conduit_dagster.commit_log.log_columns import (
     METADATA,
     REPEATED,
     Column,

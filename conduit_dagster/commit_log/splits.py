@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
@@ -51,7 +51,7 @@ class LogManifest:
 
     def nacked(self, start: int, stop: int) -> list[int]:
         """The offsets of entries that were nacked before they were logged. Reads only where there are any."""
-        from conduit_dagster.commit_log.reader import read_current
+        from conduit_dagster.commit_log.log_reader import read_current
 
         found: list[int] = []
         parts = [part for part in self.parts(start, stop) if part.nacked]
@@ -64,7 +64,7 @@ class LogManifest:
 
     def count(self, start: int, stop: int) -> int:
         """How many entries of the range are there. Reads their offsets."""
-        from conduit_dagster.commit_log.reader import read_current
+        from conduit_dagster.commit_log.log_reader import read_current
 
         return sum(len(batch) for batch in read_current(self.folder, self.parts, start, stop, columns=["offset"]))
 
@@ -171,7 +171,7 @@ def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
     """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
     # here, because validating a pipeline must not import pyarrow
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
-    from conduit_dagster.commit_log.reader import read
+    from conduit_dagster.commit_log.log_reader import read
 
     detail = split.detail
     folder = LogFolder(detail["base"], detail["pipeline"], detail["source"])

@@ -1,27 +1,27 @@
-"""Pipeline files and project settings: read, checked, every mistake a finding with its place.
+"""Pipeline files and project settings, parsed and checked; every mistake is a finding with its place.
 
 Imports neither Spark nor Dagster: validation answers in well under a second.
 """
 
-from conduit_dagster.config.delivery import Delivery, Recovery, Trigger
+from conduit_dagster.config.delivery import DeliverySettings, Recovery, Trigger
 from conduit_dagster.config.findings import Finding, did_you_mean, nearest
 from conduit_dagster.config.folder import Loaded, dagster_name, load
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file, parse_text
-from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, PipelineFile, Processor
+from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, PipelineFile, ProcessorConfig
 from conduit_dagster.config.project import Project
-from conduit_dagster.config.settings import ProjectSettings
+from conduit_dagster.config.project_settings import ProjectSettings
 
 __all__ = [
-    "Connector",
+    "ConnectorConfig",
     "DeadLetterQueue",
-    "Delivery",
+    "DeliverySettings",
     "Finding",
     "Loaded",
     "ParsedFile",
     "ParsedPipeline",
     "Pipeline",
     "PipelineFile",
-    "Processor",
+    "ProcessorConfig",
     "Project",
     "ProjectSettings",
     "Recovery",

@@ -1,4 +1,4 @@
-"""Cron expressions, checked without a scheduler: what Dagster's own parser takes in a schedule."""
+"""Cron expressions, checked without a scheduler: those that Dagster's own parser accepts in a schedule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
 
 
 def cron_problem(text: str) -> str | None:
-    """What is wrong with a cron expression, or None. A date that never comes (30 February) is wrong."""
+    """Return the problem of a cron expression, or None. A date that never comes (30 February) is a problem."""
     if text.strip().lower() in _NICKNAMES:
         return None
     fields = text.lower().split()
@@ -63,7 +63,7 @@ def _number(number: int, text: str) -> int | None:
 
 
 def _can_come(fields: list[str]) -> bool:
-    """Whether the earliest day exists in one of the months; a day of the week is another way to match."""
+    """Return whether the earliest day exists in one of the months; a day of the week is another way to match."""
     if fields[4] != "*" or "l" in fields[2].split(","):
         return True
     days = [_number(2, re.split("[-/]", part)[0]) or 1 for part in fields[2].split(",")]

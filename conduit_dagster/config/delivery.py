@@ -1,4 +1,4 @@
-"""How a pipeline delivers, and when it runs."""
+"""Delivery, recovery and trigger of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from conduit_dagster.config.check import Section, refuse
 from conduit_dagster.config.findings import did_you_mean
+from conduit_dagster.config.model_findings import Section, refuse
 from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveDuration
 from conduit_dagster.config.tree import Mapped
 
@@ -22,35 +22,35 @@ _KINDS = ("continuous", "available-now")
 _TIMED = ("every", "cron")
 
 
-class Delivery(Section):
-    """What a pipeline promises its destinations, and in which portions it moves records."""
+class DeliverySettings(Section):
+    """Delivery guarantee of a pipeline, and the size of its batches."""
 
     strategy: Strategy = "at-least-once"
-    """How often a record reaches a destination. `exactly-once` needs destinations that can keep it."""
+    """How often a record reaches a destination. `exactly-once` needs destinations that support it."""
 
     batch_size: Annotated[int, Field(ge=1)] = 1_000_000
-    """Records per batch, at most. Only a backlog fills a batch; a quiet source gives small ones."""
+    """Maximum number of records per batch. Only a backlog fills a batch; a quiet source gives small ones."""
 
     batch_bytes: ByteSize = 128_000_000
-    """Bytes per batch, at most: `128MB`, `64MiB` or a plain number."""
+    """Maximum number of bytes per batch: `128MB`, `64MiB` or a plain number."""
 
     max_in_flight: Annotated[int, Field(ge=1, le=3)] = 1
-    """Steps that may be unacked at a time."""
+    """Maximum number of unacked steps at a time."""
 
     log: LogMode = "auto"
-    """What is kept to read a step again: its records, or their positions. `auto` decides by the sources."""
+    """Data kept to read a step again: its records, or their positions. `auto` decides by the sources."""
 
     drift: bool = False
-    """Let each destination go at its own pace. Needs the log of records."""
+    """Let each destination proceed at its own pace. Needs the log of records."""
 
     redelivery: Redelivery = "one-at-a-time"
     """How records are sent again after a bulk error that names none of them."""
 
     offset_flush_interval: PositiveDuration = 1.0
-    """How often acks of a destination that gives them record by record are made durable."""
+    """How often the acks of a destination that acks record by record are made durable."""
 
     log_segment_size: ByteSize = 1_000_000_000
-    """Bytes after which the commit log begins a new segment."""
+    """Size in bytes after which the commit log begins a new segment."""
 
     shutdown_timeout: Duration = 30.0
     """How long a graceful stop waits for the records in flight."""
@@ -64,25 +64,25 @@ class Delivery(Section):
 
 
 class Recovery(Section):
-    """How a pipeline comes back after a transient error: exponential backoff (Conduit's keys)."""
+    """Restarts of a pipeline after a transient error, with exponential backoff (Conduit's keys)."""
 
     min_delay: PositiveDuration = 1.0
-    """The wait before the first restart."""
+    """Wait before the first restart."""
 
     max_delay: PositiveDuration = 600.0
-    """The longest wait before a restart."""
+    """Longest wait before a restart."""
 
     backoff_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
-    """By what the wait grows with each restart. 0 means 2, as in Conduit; 1 keeps the wait constant."""
+    """Factor by which the wait grows with each restart. 0 means 2, as in Conduit; 1 keeps the wait constant."""
 
     max_retries: Annotated[int, Field(ge=-1)] = -1
-    """Restarts within the window before the pipeline is given up: -1 never, 0 at the first error."""
+    """Restarts within the window before the pipeline is given up: -1 for no limit, 0 to give up at the first error."""
 
     max_retries_window: PositiveDuration = 300.0
     """How long a restart counts against `max-retries`; one window without an error resets the wait."""
 
     jitter: bool = False
-    """Spread the waits at random. Off: the waits are exact."""
+    """Randomize the waits. Off: the waits are exact."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -92,13 +92,13 @@ class Recovery(Section):
 
     @property
     def factor(self) -> float:
-        """The factor to compute with."""
+        """Effective backoff factor."""
         return self.backoff_factor or 2.0
 
     def over(self, base: Recovery) -> Recovery:
-        """This section's own values over another's.
+        """Return ``base`` with the values set in this section in place of its own.
 
-        Never checks that ``min_delay <= max_delay``: parsing does, for the combination that will run.
+        Does not check that ``min_delay <= max_delay``: parsing does, for the combination that will run.
         """
         own = {name: getattr(self, name) for name in self.model_fields_set}
         return base.model_copy(update=own)
@@ -111,7 +111,7 @@ class Trigger(Section):
     """`continuous` runs until stopped, `available-now` until the sources are drained, like the timed ones."""
 
     every: PositiveDuration | None = None
-    """The time between the starts of two runs."""
+    """Time between the starts of two runs."""
 
     cron: Cron | None = None
     """A cron expression of five fields."""

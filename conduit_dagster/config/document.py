@@ -1,4 +1,4 @@
-"""One YAML document of a file: its data, the place of every key and value, its YAML mistakes."""
+"""One YAML document of a file: its data, the place of every key and value, and its YAML mistakes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ruamel.yaml.reader import ReaderError
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.environment import offset_of
 from conduit_dagster.config.findings import Finding, Severity, shown
-from conduit_dagster.config.source import MAX_BYTES, Chunk, Source, too_large
-from conduit_dagster.config.tree import AliasLimitError, Flaw, Mapped, TreeBuilder
+from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
+from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw
 
 # what the YAML library raises on hostile text besides its own errors
 _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
@@ -26,9 +26,9 @@ _BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
 
 @dataclass
 class Document:
-    """The data of one YAML document, and where each part of it was written."""
+    """Data of one YAML document, and the place of each part in the file."""
 
-    source: Source
+    source: ConfigText
     chunk: Chunk
     tree: Mapped
     findings: list[Finding]
@@ -37,15 +37,15 @@ class Document:
     _renamed: dict[str, str] = field(default_factory=dict[str, str])
 
     def rename(self, pointer: str, written: str) -> None:
-        """From here on ``pointer`` is found where ``written`` stands: a deprecated key, a dotted one."""
+        """Locate ``pointer`` at ``written`` from now on: for a deprecated or a dotted key."""
         self._renamed[pointer] = written
 
     def has(self, pointer: str) -> bool:
-        """Whether something was written there."""
+        """Return whether something was written at ``pointer``."""
         return self._written_at(pointer) in self._nodes
 
     def locate(self, pointer: str, on_key: bool = False, offset: int = 0) -> tuple[int, int]:
-        """Line and column of a value or its key; of the nearest enclosing value where nothing was written.
+        """Return line and column of a value or its key; of the nearest enclosing value if nothing was written.
 
         ``offset`` counts characters into a text. It is exact unless a variable was expanded before it, or
         a quoted or folded text runs over several lines.
@@ -55,12 +55,12 @@ class Document:
             written, on_key, offset = pointers.parent(written), False, 0
         node = self._nodes[written]
         if on_key or node.start_mark.index == node.end_mark.index:
-            # YAML puts an empty value where the next thing starts
+            # YAML places an empty value at the start of the next token
             node, on_key = self._keys.get(written, node), True
         return self._source_position(node, 0 if on_key else offset)
 
     def text(self, pointer: str) -> str | None:
-        """The scalar as written, variables not expanded; None for anything else."""
+        """Return the scalar as written, variables not expanded; None for anything else."""
         node = self._nodes.get(self._written_at(pointer))
         return str(node.value) if isinstance(node, ScalarNode) else None
 
@@ -77,7 +77,7 @@ class Document:
         on_key: bool = False,
         column_offset: int = 0,
     ) -> Finding:
-        """A finding at a place of this document."""
+        """Return a finding at a place in this document."""
         line, column = self.locate(pointer, on_key, column_offset)
         got = None if got is None else shown(got)
         return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)
@@ -100,7 +100,7 @@ class Document:
         return line, column + offset + (1 if node.style in ("'", '"') else 0)
 
     def _in_block(self, line: int, text: str, offset: int) -> tuple[int, int]:
-        """A literal block starts on the line after its mark, indented as its first line of text is."""
+        """Locate text in a literal block: it starts on the line after its mark, indented like its first text line."""
         before = text[:offset]
         rows = self.source.text.split("\n")[line:]
         body = next((row for row in rows if row.strip()), "")
@@ -108,8 +108,8 @@ class Document:
         return line + 1 + before.count("\n"), indent + len(before.rpartition("\n")[2]) + 1
 
 
-def load_documents(source: Source, env: Mapping[str, str]) -> tuple[list[Document], list[Finding]]:
-    """All documents of a file that can be read, and one finding for each that cannot."""
+def load_documents(source: ConfigText, env: Mapping[str, str]) -> tuple[list[Document], list[Finding]]:
+    """Return all readable documents of a file, and one finding for each unreadable one."""
     if len(source.text) > MAX_BYTES:
         return [], [too_large(source.file)]
     loaded = [_load(source, chunk, env) for chunk in source.chunks()]
@@ -117,7 +117,7 @@ def load_documents(source: Source, env: Mapping[str, str]) -> tuple[list[Documen
     return documents, [item for item in loaded if isinstance(item, Finding)]
 
 
-def _load(source: Source, chunk: Chunk, env: Mapping[str, str]) -> Document | Finding | None:
+def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document | Finding | None:
     builder = TreeBuilder(env)
     try:
         root = _compose(chunk.text)
@@ -143,7 +143,7 @@ def _compose(text: str) -> Node | None:
     return yaml.compose(text)
 
 
-def _flaw(document: Document, flaw: Flaw) -> Finding:
+def _flaw(document: Document, flaw: YamlFlaw) -> Finding:
     index = document.chunk.start + _index(flaw.node)
     got = None
     if flaw.reference is not None:
@@ -154,7 +154,7 @@ def _flaw(document: Document, flaw: Flaw) -> Finding:
     return Finding(flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, fix=_remedy(flaw, got))
 
 
-def _remedy(flaw: Flaw, got: str | None) -> str | None:
+def _remedy(flaw: YamlFlaw, got: str | None) -> str | None:
     if flaw.reference is None:
         return "remove one of them" if flaw.code == "config.key_duplicate" else None
     literal = f"${got}"
@@ -162,14 +162,14 @@ def _remedy(flaw: Flaw, got: str | None) -> str | None:
     return f"write {literal} for a literal dollar" if name is None else f"set {name}, or write {literal} literally"
 
 
-def _whole(source: Source, chunk: Chunk, code: str, message: str, fix: str) -> Finding:
-    """A finding for a document as a whole, at the start of what it holds."""
+def _whole(source: ConfigText, chunk: Chunk, code: str, message: str, fix: str) -> Finding:
+    """Return a finding for a whole document, at the start of its content."""
     before = _BEFORE_CONTENT.match(chunk.text)
     line, column = source.position(chunk.start + (before.end() if before else 0))
     return Finding(code, "error", source.file, line, column, "", message, fix=fix)
 
 
-def _syntax(source: Source, chunk: Chunk, error: BaseException) -> Finding:
+def _syntax(source: ConfigText, chunk: Chunk, error: BaseException) -> Finding:
     if isinstance(error, RecursionError):
         return _whole(source, chunk, "config.parse_error", "the document is nested too deeply", "flatten it")
     if not isinstance(error, MarkedYAMLError | ReaderError):
@@ -180,7 +180,7 @@ def _syntax(source: Source, chunk: Chunk, error: BaseException) -> Finding:
 
 
 def _reason(error: MarkedYAMLError | ReaderError, text: str) -> tuple[int, str, str | None]:
-    """Where and why, with the way out where the reason is known."""
+    """Return index and message of a syntax error, with a fix if one is known."""
     if isinstance(error, ReaderError):
         return (
             int(error.position),

@@ -1,6 +1,6 @@
 """References to environment variables in a setting, as Conduit expands them (``os.ExpandEnv``).
 
-Unlike there, an unset variable is reported and ``$$`` is a dollar.
+Unlike in Conduit, an unset variable is reported and ``$$`` is a dollar.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ _REFERENCE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^}\n]*)\}|(?P<open>\
 
 @dataclass(frozen=True)
 class BadReference:
-    """A reference that cannot be replaced: ``ordinal`` counts the references of the text from 0."""
+    """Reference that cannot be expanded. ``ordinal`` is its index among the references of the text, from 0."""
 
     ordinal: int
     text: str
     name: str | None
-    """None where there is no name: ``${}`` or a brace that is never closed."""
+    """None if there is no name: ``${}`` or a brace that is never closed."""
 
 
 @dataclass(frozen=True)
 class Expanded:
-    """A text with its variables replaced; bad references stay as written."""
+    """Text with its variables expanded; bad references stay as written."""
 
     text: str
     bad: tuple[BadReference, ...] = ()
@@ -33,7 +33,7 @@ class Expanded:
 def expand(text: str, env: Mapping[str, str]) -> Expanded:
     """Replace ``${VAR}`` and ``$VAR``; ``$$`` becomes one dollar, a lone dollar stays.
 
-    The trap: ``$x`` of a Go template is a reference too, as in Conduit, and has to be written ``$$x``.
+    Trap: ``$x`` in a Go template is a reference too, as in Conduit, and has to be written ``$$x``.
     """
     if "$" not in text:
         return Expanded(text)
@@ -50,7 +50,7 @@ def expand(text: str, env: Mapping[str, str]) -> Expanded:
 
 
 def offset_of(source: str, ordinal: int) -> int:
-    """Where the reference with this ordinal stands in the text as written, quotes and all."""
+    """Return the offset of the reference with this ordinal in the text as written, quotes included."""
     for number, match in enumerate(_REFERENCE.finditer(source)):
         if number == ordinal:
             return match.start()

@@ -1,4 +1,4 @@
-"""What is wrong with a file: one finding per mistake, with its code, its place, and the way out."""
+"""Findings: one per mistake in a file, with its code, its place and a fix."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class Finding:
 
     @property
     def is_error(self) -> bool:
-        """Whether the finding keeps its pipeline from running."""
+        """Whether the finding prevents its pipeline from running."""
         return self.severity == "error"
 
     def as_json(self) -> dict[str, str | int | None]:
-        """All fields, in the order in which they are declared."""
+        """Return all fields, in declaration order."""
         return asdict(self)
 
     def render(self) -> str:
-        """The finding for a reader: one line with its place, then what was got, expected, and the fix."""
+        """Return the finding as text: one line with its place, then got, expected and fix."""
         place = f" at {self.path}" if self.path else ""
         lines = [f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}{place}: {self.message}"]
         for label, text in (("got", self.got), ("expected", self.expected), ("fix", self.fix)):
@@ -53,9 +53,9 @@ class Finding:
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
-    """The candidate that the writer most likely meant, or None.
+    """Return the candidate that was most likely meant, or None.
 
-    A word in another spelling style (``deadLetterQueue``) is the same word.
+    Another spelling style (``deadLetterQueue``) counts as the same word.
     """
     by_letters = {_letters(candidate): candidate for candidate in candidates}
     if _letters(word) in by_letters:
@@ -65,20 +65,20 @@ def nearest(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
-    """A ``fix`` that names the nearest candidate, or None."""
+    """Return a ``fix`` that names the nearest candidate, or None."""
     match = nearest(word, candidates)
     return None if match is None else f"did you mean {match}?"
 
 
 def shown(value: object) -> str:
-    """A value on one short line."""
+    """Return a value on one short line."""
     text = value if isinstance(value, str) else repr(value)
     text = repr(text) if not text or "\n" in text else text
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def by_place(findings: Iterable[Finding]) -> list[Finding]:
-    """In reading order."""
+    """Return the findings in reading order."""
     return sorted(findings, key=lambda finding: (finding.file, finding.line, finding.column))
 
 

@@ -1,4 +1,4 @@
-"""Files and folders of pipelines, and what is wrong between them."""
+"""Files and folders of pipelines, and conflicts between pipelines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pathlib import Path
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.findings import Finding, by_place
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file
-from conduit_dagster.config.source import unreadable
+from conduit_dagster.config.source_text import unreadable
 
 _SUFFIXES = (".yml", ".yaml")
 
 
 @dataclass
 class Loaded:
-    """All files of a load, in the order of their paths and, in a folder, of their names."""
+    """All files of a load, in the order of the given paths and, within a folder, sorted by name."""
 
     files: list[ParsedFile] = field(default_factory=list[ParsedFile])
 
     @property
     def pipelines(self) -> list[ParsedPipeline]:
-        """All pipelines, also those that cannot run."""
+        """All pipelines, including those that cannot run."""
         return [pipeline for file in self.files for pipeline in file.pipelines]
 
     @property
@@ -34,7 +34,7 @@ class Loaded:
         return [finding for file in self.files for finding in by_place(file.findings)]
 
     def runnable(self) -> list[ParsedPipeline]:
-        """The pipelines without an error, neither of their own nor of the document around them."""
+        """Return the pipelines without an error of their own or of the enclosing document."""
         return [pipeline for pipeline in self.pipelines if pipeline.runnable]
 
 
@@ -44,9 +44,9 @@ def load(
     strict: bool = False,
     recovery: Recovery | None = None,
 ) -> Loaded:
-    """Parse files and the folders' own files (no sub-folders, as Conduit), then compare their pipelines.
+    """Parse files and the files of folders (no sub-folders, like Conduit), then compare their pipelines.
 
-    A path that is named twice, or lies in a folder that is named too, is read once.
+    A path that is named twice, or lies in a folder that is also named, is read once.
     """
     loaded = Loaded()
     seen: set[str] = set()
@@ -62,7 +62,7 @@ def load(
 
 
 def dagster_name(pipeline_id: str) -> str:
-    """The id as Dagster takes it for the name of a job: other characters become ``_``."""
+    """Return the id as a valid Dagster job name: other characters become ``_``."""
     return re.sub(r"[^A-Za-z0-9_]", "_", pipeline_id)
 
 
@@ -70,7 +70,7 @@ def _files(path: Path) -> list[Path | ParsedFile]:
     if not path.is_dir():
         return [path]
     try:
-        # a dangling link is kept, to be reported; a folder called x.yaml is no file of ours
+        # a dangling link is kept, to be reported; a folder called x.yaml is not a pipeline file
         names = sorted(entry for entry in path.iterdir() if entry.suffix.lower() in _SUFFIXES)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -80,7 +80,7 @@ def _files(path: Path) -> list[Path | ParsedFile]:
 
 
 def _compare(pipelines: list[ParsedPipeline]) -> None:
-    """All that share an id, a name or a job are refused: which one counts must not depend on an order."""
+    """Refuse all pipelines that share an id, a name or a job: which one counts must not depend on their order."""
     sound = [pipeline for pipeline in pipelines if not pipeline.has_finding("/id")]
     for group in _sharing(sound, lambda pipeline: pipeline.config.id):
         _add(group, "/id", "config.id_duplicate", "another pipeline has this id")

@@ -1,4 +1,4 @@
-"""A pipeline file to checked pipelines and findings: all of them, never the first only."""
+"""Parsing of a pipeline file into checked pipelines and findings: all of them, never only the first."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
-from conduit_dagster.config.check import Checker, kebab
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import Finding, Severity, by_place
+from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
-from conduit_dagster.config.source import read_source, source_of
+from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
 
 
@@ -35,19 +35,19 @@ class ParsedPipeline:
 
     @property
     def runnable(self) -> bool:
-        """Whether neither the pipeline nor the document around it has an error."""
+        """Whether neither the pipeline nor the enclosing document has an error."""
         return not any(finding.is_error for finding in (*self.findings, *self.document.findings))
 
     def has_finding(self, pointer: str) -> bool:
-        """Whether anything was found at a place or below it."""
+        """Return whether there is a finding at a place or below it."""
         return any(pointers.within(finding.path, self._full(pointer)) for finding in self.findings)
 
     def locate(self, pointer: str = "", on_key: bool = False) -> tuple[int, int]:
-        """Line and column of a value or its key. Pointers start at the document or at the pipeline."""
+        """Return line and column of a value or its key. Pointers start at the document or at the pipeline."""
         return self.document.locate(self._full(pointer), on_key)
 
     def written(self, pointer: str) -> str | None:
-        """The scalar as written in the file, variables not expanded: what may be printed."""
+        """Return the scalar as written in the file, variables not expanded, and thus safe to print."""
         return self.document.text(self._full(pointer))
 
     def finding(
@@ -63,7 +63,7 @@ class ParsedPipeline:
         on_key: bool = False,
         column_offset: int = 0,
     ) -> Finding:
-        """A finding at a place of this pipeline; it is made, not added.
+        """Return a finding at a place in this pipeline, without adding it.
 
         ``column_offset`` counts characters into the text at that place, such as an expression.
         """
@@ -85,7 +85,7 @@ class ParsedPipeline:
 
 @dataclass
 class ParsedFile:
-    """A file's pipelines, and what is wrong outside of them."""
+    """Pipelines of a file, and the findings outside of them."""
 
     file: str
     pipelines: list[ParsedPipeline] = field(default_factory=list[ParsedPipeline])
@@ -104,7 +104,7 @@ def parse_file(
     strict: bool = False,
     recovery: Recovery | None = None,
 ) -> ParsedFile:
-    """Read and check one file. Never raises: a file that cannot be read is a finding."""
+    """Read and check one file. Never raises: an unreadable file is a finding."""
     source = read_source(Path(path), str(path))
     if isinstance(source, Finding):
         return ParsedFile(str(path), problems=[source])
@@ -120,8 +120,8 @@ def parse_text(
 ) -> ParsedFile:
     """Check the text of a pipeline file. Never raises.
 
-    ``env`` is the process's environment where none is given; ``recovery`` are the project's settings, with
-    which a pipeline's own have to make sense. Clashes with other pipelines are found by ``load``.
+    ``env`` defaults to the process's environment; ``recovery`` are the project's settings, with which a pipeline's
+    own have to be consistent. Clashes with other pipelines are found by ``load``.
     """
     documents, problems = load_documents(source_of(text, file), os.environ if env is None else env)
     parsed = ParsedFile(file, problems=problems)
@@ -156,7 +156,7 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
     renamed = rules.rename_processor_types(tree, document)
     config, findings = checker.check(Pipeline, tree)
     own = [flaw for flaw in flaws if pointers.within(flaw.path, tree.where)]
-    # what follows from an unset variable or a second key is not said again
+    # errors that follow from an unset variable or a duplicate key are not reported again
     told = {flaw.path for flaw in own}
     findings = [finding for finding in findings if finding.path not in told]
     parsed = ParsedPipeline(document.source.file, tree.where, config, document, [*own, *renamed, *findings])
@@ -165,7 +165,7 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
 
 
 def _pipelines(document: Document) -> list[Mapped]:
-    """The mappings listed under ``pipelines``; anything else there is a finding."""
+    """Return the mappings listed under ``pipelines``; anything else there is a finding."""
     value = document.tree.get("pipelines")
     if value is None:
         message, fix = "pipelines is required", "add pipelines: with a list of pipelines"

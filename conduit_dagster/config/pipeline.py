@@ -1,4 +1,4 @@
-"""The pipeline file, version 2.2: Conduit's fields and defaults, and our own additions."""
+"""Pipeline file, version 2.2: Conduit's fields and defaults, and our own additions."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from conduit_dagster.config.check import Section, refuse
-from conduit_dagster.config.delivery import Delivery, FanIn, Recovery, Trigger
+from conduit_dagster.config.delivery import DeliverySettings, FanIn, Recovery, Trigger
+from conduit_dagster.config.model_findings import Section, refuse
 from conduit_dagster.config.scalars import (
     ConnectorId,
     ConnectorName,
@@ -31,23 +31,23 @@ Workers = Annotated[int, Field(ge=0), AfterValidator(lambda workers: workers or 
 
 
 def _queue_settings(plugin: str) -> dict[str, str]:
-    # Conduit gives these to every plugin; others than the log would refuse them as unknown
+    # Conduit passes these to every plugin; any other than the log would refuse them as unknown
     if plugin.partition("@")[0] in _LOG_PLUGINS:
         return {"level": "warn", "message": "record delivery failed"}
     return {}
 
 
-class Processor(Section):
-    """One processing of records, at its place in the list."""
+class ProcessorConfig(Section):
+    """A processor of records, applied in list order."""
 
     id: str
     """The processor's name, unique among those of its pipeline or connector."""
 
     plugin: str
-    """What it does: `field.set`, `builtin:json.decode@v1`, or a plugin of your own."""
+    """Processor to apply: `field.set`, `builtin:json.decode@v1`, or a plugin of your own."""
 
     condition: str | None = None
-    """Only records for which this holds are processed, others pass. A Python expression or Go template."""
+    """Only records for which this holds are processed, others pass unchanged. A Python expression or Go template."""
 
     settings: Settings = {}
     """The plugin's settings. Values are texts."""
@@ -59,7 +59,7 @@ class Processor(Section):
     """Only records whose collection matches are processed (RE2, unanchored)."""
 
 
-class Connector(Section):
+class ConnectorConfig(Section):
     """A source or a destination."""
 
     id: ConnectorId
@@ -69,10 +69,10 @@ class Connector(Section):
     """Whether the pipeline reads from it or writes to it."""
 
     plugin: str
-    """What it connects to: `file`, `builtin:postgres`, `builtin:file@v1`, or a plugin of your own."""
+    """Connector to use: `file`, `builtin:postgres`, `builtin:file@v1`, or a plugin of your own."""
 
     name: ConnectorName = Field(default_factory=lambda data: str(data.get("id", "")))
-    """A name for people. The id, where none is given."""
+    """Display name. Defaults to the id."""
 
     settings: Settings = {}
     """The plugin's settings. Values are texts; `${VAR}` is replaced from the environment."""
@@ -83,11 +83,11 @@ class Connector(Section):
     condition: str | None = None
     """Only records for which this holds pass through this connector. A Python expression or Go template (ours)."""
 
-    processors: list[Processor] = []
+    processors: list[ProcessorConfig] = []
     """Processors for the records of this connector alone."""
 
     start_from: Literal["boundary", "log"] = "boundary"
-    """Where a destination starts that is added later: where the pipeline stands, or what the log of records holds."""
+    """Where a destination added later starts: at the pipeline's position, or with what the log of records holds."""
 
     @model_validator(mode="after")
     def _only_destinations_are_added_to_a_log(self) -> Self:
@@ -100,25 +100,25 @@ class Connector(Section):
 
 
 class DeadLetterQueue(Section):
-    """Where records go that were nacked, and how many nacks a pipeline bears."""
+    """Destination of nacked records, and the number of nacks that a pipeline tolerates."""
 
     plugin: str = DEFAULT_DEAD_LETTER_PLUGIN
-    """The destination that takes the dead letters."""
+    """Destination of the dead letters."""
 
     settings: Settings = Field(default_factory=lambda data: _queue_settings(str(data.get("plugin", ""))))
     """The plugin's settings. Without any, a log gets `level: warn`, `message: record delivery failed`."""
 
     window_size: NotNegative = 1
-    """The last so many records are looked at; 0 takes every nack without limit."""
+    """Number of latest records in which nacks are counted; 0 accepts every nack without limit."""
 
     window_nack_threshold: NotNegative = 0
-    """Nacks borne within the window; one more stops the pipeline. Must be smaller than the window."""
+    """Nacks tolerated within the window; one more stops the pipeline. Must be smaller than the window."""
 
-    processors: list[Processor] = []
-    """Processors for the dead letters themselves, before the queue gets them (ours)."""
+    processors: list[ProcessorConfig] = []
+    """Processors for the dead letters themselves, applied before the queue (ours)."""
 
     open_limit: NotNegative | None = None
-    """Open dead letters borne: with more of them the asset check `open_dead_letters` fails (ours)."""
+    """Open dead letters tolerated: with more of them the asset check `open_dead_letters` fails (ours)."""
 
     @model_validator(mode="after")
     def _window_larger_than_threshold(self) -> Self:
@@ -131,7 +131,7 @@ class DeadLetterQueue(Section):
 
 
 class Pipeline(Section):
-    """What moves from where to where."""
+    """A pipeline from sources to destinations."""
 
     id: PipelineId
     """The pipeline's name in every command and table: letters, digits and `- _ : .`, at most 128 bytes."""
@@ -140,16 +140,16 @@ class Pipeline(Section):
     """Whether the pipeline starts by itself."""
 
     name: PipelineName = Field(default_factory=lambda data: str(data.get("id", "")))
-    """A name for people, unique among all pipelines, at most 128 bytes. The id, where none is given."""
+    """Display name, unique among all pipelines, at most 128 bytes. Defaults to the id."""
 
     description: Description = ""
-    """What the pipeline is for, at most 8192 bytes."""
+    """Purpose of the pipeline, at most 8192 bytes."""
 
-    delivery: Delivery = Delivery()
+    delivery: DeliverySettings = DeliverySettings()
     """The delivery guarantee and the size of batches (ours, not Conduit's)."""
 
     recovery: Recovery = Recovery()
-    """How the pipeline comes back after an error; the rest comes from the project's settings (ours)."""
+    """Restarts after an error; values not given come from the project's settings (ours)."""
 
     trigger: Trigger = Trigger()
     """When the pipeline runs (ours)."""
@@ -157,29 +157,29 @@ class Pipeline(Section):
     fan_in: FanIn = "merge"
     """How several sources become one stream of records (ours)."""
 
-    connectors: list[Connector] = []
-    """Sources and destinations, at least one of each. Their order is of no importance."""
+    connectors: list[ConnectorConfig] = []
+    """Sources and destinations, at least one of each. Their order does not matter."""
 
-    processors: list[Processor] = []
-    """Processors for the records of all sources, in their order."""
+    processors: list[ProcessorConfig] = []
+    """Processors for the records of all sources, in order."""
 
     dead_letter_queue: DeadLetterQueue = DeadLetterQueue()
     """What happens to nacked records. By default the first nack stops the pipeline."""
 
     redact: list[FieldReference] = []
-    """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. What is stored keeps them."""
+    """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. Stored data keeps them."""
 
     tests: list[PipelineTest] = []
     """Cases that `conduit-dagster test` runs (ours)."""
 
     @property
-    def sources(self) -> list[Connector]:
-        """The connectors it reads from, as listed."""
+    def sources(self) -> list[ConnectorConfig]:
+        """Source connectors, as listed."""
         return [connector for connector in self.connectors if connector.type == "source"]
 
     @property
-    def destinations(self) -> list[Connector]:
-        """The connectors it writes to, as listed."""
+    def destinations(self) -> list[ConnectorConfig]:
+        """Destination connectors, as listed."""
         return [connector for connector in self.connectors if connector.type == "destination"]
 
 

@@ -1,4 +1,4 @@
-"""Where a project is, and its settings."""
+"""Location and settings of a project."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.check import Checker, kebab, section_at
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import Finding, by_place
-from conduit_dagster.config.settings import CONDUIT_ONLY, ProjectSettings
-from conduit_dagster.config.source import read_source, source_of
+from conduit_dagster.config.model_findings import Checker, kebab, section_at
+from conduit_dagster.config.project_settings import CONDUIT_ONLY, ProjectSettings
+from conduit_dagster.config.source_text import read_source, source_of
 from conduit_dagster.config.tree import Mapped
 
 FILE = "conduit.yaml"
@@ -26,7 +26,7 @@ _RECOVERY = ("pipelines", "error-recovery")
 
 @dataclass(frozen=True)
 class Project:
-    """A project's root, settings and home. ``home`` holds what the project keeps: state, staging, logs."""
+    """Root, settings and home of a project. ``home`` holds the project's data: state, staging, logs."""
 
     root: Path
     settings: ProjectSettings
@@ -35,7 +35,7 @@ class Project:
 
     @classmethod
     def find(cls, start: Path, env: Mapping[str, str] | None = None) -> Project:
-        """The project of the nearest folder upwards with a ``conduit.yaml``, else ``start`` itself.
+        """Return the project of the nearest folder upwards with a ``conduit.yaml``, else that of ``start`` itself.
 
         Never raises. Environment variables win over the file; settings with findings keep their defaults.
         """
@@ -47,32 +47,32 @@ class Project:
         return cls(root, settings, home, tuple(by_place(findings)))
 
     def resolve(self, path: str) -> str:
-        """A path of a setting, started at the root; absolute ones and URLs stay as they are."""
+        """Resolve a path of a setting against the root; absolute paths and URLs stay unchanged."""
         return path if _URL.match(path) else str(self.root / path)
 
     @property
     def pipelines_path(self) -> Path:
-        """The folder or file with the pipelines."""
+        """Folder or file with the pipelines."""
         return Path(self.resolve(self.settings.pipelines.path))
 
     @property
     def state_url(self) -> str:
-        """The SQLAlchemy URL of the state store; a relative SQLite file starts at the root."""
+        """SQLAlchemy URL of the state store; a relative SQLite file is resolved against the root."""
         url = self.settings.state.url or f"{_SQLITE}{self.home / 'state.db'}"
         path = url.removeprefix(_SQLITE)
         return f"{_SQLITE}{self.root / path}" if path and path != url and path != ":memory:" else url
 
     @property
     def staging_url(self) -> str:
-        """Where staged records lie."""
+        """Location of staged records."""
         return self.resolve(self.settings.state.staging or str(self.home / "staging"))
 
     @property
     def log_url(self) -> str:
-        """Where the commit log lies."""
+        """Location of the commit log."""
         if self.settings.state.log or not self.settings.state.staging:
             return self.resolve(self.settings.state.log or str(self.home / "log"))
-        # no pipeline's id has a tilde: its staging folder is never the log
+        # a pipeline's id has no tilde, so its staging folder is never the log
         return f"{self.staging_url.rstrip('/')}/~log"
 
 
@@ -98,7 +98,7 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
 
 
 def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:
-    """The settings file's one document; an empty one where there is none."""
+    """Return the only document of the settings file; an empty one if there is none."""
     source = read_source(path, str(path)) if _is_file(path) else source_of("", str(path))
     if isinstance(source, Finding):
         return _empty(str(path)), [source]
@@ -120,7 +120,7 @@ def _ignored(document: Document, written: str) -> Finding:
 
 
 def _flattened(tree: Mapped, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any, str]]:
-    """Every setting by its single names, whether nested or joined by dots, and where it was written."""
+    """Yield the names, value and place of every setting, whether nested or joined by dots."""
     for key, value in tree.items():
         names, written = (*above, *key.split(".")), pointers.child(tree.where, key)
         if names[0] == "recovery":
@@ -139,7 +139,7 @@ def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, wr
         if not isinstance(inner, Mapped):
             inner = Mapped.at(pointers.child(tree.where, key))
             tree[key] = inner
-        # the section is found where its first setting stands
+        # a section is located at its first setting
         if not document.has(inner.where):
             document.rename(inner.where, written)
         tree = inner
@@ -150,7 +150,7 @@ def _put(tree: Mapped, keys: tuple[str, ...], value: Any, document: Document, wr
 
 
 def _overridden(settings: ProjectSettings, env: Mapping[str, str]) -> tuple[ProjectSettings, list[Finding]]:
-    """Settings with those of the environment over them; one that is invalid is reported and left out."""
+    """Return the settings overridden by the environment; an invalid variable is reported and left out."""
     findings: list[Finding] = []
     for keys in _leaves():
         for name in _env_names(keys):
@@ -189,7 +189,7 @@ def _leaves(above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 
 def _env_names(keys: tuple[str, ...]) -> list[str]:
-    """The variables of a setting, the stronger one last."""
+    """Return the environment variables of a setting, the one with precedence last."""
     name = _env_name(keys)
     if keys[:2] == _RECOVERY:
         return [name, _env_name(("recovery", *keys[2:]))]

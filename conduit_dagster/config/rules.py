@@ -1,4 +1,4 @@
-"""Rules between the fields of a pipeline. They look at what was written, even if fields are wrong."""
+"""Rules between the fields of a pipeline. They check the values as written, even if fields are invalid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPES = ("source", "destination")
 
 
 def between_fields(tree: Mapped, pipeline: ParsedPipeline, recovery: Recovery) -> list[Finding]:
-    """The findings of all rules."""
+    """Return the findings of all rules."""
     return [
         *_duplicates(tree, pipeline),
         *_long_ids(tree, pipeline),
@@ -89,7 +89,7 @@ def _missing_ends(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
     if listed is not None and not isinstance(listed, list):
         return
     kinds = [item.get("type") for item in _items(tree, "connectors")]
-    # a connector of no valid type may be the missing one, and has its own finding
+    # a connector with an invalid type may be the missing one, and has its own finding
     if any(kind not in _TYPES for kind in kinds) or len(kinds) != len(cast(list[Any], listed or [])):
         return
     for kind in _TYPES:

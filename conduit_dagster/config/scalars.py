@@ -1,4 +1,4 @@
-"""The values of a pipeline file: durations, sizes, ids, regular expressions, setting texts."""
+"""Scalar values of a pipeline file: durations, sizes, ids, regular expressions, setting texts."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import durationpy
 import re2
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from conduit_dagster.config.check import refuse
 from conduit_dagster.config.cron import cron_problem
+from conduit_dagster.config.model_findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
 
 _IN_URL = re.compile(r"(://[^/@\s:]*:)[^@\s]+@")
@@ -21,18 +21,18 @@ _CREDENTIAL = re.compile(r"passw|pwd|secret|token|credential|access\W?key|api\W?
 
 
 def names_credential(key: str) -> bool:
-    """Whether a setting with this name says who somebody is, and not what is read or written."""
+    """Return whether a setting with this name holds a credential, rather than naming what is read or written."""
     return _CREDENTIAL.search(key) is not None
 
 
 def masked(text: str) -> str:
-    """``text`` with the passwords of its URLs, and what it names as a password, as three stars."""
+    """Return ``text`` with passwords in URLs, and values named as passwords, replaced by three stars."""
     return _NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
 
 
 ID_BYTES = 128
 CONNECTOR_ID_BYTES = 256
-"""With the pipeline's id and a colon before it, as Conduit stores it."""
+"""Limit including the pipeline's id and a colon in front, as Conduit stores it."""
 DESCRIPTION_BYTES = 8192
 RESERVED_IDS = frozenset({"acks", "dead_letters"})
 
@@ -48,7 +48,7 @@ _UNITS = {"": 1, "b": 1} | {
 
 
 def parse_duration(value: Any) -> float:
-    """A Go duration (``1h30m``, ``500ms``) in seconds; a number made in Python is seconds already."""
+    """Return a Go duration (``1h30m``, ``500ms``) in seconds; a number set in Python is in seconds already."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value)
     expected = "a duration such as 500ms, 30s or 1h30m"
@@ -63,13 +63,16 @@ def parse_duration(value: Any) -> float:
 
 
 def parse_age(value: Any) -> float:
-    """A duration that may begin with days (``90d``, ``1d12h``), in seconds. Not for Conduit's keys: Go has no days."""
+    """Return a duration that may begin with days (``90d``, ``1d12h``) in seconds.
+
+    Not for Conduit's keys: Go has no days.
+    """
     days = _DAYS.fullmatch(value.strip()) if isinstance(value, str) else None
     return parse_duration(value) if days is None else int(days[1]) * 86_400 + parse_duration(days[2] or "0")
 
 
 def parse_size(value: Any) -> int:
-    """A number of bytes: ``128MB`` is 128,000,000, ``64MiB`` is 67,108,864, a plain number is bytes."""
+    """Return a number of bytes: ``128MB`` is 128,000,000, ``64MiB`` is 67,108,864, a plain number is bytes."""
     match = _SIZE.fullmatch(str(value).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None or len(match[1]) > 20:
@@ -144,7 +147,7 @@ def _is_cron(text: str) -> str:
 
 
 def _setting(value: Any) -> str:
-    """Settings are texts; numbers and booleans keep their spelling, an empty value is an empty text."""
+    """Return a setting as text; numbers and booleans keep their spelling, an empty value is an empty text."""
     if isinstance(value, dict | list):
         fix = "a setting below another is written with a dot: sdk.record.format: template"
         raise refuse("a setting is a text, not a structure", expected="a text", fix=fix)

@@ -1,4 +1,4 @@
-"""The ``tests:`` of a pipeline file: records that go in, nodes that are mocked, and what must come out."""
+"""The ``tests:`` of a pipeline file: input records, mocked nodes and expected output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
 
-from conduit_dagster.config.check import Section, refuse
+from conduit_dagster.config.model_findings import Section, refuse
 from conduit_dagster.config.tree import typed
 
 
@@ -25,10 +25,10 @@ class RecordParts(Section):
     """Parts of a record. A mapping is a document, a text is raw data."""
 
     operation: Operation | None = None
-    """What it does. Without it, a record that goes in is a create."""
+    """Operation of the record. Defaults to `create` for an input record."""
 
     metadata: dict[str, str] = {}
-    """Entries of the metadata. Of a record that comes out only those that are named are compared."""
+    """Metadata entries. Of an output record only the entries that are named are compared."""
 
     key: Part = None
     """The key."""
@@ -37,62 +37,62 @@ class RecordParts(Section):
     """The payload before the change."""
 
     after: Part = None
-    """The payload after it."""
+    """The payload after the change."""
 
 
 class ExpectedNack(Section):
-    """A record that must be nacked. What is not given is not compared."""
+    """A record that must be nacked. Fields that are not given are not compared."""
 
     node: str | None = None
-    """By which node: `convert`, or `out:convert` for a processor of the connector `out`."""
+    """Node that nacks it: `convert`, or `out:convert` for a processor of the connector `out`."""
 
     code: str | None = None
-    """With which code."""
+    """Error code of the nack."""
 
     message: str | None = None
-    """What the message must hold."""
+    """Text that the message must contain."""
 
 
 class Mock(Section):
-    """What stands in for a processor; with nothing given, records pass it unchanged."""
+    """Mock of a processor; with nothing given, records pass it unchanged."""
 
     record: RecordParts | None = None
-    """These parts replace those of each record."""
+    """Parts that replace those of each record."""
 
     drop: bool = False
-    """It drops each record."""
+    """Whether it drops each record."""
 
     nack: str | None = None
-    """It nacks each record, with this message (code `processor.error`)."""
+    """Message with which it nacks each record (code `processor.error`)."""
 
 
 class Expected(Section):
-    """What must come of the records."""
+    """Expected result of the records."""
 
     destinations: dict[str, list[RecordParts]] = {}
-    """By destination, what it is sent, in order. What is not named is not compared; a payload is compared whole."""
+    """Records sent to each destination, in order. What is not named is not compared; a payload is compared whole."""
 
     nacked: list[ExpectedNack] = []
-    """The nacks, in order. One that is not here fails the test."""
+    """All expected nacks, in order. A nack that is not listed fails the test."""
 
     filtered: dict[str, int] = {}
-    """By node, how many records it drops. Only those that are named are compared."""
+    """Number of records that each node drops. Only the nodes that are named are compared."""
 
 
 class PipelineTest(Section):
-    """One case: nothing is read but its records, and nothing is written."""
+    """One test case: only its records are read, and nothing is written."""
 
     name: str
-    """What it shows."""
+    """What the test shows."""
 
     source: str | None = None
-    """The source that the records come from; needed where there are several."""
+    """Source of the records; required if there are several sources."""
 
     records: list[RecordParts]
-    """What goes in."""
+    """Input records."""
 
     mocks: dict[str, Mock] = {}
-    """Processors that something stands in for, by node: `enrich`, or `out:enrich` for one of the connector `out`."""
+    """Mocks of processors, by node: `enrich`, or `out:enrich` for one of the connector `out`."""
 
     expect: Expected = Expected()
-    """What must come out."""
+    """Expected output."""

@@ -1,4 +1,4 @@
-"""YAML nodes as plain data that remembers where it was written."""
+"""YAML nodes as plain data that keeps its place in the file."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.environment import BadReference, expand
 
 MAX_ALIASED = 100_000
-"""Nodes that aliases may repeat in one document; a few lines of YAML can ask for billions."""
+"""Maximum number of nodes repeated by aliases in one document; a few lines of YAML can ask for billions."""
 
 _YAML = "tag:yaml.org,2002:"
 
 
 class Scalar(str):
-    """A scalar's text, with the YAML type that its spelling has."""
+    """Text of a scalar, with the YAML type of its spelling."""
 
     __slots__ = ("tag",)
     tag: str
 
     def __new__(cls, text: str, tag: str) -> Scalar:
-        """A text with a tag."""
+        """Create a text with a tag."""
         scalar = super().__new__(cls, text)
         scalar.tag = tag
         return scalar
 
 
 class Mapped(dict[str, Any]):
-    """A YAML mapping that knows its JSON pointer. Scalars in it are texts, null is None."""
+    """YAML mapping with its JSON pointer. Scalars in it are texts, null is None."""
 
     where: str = ""
 
     @classmethod
     def at(cls, where: str, items: Mapping[str, Any] | None = None) -> Mapped:
-        """A mapping at a place."""
+        """Return a mapping at a place."""
         mapped = cls(items or {})
         mapped.where = where
         return mapped
@@ -49,8 +49,8 @@ class AliasLimitError(Exception):
 
 
 @dataclass(frozen=True)
-class Flaw:
-    """What the YAML itself has wrong at a node."""
+class YamlFlaw:
+    """Flaw of the YAML itself at a node."""
 
     code: str
     pointer: str
@@ -61,19 +61,19 @@ class Flaw:
 
 @dataclass
 class TreeBuilder:
-    """Builds the data of one document from its nodes, replacing variables in values (never in keys)."""
+    """Builder of one document's data from its nodes, expanding variables in values (never in keys)."""
 
     env: Mapping[str, str]
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
     keys: dict[str, Node] = field(default_factory=dict[str, Node])
-    flaws: list[Flaw] = field(default_factory=list[Flaw])
+    flaws: list[YamlFlaw] = field(default_factory=list[YamlFlaw])
     _seen: set[int] = field(default_factory=set[int])
     _open: set[int] = field(default_factory=set[int])
     _aliased: int = 0
     _depth: int = 0
 
     def build(self, node: Node, where: str = "") -> Any:
-        """The data under a node: text, None, a list or a :class:`Mapped`."""
+        """Return the data under a node: text, None, a list or a :class:`Mapped`."""
         self.nodes[where] = node
         with self._entered(node):
             if isinstance(node, MappingNode):
@@ -107,7 +107,7 @@ class TreeBuilder:
         return mapped
 
     def _pairs(self, node: MappingNode, where: str) -> Iterator[tuple[ScalarNode, Node]]:
-        """Own keys first, then what is merged in and not overridden."""
+        """Yield own keys first, then merged keys that are not overridden."""
         taken: set[str] = set()
         merges: list[Node] = []
         for key, value in node.value:
@@ -124,11 +124,11 @@ class TreeBuilder:
 
     def _is_new_key(self, key: Node, taken: set[str], where: str) -> bool:
         if not isinstance(key, ScalarNode):
-            self.flaws.append(Flaw("config.parse_error", where, key, "a key must be a text"))
+            self.flaws.append(YamlFlaw("config.parse_error", where, key, "a key must be a text"))
             return False
         if key.value in taken:
             place, message = pointers.child(where, key.value), f"the key {key.value} is given twice"
-            self.flaws.append(Flaw("config.key_duplicate", place, key, message))
+            self.flaws.append(YamlFlaw("config.key_duplicate", place, key, message))
             return False
         return True
 
@@ -137,12 +137,12 @@ class TreeBuilder:
             if isinstance(node, MappingNode):
                 yield from self._pairs(node, where)
             elif isinstance(node, SequenceNode):
-                # the first of several wins, as YAML says
+                # the first of several wins, as YAML specifies
                 for item in node.value:
                     yield from self._merged(item, where)
             else:
                 message = "<< merges mappings only"
-                self.flaws.append(Flaw("config.parse_error", where, node, message))
+                self.flaws.append(YamlFlaw("config.parse_error", where, node, message))
 
     def _scalar(self, node: Node, where: str) -> Scalar | None:
         if node.tag == _YAML + "null":
@@ -153,7 +153,7 @@ class TreeBuilder:
 
 
 def typed(data: Any) -> Any:
-    """The same data with numbers and booleans as such, for the parts of a file that are free-form."""
+    """Return the data with numbers and booleans as such, for the free-form parts of a file."""
     if isinstance(data, dict):
         return {key: typed(value) for key, value in data.items()}
     if isinstance(data, list):
@@ -177,7 +177,7 @@ def _typed_scalar(scalar: Scalar) -> str | int | float | bool:
         return text
 
 
-def _unset(bad: BadReference, where: str, node: Node) -> Flaw:
+def _unset(bad: BadReference, where: str, node: Node) -> YamlFlaw:
     if bad.name is None:
-        return Flaw("config.env_invalid", where, node, f"{bad.text} names no environment variable", bad)
-    return Flaw("config.env_unset", where, node, f"the environment variable {bad.name} is not set", bad)
+        return YamlFlaw("config.env_invalid", where, node, f"{bad.text} names no environment variable", bad)
+    return YamlFlaw("config.env_unset", where, node, f"the environment variable {bad.name} is not set", bad)

@@ -12,7 +12,7 @@ from conduit_dagster.record import Record, encode
 from conduit_dagster.sdk import ConnectorSettings, Delivery, DriverDestination
 
 
-class LogSettings(ConnectorSettings):
+class LogDestinationSettings(ConnectorSettings):
     """Logs every record as OpenCDC JSON."""
 
     level: Literal["trace", "debug", "info", "warn", "error"] = "info"
@@ -24,12 +24,12 @@ class LogDestination(DriverDestination):
     """One log line per record, in order, from the driver; a delivery that is repeated is logged again."""
 
     name = "log"
-    Settings = LogSettings
+    Settings = LogDestinationSettings
     prints = True
 
     def __init__(self, settings: Any, context: Any) -> None:
         super().__init__(settings, context)
-        own = cast(LogSettings, settings)
+        own = cast(LogDestinationSettings, settings)
         self._message = own.message or "record"
         log = structlog.get_logger("conduit.log").bind(pipeline=context.pipeline, connector=context.connector)
         self._log = {"trace": log.debug, "warn": log.warning}.get(own.level) or getattr(log, own.level)

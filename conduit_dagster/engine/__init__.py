@@ -1,1 +1,1 @@
-"""Moves records: plans, stages, resolves, prepares, publishes, recovers. Knows nothing of Dagster."""
+"""The engine: plans, stages, resolves, prepares, publishes and recovers. Independent of Dagster."""

@@ -1,4 +1,4 @@
-"""Acks of a running job, made durable at an interval (reference 4: 1 s by default), and read back by the driver."""
+"""Acks of a running job, written durably at an interval (reference 4: 1 s by default) and read back by the driver."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.acks import Acked, Acks
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 
 
 class AckFile:
-    """Writes what is acked next to the staged parts while the job runs: one small file, replaced by a newer one.
+    """Writer of the current acks, next to the staged parts while the job runs: one small file, replaced each time.
 
-    A killed process loses at most the acks of one interval: those records are sent again (CASES C4).
+    A killed process loses at most the acks of one interval; those records are sent again (CASES C4).
     """
 
     def __init__(self, acks: Acks, folder: str, token: str, interval: float) -> None:
@@ -38,7 +38,7 @@ class AckFile:
             try:
                 self._flush()
             except OSError:
-                continue  # acks that are not durable are sent again; the job itself goes on
+                continue  # records whose acks are not durable are sent again; the job itself continues
 
     def _flush(self) -> None:
         acked = self._acks.safe()
@@ -56,7 +56,7 @@ class AckFile:
 
 
 def newest(folder: str, token: str = "") -> list[Acked]:
-    """What is durable of each job of a delivery, or of the one with this token."""
+    """Return the newest durable acks of each job of a delivery, or only those of the job with this token."""
     names = [name for name in storage.files(folder) if name.startswith(f"acks-{token}")]
     last = {name.rpartition("-")[0]: name for name in sorted(names)}
     return [acked for name in last.values() if (acked := _read(storage.join(folder, name))) is not None]
@@ -66,7 +66,7 @@ def _read(url: str) -> Acked | None:
     try:
         return msgspec.json.decode(b"".join(storage.chunks(url)), type=Acked)
     except (OSError, msgspec.DecodeError):
-        return None  # removed for a newer one, or torn: its acks never counted
+        return None  # replaced by a newer file, or torn: its acks never counted
 
 
 learn(Acked)

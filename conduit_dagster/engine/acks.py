@@ -1,4 +1,4 @@
-"""Which records of a delivery are handled, while acks come in any order. Pure."""
+"""Tracking of handled records in a delivery, with acks in any order. Pure."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import msgspec
 from conduit_dagster.record import Nack
 
 
-class Origin(NamedTuple):
-    """Where a delivered record comes from."""
+class AckOrigin(NamedTuple):
+    """Origin of a delivered record."""
 
     place: int
-    """Its place in the delivery."""
+    """Index of the record in the delivery."""
     source: str
     ordinal: int
-    """Its source record's place in the step's range."""
+    """Index of its source record in the step's range."""
 
 
 class Front:
-    """The records before the first one that is not handled."""
+    """The contiguous run of handled records at the front."""
 
     def __init__(self) -> None:
-        self._waiting: deque[Origin] = deque()
+        self._waiting: deque[AckOrigin] = deque()
         self._done: set[int] = set()
-        self.last: Origin | None = None
-        """The last one of them; None where there is none."""
+        self.last: AckOrigin | None = None
+        """The last record of the run; None when it is empty."""
 
-    def sent(self, origin: Origin) -> None:
-        """The next record, in order."""
+    def sent(self, origin: AckOrigin) -> None:
+        """Register the next record, in order."""
         self._waiting.append(origin)
 
     def handled(self, place: int) -> None:
-        """A record is handled; one that already is, or was never sent, changes nothing."""
+        """Mark a record as handled; no effect if it already was, or was never sent."""
         if not self._waiting or place < self._waiting[0].place:
             return
         self._done.add(place)
@@ -44,33 +44,33 @@ class Front:
             self._done.discard(self.last.place)
 
     @property
-    def next(self) -> Origin | None:
-        """The first one that is not handled; None where all that were sent are."""
+    def next(self) -> AckOrigin | None:
+        """The first unhandled record; None when all sent records are handled."""
         return self._waiting[0] if self._waiting else None
 
     @property
     def unhandled(self) -> int:
-        """How many were sent and are not handled."""
+        """Number of records that were sent and are not handled yet."""
         return len(self._waiting) - len(self._done)
 
 
 class Acked(msgspec.Struct):
-    """What is handled of a delivery. Offsets move by it, and never back (CASES C1, C12, C13)."""
+    """Handled part of a delivery. Offsets advance by it, and never move back (CASES C1, C12, C13)."""
 
     handled: int
-    """Records from the front of the delivery."""
+    """Number of handled records from the front of the delivery."""
     next: tuple[str, int] | None = None
-    """Source and ordinal of the first record that is not handled; None where none was sent."""
+    """Source and ordinal of the first unhandled record; None when there is none among those sent."""
     namespaces: dict[str, tuple[int, str, int]] = {}
-    """Namespace to the last record before its own first one that is not handled: place, source, ordinal."""
+    """Namespace to its last record before its first unhandled one: place, source, ordinal."""
 
 
-def _plain(origin: Origin) -> tuple[int, str, int]:
+def _plain(origin: AckOrigin) -> tuple[int, str, int]:
     return origin.place, origin.source, origin.ordinal
 
 
 class Acks:
-    """Takes acks and nacks of single records, late, twice and in any order; a second thread may ask meanwhile."""
+    """Acks and nacks of single records, late, twice and in any order; a second thread may read the state meanwhile."""
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -82,15 +82,15 @@ class Acks:
         self._lock = threading.RLock()
 
     def sent(self, place: int, namespace: str, source: str, ordinal: int) -> None:
-        """A record is on its way; in order of their places."""
+        """Register a record that is being sent. Call in order of place."""
         with self._lock:
-            origin = Origin(place, source, ordinal)
+            origin = AckOrigin(place, source, ordinal)
             self._all.sent(origin)
             self._by_namespace.setdefault(namespace, Front()).sent(origin)
             self._namespace[place] = namespace
 
     def ack(self, place: int) -> None:
-        """The destination has it."""
+        """Mark a record as received by the destination."""
         with self._lock:
             namespace = self._namespace.pop(place, None)
             if namespace is not None:
@@ -98,13 +98,13 @@ class Acks:
                 self._by_namespace[namespace].handled(place)
 
     def ack_up_to(self, place: int) -> None:
-        """The destination has it and every one before it."""
+        """Ack this record and every record before it."""
         with self._lock:
             for known in [p for p in self._namespace if p <= place]:
                 self.ack(known)
 
     def nack(self, place: int, nack: Nack) -> None:
-        """The destination refuses it. Nothing behind the first one counts as handled until that is recorded."""
+        """Mark a record as refused. Nothing after the first nack counts as handled until the nack is recorded."""
         with self._lock:
             if place in self._namespace:
                 self._frozen = self._frozen or self.acked()
@@ -112,7 +112,7 @@ class Acks:
                 self.ack(place)
 
     def acked(self) -> Acked:
-        """What is handled, nacked records among them."""
+        """Return the handled part of the delivery, including nacked records."""
         with self._lock:
             last, following = self._all.last, self._all.next
             named = {name: _plain(front.last) for name, front in self._by_namespace.items() if front.last}
@@ -120,11 +120,11 @@ class Acks:
             return Acked(handled, (following.source, following.ordinal) if following else None, named)
 
     def safe(self) -> Acked:
-        """What may be made durable before the nacks are recorded."""
+        """Return the part that may be made durable before the nacks are recorded."""
         with self._lock:
             return self._frozen or self.acked()
 
     @property
     def unhandled(self) -> int:
-        """How many were sent and are neither acked nor nacked."""
+        """Number of records that were sent and are neither acked nor nacked."""
         return self._all.unhandled

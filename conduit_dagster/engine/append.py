@@ -1,4 +1,4 @@
-"""What the Spark task of an append does: reads a part of a source and writes it to the log."""
+"""Spark task of an append, which reads a part of a source and writes it to the log."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.commit_log.entries import encode_block
-from conduit_dagster.commit_log.layout import Written
-from conduit_dagster.commit_log.writer import PartFile
+from conduit_dagster.commit_log.segment_layout import Written
+from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.collector import quiet_collector
-from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Block, ReadOptions, Split
 
 _OPTIONS = ReadOptions(block_bytes=262_144)
-"""Larger blocks than a stage's: columns are built from a block at a time."""
+"""Larger blocks than a stage's, because columns are built one block at a time."""
 APPENDED_SCHEMA = "appended binary"
 
 
 class AppendTask(msgspec.Struct, frozen=True):
-    """Splits of one source whose records follow one another in the log."""
+    """Splits of one source whose records are contiguous in the log."""
 
     source: str
     splits: list[Split]
     first: int
-    """The offset of the first entry."""
+    """Offset of the first entry."""
     folder: str
     """URL of the segment."""
 
@@ -44,23 +44,23 @@ class AppendJob(msgspec.Struct, frozen=True):
     clock_ns: int
     tasks: list[AppendTask]
     once: bool = False
-    """A source of it can't be read twice: a second attempt of a task is refused."""
+    """Whether one of the sources can't be read twice, so that a second attempt of a task is refused."""
 
 
 class Appended(msgspec.Struct):
-    """A task's report."""
+    """Report of one task."""
 
     task: int
     written: Written | None = None
     boundary: Any = None
-    """The boundary behind the last record that was read; None where none was."""
+    """The boundary after the last record that was read; None if none was."""
     error: TaskError | None = None
     failed: TaskError | None = None
-    """Why the source gave no more in the middle of its range: what it gave before is in the file, and counts."""
+    """Why the source stopped in the middle of its range; what it returned before is in the file, and counts."""
 
 
 def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """The function of the job's ``mapInArrow``: one row with a task's number in, one row with its report out."""
+    """Run an append's tasks as the job's ``mapInArrow`` function: task numbers in, one report row out for each."""
     decoded = msgspec.msgpack.decode(job, type=AppendJob)
     for batch in batches:
         for number in batch.column(0).to_pylist():
@@ -71,7 +71,7 @@ def run_append(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[A
 
 
 def append(program: bytes, job: AppendJob, number: int) -> Appended:
-    """One task. Errors of any kind come back in the report; nothing of such a task counts."""
+    """Run one task. Errors of any kind are returned in the report, and none of that task's output counts."""
     redaction = Redaction([])
     try:
         if job.once:
@@ -103,12 +103,12 @@ class _Appending:
     def __init__(self, pipeline: CompiledPipeline, job: AppendJob, number: int) -> None:
         self._task = job.tasks[number]
         self._inlet = next(inlet for inlet in pipeline.sources if inlet.id == self._task.source)
-        # join pairs what the source's processors let through; else they run when a step reads the log
+        # a join pairs the output of the source's processors; otherwise they run when a step reads the log
         self._nodes = self._inlet.nodes if pipeline.program.fan_in == "join" else ()
         self._pipeline = pipeline
         self._report = Appended(number)
         self._offset = self._task.first
-        # random per attempt: a second one never meets the file of the first
+        # random per attempt, so that a second attempt never collides with the file of the first
         self._file = PartFile(self._task.folder, self._task.first, secrets.token_hex(8))
         self._nacks: dict[int, tuple[str, Nack, Record]] = {}
 
@@ -141,7 +141,7 @@ class _Appending:
             self._offset += len(records)
 
     def _processed(self, block: Block) -> tuple[list[Record], dict[int, tuple[str, Nack]]]:
-        """What is logged of a block: what the processors let through, and the nacked records in their places."""
+        """Return the records of a block to log: those that passed the processors, and the nacked ones in place."""
         if not self._nodes:
             return block.records, {}
         self._nacks = {}
@@ -155,10 +155,10 @@ class _Appending:
         return [record for _, record, _ in every], {i: nack for i, (_, _, nack) in enumerate(every) if nack}
 
     def filtered(self, node: str, origin: int) -> None:
-        """It is not logged."""
+        """Ignore a filtered record: it is not logged."""
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """Logged as nacked; the first node's nack counts."""
+        """Log the record as nacked; the nack of the first node counts."""
         self._nacks.setdefault(origin, (node, nack, record))
 
 

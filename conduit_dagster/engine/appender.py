@@ -1,4 +1,4 @@
-"""Line 2 of the protocol for a log of records: what the sources have is logged before a step reads it."""
+"""Line 2 of the protocol for a log of records: new source records are logged before a step reads them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.layout import LogFolder, Written
+from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Limit, Position, Split
@@ -26,23 +26,25 @@ from conduit_dagster.state.store import PipelineStore
 
 
 class Append(NamedTuple):
-    """What is to be logged of one source, and where."""
+    """A range of one source to log, and its destination in the log."""
 
-    inlet: Inlet
+    inlet: SourceNode
     start: Position
     end: Position
     offset: int
-    """Of its first record."""
+    """Offset of its first record."""
     segment: int
     folder: LogFolder
 
 
 def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[LogPart]:
-    """The files that tasks wrote for it, in order, each with the boundary behind its last record, as the manifest names
-    them."""
+    """Return the files that the tasks wrote for an append as manifest entries, in order.
+
+    ``written`` pairs each file with the boundary after its last record.
+    """
     source, last = append.inlet.source, len(written) - 1
     return [
-        # behind the last record there may be what holds none: it is read as well
+        # the range may go on after the last record with data that holds none; that counts as read too
         file.appended(
             append.segment, append.end if place == last else source.within(append.start, append.end, boundary)
         )
@@ -51,7 +53,7 @@ def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[Log
 
 
 class Appender:
-    """Appends what the sources of one pipeline have to its log."""
+    """Writer of new records of a pipeline's sources to its log."""
 
     def __init__(
         self,
@@ -71,12 +73,12 @@ class Appender:
         self._failure: ConduitError | None = None
         self._is_entered = False
         self.rolled = True
-        """Whether a segment was closed since the last compaction; a run begins with one."""
+        """Whether a segment was closed since the last compaction; initially true, so a run starts with a compaction."""
 
     def append(self, appends: Sequence[Append]) -> bool:
-        """Logs it; False where there was nothing to read after all.
+        """Log these ranges; return False if there was nothing to read after all.
 
-        An append that is killed before its manifest was committed never was: the sources are read again from there.
+        An append that is killed before its manifest commit has no effect: the sources are read again from there.
         """
         reached("before-log", self._name)
         tasks = [task for append in appends for task in self._tasks(append)]
@@ -92,20 +94,20 @@ class Appender:
         reached("after-log-stage", self._name)
         self.commit(logged)
         reached("after-log", self._name)
-        # what was read before a failure is logged, and delivered before the failure ends the run
+        # records read before a failure are logged, and are delivered before the failure ends the run
         self._failure = next((report.failed.as_error() for report in reports if report.failed), None)
         if not logged:
             self.raise_failure()
         return bool(logged)
 
     def raise_failure(self) -> None:
-        """Raises why a source gave no more, if one did; once."""
+        """Raise the failure of a source that stopped early, if there was one; only once."""
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
     def compact(self) -> None:
-        """Compacts what was closed since the last time. Not while a step reads the log: its files may go."""
+        """Compact the segments closed since the last call. Not while a step reads the log: its files may be removed."""
         self.rolled = False
         consumers = list(self._pipeline.consumers())
         for inlet in self._sources:
@@ -113,36 +115,36 @@ class Appender:
             Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
 
     def new(self, horizons: Mapping[str, Any] | None) -> list[Append]:
-        """What is new of every source, within the limit."""
+        """Return the new ranges of all sources, within the limit."""
         found = [self._new(inlet, None if horizons is None else horizons.get(inlet.id)) for inlet in self._sources]
         return [append for append in found if append is not None]
 
-    def _new(self, inlet: Inlet, horizon: Any) -> Append | None:
+    def _new(self, inlet: SourceNode, horizon: Any) -> Append | None:
         state = self.state(inlet.id)
         end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
         return None if end == state.position else self.to(inlet, state.position, end, state.next_offset)
 
-    def to(self, inlet: Inlet, start: Position, end: Position, offset: int) -> Append:
-        """A range of a source, behind its log, which ends before ``offset``."""
+    def to(self, inlet: SourceNode, start: Position, end: Position, offset: int) -> Append:
+        """Return the append of a source range to its log, which ends right before ``offset``."""
         segment = self._store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, inlet.id, self._segment_bytes)
         )
         return Append(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
 
     def state(self, source: str) -> LogState:
-        """How far a source is in the log."""
+        """Return the log state of a source: its position and next offset."""
         return self._store.transactions.read(lambda connection: self._log.state(connection, source))
 
     def split(self, append: Append, n: int) -> list[Split]:
-        """What is to be logged, in about ``n`` parts."""
+        """Return the append's range cut into about ``n`` splits."""
         return blamed(self._node(append.inlet), append.inlet.source.split, append.start, append.end, n)
 
     def verify(self, append: Append) -> None:
-        """Raises ``FatalError`` where what was read is not what was there before."""
+        """Raise ``FatalError`` if the source's data is no longer what was there before."""
         blamed(self._node(append.inlet), append.inlet.source.verify, append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
-        """Several only where each one knows the offset that it begins with before it reads."""
+        """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
         inlet, folder = append.inlet, append.folder.segment(append.segment)
         alone = not inlet.source.replayable or (self._pipeline.program.fan_in == "join" and bool(inlet.nodes))
         splits = self.split(append, 1 if alone else self._slots)
@@ -164,15 +166,15 @@ class Appender:
         return reports
 
     def commit(self, logged: Sequence[tuple[Append, Sequence[LogPart]]]) -> None:
-        """Makes what tasks wrote a part of the logs, all of it in one transaction: a step covers only what that names.
+        """Commit the files that tasks wrote to the logs' manifests, in one transaction; steps read only those files.
 
-        Raises ``FatalError`` (``log.gap``) where the files are not the logs' continuation.
+        Raises ``FatalError`` (``log.gap``) if the files do not continue the logs without a gap.
         """
         for append, parts in logged:
             if parts:
                 append.folder.sync(append.segment)
         if logged and not self._is_entered:
-            # a log that is new: the folders that lead to it may be so as well
+            # for a new log the parent folders may be new as well
             storage.sync_entry(self._base)
             self._is_entered = True
         storage.sync(self._base)
@@ -187,14 +189,14 @@ class Appender:
                 append.folder.publish_name(append.segment, part.name)
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)
 
-    def _node(self, inlet: Inlet) -> str:
+    def _node(self, inlet: SourceNode) -> str:
         return f"{self._name}:{inlet.id}"
 
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:
-    """None where the log stands where it stood: there was nothing to read after all."""
+    """Return the append with its parts; None if the log did not advance, because there was nothing to read."""
     failed = next((place for place, report in enumerate(reports) if report.failed is not None), None)
-    # what other tasks read behind a failure is no continuation of what lies before it
+    # records that other tasks read after the failure do not continue those before it
     read = [report for report in reports[: None if failed is None else failed + 1] if report.boundary is not None]
     source = append.inlet.source
     if not source.replayable or failed is not None:
@@ -206,6 +208,6 @@ def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[L
 
 
 def _grouped(splits: Sequence[Split], slots: int) -> list[list[Split]]:
-    """Consecutive splits as at most ``slots`` tasks."""
+    """Return consecutive splits grouped into at most ``slots`` tasks."""
     size = max(1, -(-len(splits) // slots))
     return [list(splits[i : i + size]) for i in range(0, len(splits), size)]

@@ -1,4 +1,4 @@
-"""Puts the parts of a pipeline's step loop together."""
+"""Construction of a pipeline's step loop."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections.abc import Callable
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.direct import DirectSender
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.memory import Memories, memory_folder
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.processor_state import Memories, memory_folder
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.source_acks import SourceAcks
-from conduit_dagster.engine.staging import Stager
+from conduit_dagster.engine.stager import Stager
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.sdk import Limit
 from conduit_dagster.state.store import PipelineStore
@@ -33,15 +33,15 @@ def make_loop(
     report: Callable[[StepReport], None],
     acks: SourceAcks | None = None,
 ) -> StepLoop:
-    """A loop that goes on from the state as it is stored now. With an ``appender`` it reads through the log.
+    """Return a step loop that continues from the stored state. With an ``appender`` it reads through the log.
 
-    ``staging`` and ``log`` are URLs: of what is staged, and of what is kept for good.
+    ``staging`` and ``log`` are URLs, of staged data and of data that is kept permanently.
     """
     pipeline, delivery, queue = bound.compiled, bound.config.delivery, bound.config.dead_letter_queue
     state = store.load()
     window = NackWindow(queue.window_size, queue.window_nack_threshold)
     archive = Archive(archive_folder(log, bound.id))
-    # what a processor remembers has one order
+    # stateful processors need all records in one order, hence a single slot
     slots = 1 if pipeline.remembering else slots
     memories = Memories(memory_folder(log, bound.id))
     stager = Stager(jobs, pipeline, staging, archive, memories, slots, store.epoch)

@@ -1,4 +1,4 @@
-"""Waiting for a restart to fall due: a stop wins at once (CASES B10), nothing is touched before its time."""
+"""Waiting until a restart is due: a stop takes effect at once (CASES B10), and nothing is touched before then."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.recovery_store import RecoveryState, read
 
 Awaited = Literal["due", "now", "stopped", "superseded"]
-"""``now``: somebody started the pipeline without waiting; ``superseded``: the restart is not pending any more."""
+"""``now``: the pipeline was started by hand without waiting; ``superseded``: the restart is no longer pending."""
 _LOOK = 0.25
 
 
 def await_restart(
     database: sa.Engine, pipeline: str, failure: int | None, at_ns: int, longest: float, stop: StopFlag
 ) -> Awaited:
-    """Returns when the restart is due, or when it is not to happen.
+    """Wait until the restart is due or cancelled; return which.
 
-    ``failure``: its number in the store; None where the store knows nothing of it. ``longest``: seconds after which
-    it is due whatever the clock says: one that is set back must not stretch the wait.
+    ``failure``: its number in the store; None if the store has no record of it. ``longest``: seconds after which the
+    restart is due regardless of the wall clock: a clock that is set back must not stretch the wait.
     """
     end = time.monotonic() + longest
 
@@ -39,7 +40,7 @@ def await_restart(
 
 
 def await_tick(database: sa.Engine, pipeline: str, at: float, stop: StopFlag) -> Awaited:
-    """Waits between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch."""
+    """Wait between two runs of a timed pipeline, which is stopped meanwhile. ``at``: seconds since the epoch."""
 
     def instead() -> Awaited | None:
         state = _look(database, pipeline)
@@ -66,7 +67,7 @@ def _stopped_by_user(database: sa.Engine, pipeline: str) -> bool:
         row = pipeline_rows(database).get(pipeline)
     except SQLAlchemyError:
         return False
-    return row is not None and (row["status"], row["reason"]) == ("stopped", "user")
+    return row is not None and (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user")
 
 
 def _look(database: sa.Engine, pipeline: str) -> RecoveryState | None:
@@ -74,7 +75,7 @@ def _look(database: sa.Engine, pipeline: str) -> RecoveryState | None:
         with reading(database) as connection:
             return read(connection, pipeline)
     except SQLAlchemyError:
-        return None  # the start itself will say that the store is away
+        return None  # the start itself will report that the store is unreachable
 
 
 def _otherwise(state: RecoveryState | None, failure: int) -> Awaited | None:

@@ -1,4 +1,4 @@
-"""Checks what a pipeline says about plugins: names, settings, conditions, and what they promise together."""
+"""Validation of a pipeline's plugins: names, settings, conditions, and the guarantees of their combination."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ValidationError
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import Connector, Pipeline, Processor
+from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline, ProcessorConfig
 from conduit_dagster.config.scalars import masked
-from conduit_dagster.connectors import registry as connectors
-from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.connectors import connector_registry
+from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.processors import registry as processors
-from conduit_dagster.processors.remembering import Remembering
+from conduit_dagster.processors.common.stateful import Remembering
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
 
 _SDK_IGNORED = {
@@ -25,25 +25,25 @@ _SDK_IGNORED = {
     "sdk.rate.*": "nothing here limits how fast a destination is written; a generator has a rate of its own",
     "sdk.schema.*": "records carry no schemas here: avro.encode and avro.decode know a registry",
 }
-"""What Conduit's SDK adds to every connector and has no meaning here, and why."""
+"""Settings that Conduit's SDK adds to every connector and that have no effect here, with the reason."""
 
 
 def not_yet(config: Pipeline) -> Iterable[str]:
-    """Options that parse but whose engine part is not there yet."""
+    """Return options that parse but are not implemented in the engine yet."""
     delivery = config.delivery
     if delivery.drift:
         yield "delivery.drift: true"
 
 
 class Binder:
-    """Collects every finding about plugins, settings, conditions and what they promise together."""
+    """Collector of all findings about plugins, settings, conditions and the guarantees of their combination."""
 
     def __init__(self, parsed: ParsedPipeline, plugins: Plugins, strict: bool) -> None:
         self._parsed, self._plugins = parsed, plugins
         self._lax: Severity = "error" if strict else "warning"
 
     def check(self) -> None:
-        """Adds them to the parsed pipeline."""
+        """Add the findings to the parsed pipeline."""
         config = self._parsed.config
         for connector in config.connectors:
             self._check_connector(connector)
@@ -66,7 +66,7 @@ class Binder:
             self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
 
     def _check_remembering(self, config: Pipeline) -> None:
-        """What looks back needs one order of all records that it ever sees, and each of them once."""
+        """Check stateful processors: they need a single order of all records they ever see, and each record once."""
         outside = [p for connector in config.sources for p in connector.processors]
         for processor in filter(self._remembers, (*outside, *config.dead_letter_queue.processors)):
             message = f"{processor.plugin} can stand among the processors of the pipeline or of a destination only"
@@ -82,7 +82,7 @@ class Binder:
                 message = f"{mine.plugin} would take what the log sends again for duplicates"
                 self._add(f"{late.where}/start-from", "destination.remembering", message, fix="remove start-from: log")
 
-    def _remembers(self, processor: Processor) -> bool:
+    def _remembers(self, processor: ProcessorConfig) -> bool:
         kind = processors.find(processor.plugin, self._plugins.processors)
         return kind is not None and issubclass(kind, Remembering)
 
@@ -99,7 +99,7 @@ class Binder:
 
     # -- connectors ---------------------------------------------------------------------------------------------
 
-    def _check_connector(self, connector: Connector) -> None:
+    def _check_connector(self, connector: ConnectorConfig) -> None:
         is_source = connector.type == "source"
         kind = self._find(connector.plugin, is_source)
         pointer = f"{connector.where}/plugin"
@@ -115,18 +115,18 @@ class Binder:
 
     def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
         if is_source:
-            return connectors.find_source(plugin, self._plugins.sources)
-        return connectors.find_destination(plugin, self._plugins.destinations)
+            return connector_registry.find_source(plugin, self._plugins.sources)
+        return connector_registry.find_destination(plugin, self._plugins.destinations)
 
-    def _unknown_connector(self, connector: Connector, pointer: str, is_source: bool) -> None:
+    def _unknown_connector(self, connector: ConnectorConfig, pointer: str, is_source: bool) -> None:
         own = self._plugins.sources if is_source else self._plugins.destinations
-        names = [*(connectors.source_names() if is_source else connectors.destination_names()), *own]
+        names = [*(connector_registry.source_names() if is_source else connector_registry.destination_names()), *own]
         what = "source" if is_source else "destination"
         if self._find(connector.plugin, not is_source) is not None:
             message = f"{connector.plugin} is no {what}, only a {'destination' if is_source else 'source'}"
         else:
             message = f"there is no {what} {connector.plugin}"
-        self._unknown(pointer, message, connectors.plain_name(connector.plugin), names)
+        self._unknown(pointer, message, connector_registry.plain_name(connector.plugin), names)
 
     def _unknown(self, pointer: str, message: str, name: str, names: Iterable[str]) -> None:
         known = sorted(set(names))
@@ -151,11 +151,11 @@ class Binder:
 
     def _check_queue(self, config: Pipeline) -> None:
         queue = config.dead_letter_queue
-        kind = connectors.find_destination(queue.plugin, self._plugins.destinations)
+        kind = connector_registry.find_destination(queue.plugin, self._plugins.destinations)
         where = "/dead-letter-queue"
         if kind is None:
-            names = [*connectors.destination_names(), *self._plugins.destinations]
-            name = connectors.plain_name(queue.plugin)
+            names = [*connector_registry.destination_names(), *self._plugins.destinations]
+            name = connector_registry.plain_name(queue.plugin)
             self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
             return
         self._check_settings(kind.Settings, queue.settings, where)
@@ -165,7 +165,7 @@ class Binder:
 
     # -- processors ---------------------------------------------------------------------------------------------
 
-    def _check_processor(self, processor: Processor) -> None:
+    def _check_processor(self, processor: ProcessorConfig) -> None:
         kind = processors.find(processor.plugin, self._plugins.processors)
         if kind is None:
             names = [*processors.names(), *self._plugins.processors]
@@ -178,7 +178,7 @@ class Binder:
             self._check_settings(kind.Settings, processor.settings, processor.where)
         self._check_condition(processor)
 
-    def _check_condition(self, section: Processor | Connector) -> None:
+    def _check_condition(self, section: ProcessorConfig | ConnectorConfig) -> None:
         try:
             if section.condition:
                 compile_condition(section.condition, Clock())
@@ -213,7 +213,7 @@ class Binder:
                 self._setting_finding(base, where, settings, dict(flaw))
 
     def _idle_setting(self, pointer: str, value: str, why: str) -> None:
-        # what is off in Conduit too is nothing to speak of
+        # no warning for a setting whose value disables it in Conduit too
         if value not in ("", "0", "0s", "false"):
             self._add(pointer, "setting.idle", f"it does nothing here: {why}", severity="warning", fix="remove it")
 

@@ -1,4 +1,4 @@
-"""A run ends when it must, whatever hangs in it: a connector, Spark, or the state store."""
+"""Time limits that end a run even if part of it hangs: a connector, Spark, or the state store."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from conduit_dagster.engine.stop import StopFlag
 
 T = TypeVar("T")
 GRACE = 0.25
-"""Seconds after the shutdown timeout in which jobs are cancelled and the end is recorded."""
+"""Seconds after the shutdown timeout for cancelling jobs and recording the end."""
 FORCED = 5.0
-"""Seconds that a stop by force may take to cancel Spark's jobs; the shutdown timeout, where that is shorter."""
+"""Seconds that a forced stop may take to cancel Spark's jobs; the shutdown timeout, if that is shorter."""
 _POLL = 0.05
 _left: list[str] = []
 
 
-class Hung(Exception):  # noqa: N818  # it says what became of the work; nothing raises it beyond this package
-    """The time for a stop has passed, and the work has not ended: its thread is left where it is."""
+class Hung(Exception):  # noqa: N818  # it describes the state of the work; nothing raises it outside this package
+    """Work that has not ended within the time for a stop; its thread is abandoned."""
 
     def __init__(self, where: str) -> None:
         super().__init__(where)
         self.where = where
-        """The innermost call that is not Python's own, such as ``publish in plugins/slow.py:20``."""
+        """The innermost call outside the standard library, such as ``publish in plugins/slow.py:20``."""
 
 
 def left_behind() -> bool:
-    """Whether a thread of this process was left hanging: closing what it uses would hang as well."""
+    """Return whether this process has abandoned a hanging thread: closing resources it uses would hang as well."""
     return bool(_left)
 
 
 def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) -> T:
-    """What ``work`` gives or raises, in a thread of its own.
+    """Run ``work`` in its own thread; return its result or raise its error.
 
-    Raises :class:`Hung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it keeps no
-    process from ending, and must be fenced off by the caller should it ever go on.
+    Raises :class:`Hung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it does not keep
+    the process alive, and the caller must fence it off in case it ever continues.
     """
     name = _below(name)
     future = _in_daemon(work, name)
@@ -54,12 +54,12 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
 
 
 def within(work: Callable[[], None], seconds: float, name: str) -> bool:
-    """Whether ``work`` ended within so many seconds, well or not; else its thread is left to itself."""
+    """Return whether ``work`` ended within ``seconds``, by success or error; otherwise its thread is abandoned."""
     return _ended(_in_daemon(work, _below(name)), seconds)
 
 
 def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
-    """What all of them give, each in a daemon thread; raises what the first of them raised, once all have ended."""
+    """Run all in daemon threads and return their results; once all have ended, raise the first one's error."""
     futures = [_in_daemon(work, _below(f"{name}-{i}")) for i, work in enumerate(works)]
     for future in futures:
         _ended(future, None)
@@ -67,7 +67,7 @@ def side_by_side(works: Sequence[Callable[[], T]], name: str) -> list[T]:
 
 
 class Worker(Generic[T]):
-    """Calls one after another in one daemon thread: unlike an executor's it keeps no process from ending."""
+    """Runner of calls in sequence, in a daemon thread: unlike an executor's it does not keep the process alive."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], T], Future[T]] | None] = queue.SimpleQueue()
@@ -75,13 +75,13 @@ class Worker(Generic[T]):
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Its result, once it and those before it have ended."""
+        """Queue a call; return a future for its result. It runs after the calls queued before."""
         future: Future[T] = Future()
         self._calls.put((call, future))
         return future
 
     def close(self) -> None:
-        """Waits for the calls that are there."""
+        """Wait for the queued calls to end, and stop the thread."""
         self._calls.put(None)
         self._thread.join()
 
@@ -91,7 +91,7 @@ class Worker(Generic[T]):
 
 
 def _below(name: str) -> str:
-    """A thread's name begins with that of the one that waits for it."""
+    """Return a thread name that is prefixed with the name of the waiting thread."""
     return f"{threading.current_thread().name}/{name}"
 
 
@@ -111,7 +111,7 @@ def _in_daemon(work: Callable[[], T], name: str) -> Future[T]:
 def _fulfil(work: Callable[[], T], future: Future[T]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # noqa: BLE001  # it is raised where the result is asked for
+    except BaseException as error:  # noqa: BLE001  # it is raised where the result is requested
         future.set_exception(error)
 
 
@@ -125,7 +125,7 @@ def _ended(future: Future[T], seconds: float | None) -> bool:
 
 def _where(name: str) -> str:
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]  # documented, for debugging as here
-    # a thread that it waits for has its name and more
+    # a thread that it waits for has its name as a prefix
     mine = [thread for thread in threading.enumerate() if thread.name.startswith(name)]
     found = max(mine, key=lambda thread: len(thread.name), default=None)
     frame = None if found is None or found.ident is None else frames.get(found.ident)

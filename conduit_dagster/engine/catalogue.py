@@ -1,4 +1,4 @@
-"""The pipelines of a project: files parsed, plugins loaded, everything bound. No Spark, no Dagster."""
+"""Catalogue of a project's pipelines: files parsed, plugins loaded, everything bound. No Spark, no Dagster."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.chains import link
 from conduit_dagster.engine.planner import BoundPipeline, bind_all
-from conduit_dagster.engine.plugins import Plugins, load_plugins, read_plugins
+from conduit_dagster.engine.plugin_loading import Plugins, load_plugins, read_plugins
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """What a project offers to run, and everything that is wrong with it."""
+    """Runnable pipelines of a project, and all findings about it."""
 
     project: Project
     loaded: Loaded
@@ -30,12 +30,12 @@ class Catalogue:
         return [*self.project.findings, *map(_plugin_finding, self.plugins.errors), *self.loaded.findings]
 
     def get(self, pipeline: str) -> BoundPipeline | None:
-        """The runnable pipeline with this id."""
+        """Return the runnable pipeline with this id, or None."""
         return next((bound for bound in self.bound if bound.id == pipeline), None)
 
 
 def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
-    """Reads files and folders, the project's own pipelines folder where none is named. Their content never raises."""
+    """Read files and folders, by default the project's own pipelines folder. Their content never raises."""
     chosen = list(paths) or [project.pipelines_path]
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
     plugins = load_plugins(read_plugins(project.root))
@@ -45,7 +45,7 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
 
 
 def _of_folder(project: Project) -> list[ParsedPipeline]:
-    """The project's own pipelines, where only some files are looked at."""
+    """Return the pipelines of the project's own folder, for when only some files were read."""
     folder = project.pipelines_path
     return load([folder], recovery=project.settings.recovery).pipelines if folder.exists() else []
 

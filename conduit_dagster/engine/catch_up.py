@@ -1,7 +1,7 @@
-"""A destination that was added later and starts from the log (DELIVERY.md, Destinations).
+"""Catch-up of a destination that was added later and starts from the log (DELIVERY.md, Destinations).
 
-What it missed is read again as a source of its own: with its own position, generation and delivery hashes, in steps
-that are for this destination alone and come before any other.
+The records it missed are read again as a separate source with its own position, generation and delivery hashes, in
+steps that are for this destination alone and come before any other.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _LONGEST = 256
 
 
 class CatchUpSource(LogSource):
-    """The log of one source, for one destination, up to where the pipeline stood when it was added."""
+    """The log of one source, for one destination, up to the pipeline's position when it was added."""
 
     name = "catch-up"
 
@@ -25,18 +25,18 @@ class CatchUpSource(LogSource):
         self.source, self.consumer = source, consumer
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """As of the log, and not beyond ``horizon``: from there on it is sent what the others are sent."""
+        """Return the end of the log, but not beyond ``horizon``: from there it is served by the regular steps."""
         return max(start, min(super().latest(start, limit), horizon))
 
     def ack(self, upto: Position, generation: int) -> None:
-        """The source was acked when its records were new."""
+        """Do nothing: the source was acked when its records were new."""
 
     def lag(self, position: Position) -> int | None:
-        """Unknown: that is the source's own."""
+        """Return None: only the source itself has a lag."""
         return None
 
 
 def catch_up_id(source: str, consumer: str) -> str:
-    """The name of what a destination catches up on. No connector's id has an ``@``."""
+    """Return the id of a destination's catch-up source. No connector id contains an ``@``."""
     name = f"{source}@{consumer}"
     return name if len(name) <= _LONGEST else f"catch-up@{hashlib.sha256(name.encode()).hexdigest()[:32]}"

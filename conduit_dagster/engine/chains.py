@@ -1,4 +1,4 @@
-"""Pipelines that read other pipelines: which connector each of them means, and what is wrong between their files."""
+"""Pipelines that read other pipelines: resolution of the connectors they refer to, and checks across their files."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import NamedTuple
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import Connector, Pipeline
+from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
+from conduit_dagster.connectors.connector_registry import find_source, is_builtin
 from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
-from conduit_dagster.connectors.registry import find_source, is_builtin
 from conduit_dagster.engine.planner import Upstreams, choose_log
-from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.engine.plugin_loading import Plugins
 
 _READABLE = ("opencdc/json", "payload/json", "template")
 Elsewhere = Callable[[], Iterable[ParsedPipeline]]
-"""The pipelines of the project's own folder; asked only where one is named that is not among those at hand."""
+"""Loader of the pipelines in the project's own folder; called only for a name that is not loaded yet."""
 
 
 class _Flaw(NamedTuple):
@@ -28,7 +28,7 @@ class _Flaw(NamedTuple):
 
 
 def link(parsed: Iterable[ParsedPipeline], elsewhere: Elsewhere, plugins: Plugins) -> Upstreams:
-    """What each chained source reads. What is wrong becomes findings of the pipelines that read."""
+    """Return what each chained source reads. Errors become findings of the reading pipelines."""
     return _Chains(list(parsed), elsewhere, plugins).link()
 
 
@@ -49,12 +49,12 @@ class _Chains:
                     found[one.config.id, connector.id] = read
         return found
 
-    def _chained(self, config: Pipeline) -> Iterator[Connector]:
+    def _chained(self, config: Pipeline) -> Iterator[ConnectorConfig]:
         for connector in config.sources:
             if is_builtin(connector.plugin, PLUGIN, self._plugins.sources):
                 yield connector
 
-    def _add(self, one: ParsedPipeline, connector: Connector, flaw: _Flaw) -> None:
+    def _add(self, one: ParsedPipeline, connector: ConnectorConfig, flaw: _Flaw) -> None:
         base = f"{connector.where}/settings"
         pointer = pointers.child(base, flaw.setting) if flaw.setting in connector.settings else base
         got = connector.settings.get(flaw.setting)
@@ -67,8 +67,8 @@ class _Chains:
             self._known = {**{one.config.id: one for one in self._elsewhere()}, **self._known}
         return self._known.get(name)
 
-    def _read(self, reader: Pipeline, connector: Connector) -> Upstream | _Flaw | None:
-        """None where the settings lack what is required, which is found elsewhere."""
+    def _read(self, reader: Pipeline, connector: ConnectorConfig) -> Upstream | _Flaw | None:
+        """Return what a connector reads; None if a required setting is missing, which is reported elsewhere."""
         name = connector.settings.get("pipeline", "")
         if not name:
             return None
@@ -85,7 +85,7 @@ class _Chains:
         return _Reading(other, self._plugins).of(connector.settings.get("connector", ""))
 
     def _circle(self, reader: str, name: str) -> list[str] | None:
-        """The way from ``reader`` over ``name`` back to it."""
+        """Return the path from ``reader`` through ``name`` back to ``reader``; None if there is no cycle."""
         ways = [[reader, name]]
         seen: set[str] = set()
         while ways:
@@ -101,7 +101,7 @@ class _Chains:
 
 
 class _Reading:
-    """What can be read of one pipeline."""
+    """Readable connectors of one pipeline."""
 
     def __init__(self, parsed: ParsedPipeline, plugins: Plugins) -> None:
         self._parsed, self._config, self._plugins = parsed, parsed.config, plugins
@@ -138,7 +138,7 @@ class _Reading:
         named += [f"the output of {', '.join(written)}"] if written else []
         return f"name one in settings.connector: {' or '.join(named) or 'it has none that can be read'}"
 
-    def _is_file(self, destination: Connector) -> bool:
+    def _is_file(self, destination: ConnectorConfig) -> bool:
         return is_builtin(destination.plugin, "file", self._plugins.destinations)
 
     def _no_log(self) -> _Flaw:
@@ -149,7 +149,7 @@ class _Reading:
         instead = f"; or read what it writes: connector: {written[0]}" if written else ""
         return _Flaw("connector", "chain.no_log", message, f"set delivery: {{log: records}} in {where}{instead}")
 
-    def _output(self, destination: Connector) -> Upstream | _Flaw:
+    def _output(self, destination: ConnectorConfig) -> Upstream | _Flaw:
         name, settings = destination.id, destination.settings
         if not self._is_file(destination):
             message = f"{name} is a {destination.plugin}: what it has published can't be read back from here"

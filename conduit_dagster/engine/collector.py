@@ -1,4 +1,4 @@
-"""Python's garbage collector, out of the way while a task makes records."""
+"""Control of Python's garbage collector while a task creates records."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_collector() -> Generator[None]:
-    """Nothing is collected meanwhile. For tasks, whose records form no cycles."""
-    # a block costs about a third less without it (SPARK_FACTS, 2)
+    """Disable garbage collection in the ``with`` block. For tasks, whose records form no cycles."""
+    # a block takes about a third less time without it (SPARK_FACTS, 2)
     gc.freeze()
     gc.disable()
     try:

@@ -1,14 +1,15 @@
-"""The records of one prepared delivery by their place in it: for pieces, nacks and operators."""
+"""Random access to the records of a prepared delivery by place: for pieces, nacks and operators."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Generic, TypeVar
 
+from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.restage import Restaged
-from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Delivery, StagedDestination, StagedRecord, staged_records
 
@@ -16,10 +17,10 @@ T = TypeVar("T")
 
 
 class DeliveryRecords:
-    """What a delivery holds, read from its staging.
+    """Records of a delivery, read from its staging.
 
-    Whole records of a destination that stages something else are staged again, once, where source and code still give
-    the bytes that were prepared; else a record is what its destination would have been given, as it was staged
+    For a destination that does not stage whole records, they are staged again, once, if source and code still produce
+    the bytes that were prepared; otherwise a record is what its destination would have received, as it was staged
     (DELIVERY.md, When the pipeline changes).
     """
 
@@ -29,13 +30,11 @@ class DeliveryRecords:
         self._is_traced = self._destination is not None and keeps_origins(self._destination)
         self._origins = _InOrder(lambda: read_origins(shipment.staged))
         self._records: _InOrder[StagedRecord] | None = None
-        self._whole: Delivery | None = None
-        self._is_asked = False
 
     def origin(self, place: int) -> tuple[str, int]:
-        """The source of a record, and its source record's place in the step's range. Reads staging only.
+        """Return the source of a record, and its source record's place in the step's range. Reads staging only.
 
-        Places may go back by two at most. Raises ``LookupError`` where there is no such record.
+        Places may go back by at most two. Raises ``LookupError`` if there is no such record.
         """
         if self._is_traced:
             return self._origins.at(place)[:2]
@@ -43,21 +42,21 @@ class DeliveryRecords:
         return record.source, record.ordinal
 
     def at(self, place: int) -> StagedRecord:
-        """The record, whole or as it was staged; otherwise as :meth:`origin`."""
-        if not self._is_traced or self._restaged_whole() is not None:
+        """Return the record, whole or as it was staged; same restrictions as :meth:`origin`."""
+        if not self._is_traced or self._whole is not None:
             return self._of_records().at(place)
         return self._as_staged(place, self._origins.at(place))
 
     def __iter__(self) -> Iterator[StagedRecord]:
-        """All of them, in order."""
-        if not self._is_traced or self._restaged_whole() is not None:
+        """Iterate over all records, in order."""
+        if not self._is_traced or self._whole is not None:
             yield from staged_records(self.delivery())
             return
         for place, origin in enumerate(read_origins(self._shipment.staged)):
             yield self._as_staged(place, origin)
 
     def delivery(self) -> Delivery:
-        """The delivery whose parts hold whole records."""
+        """Return the delivery whose parts hold whole records."""
         return self._whole or self._shipment.whole()
 
     def _of_records(self) -> _InOrder[StagedRecord]:
@@ -65,13 +64,13 @@ class DeliveryRecords:
             self._records = _InOrder(lambda: staged_records(self.delivery()))
         return self._records
 
-    def _restaged_whole(self) -> Delivery | None:
-        if not self._is_asked:
-            self._is_asked, self._whole = True, self._restaged.records(self._shipment)
-        return self._whole
+    @cached_property
+    def _whole(self) -> Delivery | None:
+        """The whole records, staged again, of a destination that does not stage them."""
+        return self._restaged.records(self._shipment) if self._is_traced else None
 
     def _as_staged(self, place: int, origin: RecordOrigin) -> StagedRecord:
-        """From staging alone: the row as it would have been delivered, under its own position."""
+        """Return the row from staging alone, as it would have been delivered, under its own position."""
         assert self._destination is not None, "only staged destinations keep origins"
         row = self._destination.staged_row(self._shipment.whole(), place)
         metadata = {SOURCE_CONNECTOR_ID: f"{self._pipeline}:{origin.source}"}
@@ -82,7 +81,7 @@ class DeliveryRecords:
 
 
 class _InOrder(Generic[T]):
-    """Things by their place, read once from the front: places never go back by more than two."""
+    """Items by their place, read once from the front: places never go back by more than two."""
 
     def __init__(self, read: Callable[[], Iterator[T]]) -> None:
         self._read = read
@@ -91,7 +90,7 @@ class _InOrder(Generic[T]):
         self._kept: deque[tuple[int, T]] = deque(maxlen=3)
 
     def at(self, place: int) -> T:
-        """The thing. Raises ``LookupError`` where there is none, or it was passed."""
+        """Return the item. Raises ``LookupError`` if there is none, or it was already passed."""
         if self._things is None:
             self._things = self._read()
         while self._next <= place:

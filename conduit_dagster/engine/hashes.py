@@ -20,11 +20,11 @@ def delivery_hash(
     skip: int = 0,
     take: int | None = None,
 ) -> str:
-    """SHA-256 over canonical JSON (RFC 8785), in hex.
+    """Compute the SHA-256 over canonical JSON (RFC 8785), in hex.
 
-    It holds no attempt, epoch, run, time, setting, processor, partitioning or batch limit: the same range of the same
-    source gives the same hash. ``sources`` are objects of ``source, generation, start, end``; ``skip`` and ``take``
-    cut a child out of a delivery, ``take`` null being all of it.
+    It contains no attempt, epoch, run, time, setting, processor, partitioning or batch limit: the same range of the
+    same source gives the same hash. ``sources`` are objects of ``source, generation, start, end``; ``skip`` and
+    ``take`` select a child of a delivery, a null ``take`` the whole delivery.
     """
     name = {
         "version": 1,
@@ -39,7 +39,7 @@ def delivery_hash(
 
 
 def _exact(value: Any) -> Any:
-    """Canonical JSON has no integers beyond 2^53; such a one (an inode, say) goes in as its decimal text."""
+    """Replace integers beyond 2^53 (an inode, for example), which canonical JSON lacks, by their decimal text."""
     if isinstance(value, dict):
         return {str(k): _exact(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

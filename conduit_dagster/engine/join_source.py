@@ -1,4 +1,4 @@
-"""Fan-in ``join``: the k-th record of each source's log, together as one record."""
+"""Fan-in ``join``: combines the k-th record of each source's log into one record."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _BLOCK = 3_000
 
 
 class JoinSource(Source):
-    """One source made of several logs. A position is the offset of each member.
+    """One source that joins several logs. A position holds the offset of each member.
 
-    Entries that a source's processors nacked are passed one by one, before the record that follows them; a record
-    without a partner is not in a step yet (CASES D16).
+    Entries nacked by a source's processors are passed on their own, before the record that follows them; a record
+    without a partner is not part of a step yet (CASES D16).
     """
 
     name = "join"
@@ -30,11 +30,11 @@ class JoinSource(Source):
         self.members = dict(members)
 
     def initial(self) -> Position:
-        """Before the first entry of each."""
+        """Return the position before the first entry of each member."""
         return dict.fromkeys(self.members, 0)
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Equal counts of good entries of all members, and the nacked ones around them."""
+        """Return the position after equal counts of good entries of all members, and the nacked ones around them."""
         queues = {name: self._queue(name, start[name], limit.records) for name in self.members}
         count = min(limit.records, *(queue.good for queue in queues.values()))
         return {name: queue.after(count) for name, queue in queues.items()}
@@ -45,7 +45,7 @@ class JoinSource(Source):
         return _Queue(start, stop, manifest.nacked(start, stop))
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """One split: its members' files are read side by side."""
+        """Return a single split: the members' files are read side by side."""
         splits = {name: self._member(name, start[name], end[name]) for name in self.members}
         rows = {name: {"start": s.start, "to": end[name], "detail": s.detail} for name, s in splits.items()}
         return [Split(start, 0, None, sum(s.bytes for s in splits.values()), {"members": rows})]
@@ -55,11 +55,11 @@ class JoinSource(Source):
         return log_split(manifest.folder, manifest.parts(start, end), start, end, 0)
 
     def relocate(self, split: Split) -> Split:
-        """The split with the files that hold it now."""
+        """Return the split with the files that hold it now."""
         return self.split(split.start, {name: row["to"] for name, row in split.detail["members"].items()}, 1)[0]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
-        """Joined records, and the nacked entries between them."""
+        """Yield joined records, with the nacked entries between them."""
         members = {
             name: _Entries(Split(row["start"], 0, None, 0, row["detail"]))
             for name, row in split.detail["members"].items()
@@ -67,42 +67,42 @@ class JoinSource(Source):
         yield from _blocks(_Joining(members, dict(split.start)))
 
     def place(self, position: Position) -> Any:
-        """As of a log."""
+        """Return the place of a position, in the form that a single log uses."""
         return {"log": position}
 
     def horizon(self) -> Any:
-        """Each member's."""
+        """Return each member's horizon."""
         return {name: member.horizon() for name, member in self.members.items()}
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Each member as far as it is handled."""
+        """Ack each member up to its offset."""
         for name, member in self.members.items():
             member.ack(upto[name], generation)
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Which sources are joined."""
+        """Identity of the joined sources."""
         return {"plugin": self.name, "members": {name: member.unit for name, member in self.members.items()}}
 
 
 class _Queue:
-    """Entries of one member that are not joined yet."""
+    """Entries of one member that have not been joined yet."""
 
     def __init__(self, start: int, stop: int, nacked: list[int]) -> None:
         self._start, self._stop, self._nacked = start, stop, nacked
 
     @property
     def good(self) -> int:
-        """How many of them can be joined."""
+        """Number of entries that can be joined."""
         return self._stop - self._start - len(self._nacked)
 
     def after(self, count: int) -> int:
-        """The offset behind ``count`` good entries and the nacked ones that follow them directly."""
+        """Return the offset after ``count`` good entries and the nacked ones that follow them directly."""
         return behind(self._start, self._stop, self._nacked, count)
 
 
 class _Entries:
-    """The entries of one member, one after another."""
+    """The entries of one member, in order."""
 
     def __init__(self, split: Split) -> None:
         self._entries = self._all(split)
@@ -123,7 +123,7 @@ class _Entries:
 
 
 class _Joining:
-    """Joined records and nacked entries, in order, with the position behind each."""
+    """Joined records and nacked entries, in order, with the position after each."""
 
     def __init__(self, members: Mapping[str, _Entries], start: dict[str, int]) -> None:
         self._members, self._position = members, start
@@ -163,7 +163,10 @@ def _blocks(joining: _Joining) -> Iterator[Block]:
 
 
 def joined(parts: Mapping[str, Record]) -> Record:
-    """One record of several: its payload has a field per source; key and metadata are the first one's, if in doubt."""
+    """Return one record made of several: its payload has a field per source, and its key is the first source's.
+
+    Metadata is merged; on conflicts the first source wins.
+    """
     every: Sequence[tuple[str, Record]] = list(parts.items())
     metadata: dict[str, str] = {}
     for _, record in reversed(every):

@@ -1,4 +1,4 @@
-"""What a task reports: numbers, nacks and names, never records."""
+"""Report of a task: numbers, nacks and names, never records."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.teed import Teed
-from conduit_dagster.learn import learn
+from conduit_dagster.engine.log_request import LogResult
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import LetterPart, Memory, Namespaces, Part, SourceCount
@@ -20,18 +20,18 @@ class NackRow(msgspec.Struct):
 
     source: str
     ordinal: int
-    """Its place in the step's range of its source, from 0."""
+    """Index of the record in the step's range of its source, from 0."""
     position: str
     node: str
     code: str
     message: str
     by_destination: bool = False
     before: Any = None
-    """The source's position right before it; only where the nack window may cut there."""
+    """The source's position right before it; only if the nack window may cut there."""
 
 
 class TaskError(msgspec.Struct):
-    """An error that ended a task; expected ones travel here, because Spark would keep only their text."""
+    """An error that ended a task. Expected errors are reported here, because Spark would keep only their text."""
 
     fatal: bool
     code: str
@@ -43,20 +43,20 @@ class TaskError(msgspec.Struct):
 
     @property
     def is_unforeseen(self) -> bool:
-        """Whether its text is that of an exception that nobody classified, whatever that says."""
+        """Whether its text is that of an unclassified exception, which may contain anything."""
         return self.code in ("connector.failed", "processor.failed", "task.failed")
 
     def masked(self, mask: Callable[[str], str]) -> TaskError:
-        """The same with other texts."""
+        """Return a copy with all texts masked."""
         fix = mask(self.fix) if self.fix else self.fix
         return msgspec.structs.replace(self, message=mask(self.message), fix=fix, trace=mask(self.trace))
 
     def without_text(self, instead: str) -> TaskError:
-        """The same, saying this and no more."""
+        """Return a copy with this message, and without fix and trace."""
         return msgspec.structs.replace(self, message=instead, fix=None, trace="")
 
     def as_error(self) -> ConduitError:
-        """The error again, with its class."""
+        """Return it as an exception of its original class."""
         kind = FatalError if self.fatal else TransientError
         error = kind(self.message, code=self.code, place=self.place, fix=self.fix, node=self.node)
         if self.trace:
@@ -69,53 +69,53 @@ class SourceFailure(msgspec.Struct):
 
     source: str
     ordinal: int
-    """How many records of the step's range it gave before."""
+    """Number of records of the step's range that it returned before."""
     before: Any
-    """The source's own position behind the last of them."""
+    """The source's own position after the last of them."""
     error: TaskError
 
 
 class Ledger(msgspec.Struct):
-    """One task's report."""
+    """Report of one task."""
 
     task: int
     sources: dict[str, SourceCount] = {}
     nacks: list[NackRow] = []
-    """One row per nack, as far as the driver needs them (``nack_rows.py``)."""
+    """One row per nack, for those that the driver needs (``nack_rows.py``)."""
     letters: LetterPart | None = None
-    """The file of the archive with all of them."""
+    """The archive file with all nacked records."""
     nacked: dict[str, int] = {}
-    """All nacks, by ``node code``."""
+    """Counts of all nacks, by ``node code``."""
     filtered: dict[str, int] = {}
     parts: dict[str, Part] = {}
-    """Consumer to what was staged for it; missing where there was nothing."""
+    """Consumer to its staged part; missing if there was nothing to stage."""
     origins: dict[str, Part] = {}
-    """Consumer to the origins of what was staged for it, where it keeps them (``origins.py``)."""
+    """Consumer to the origins of its staged part, if it keeps them (``origins.py``)."""
     records: dict[str, Part] = {}
-    """Consumer to its share as whole records, where that was asked for."""
+    """Consumer to its share as whole records, if requested."""
     namespaces: Namespaces = {}
-    teed: list[Teed] = []
-    """What it has logged as well, in order."""
+    teed: list[LogResult] = []
+    """Records that the task also wrote to the log, in order."""
     memory: dict[str, Memory] = {}
-    """By node, what processors remember from here on."""
+    """By node, the new state of stateful processors."""
     error: TaskError | None = None
     failed: SourceFailure | None = None
-    """Nothing of the task counts but this: the step is cut right before the failure."""
+    """If set, nothing else of the task counts: the step is cut right before the failure."""
 
     def encode(self) -> bytes:
-        """As it travels back."""
+        """Encode for the way back to the driver."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Ledger:
-        """The ledger behind :meth:`encode`."""
+        """Decode the output of :meth:`encode`."""
         return msgspec.msgpack.decode(data, type=Ledger)
 
 
 def task_error(error: BaseException, doing: str) -> TaskError:
-    """Any exception of a task, classified. What nobody foresaw is transient and keeps its trace for ``--verbose``."""
+    """Classify an exception of a task. Unforeseen ones are transient and keep their traceback for ``--verbose``."""
     known = classify(error, doing=doing, code="task.failed")
-    # an error of ours and one of the operating system say enough themselves
+    # a ConduitError or OSError is clear enough without its own traceback
     origin = error.__cause__ if isinstance(error, ConduitError | OSError) else error
     trace = "".join(traceback.format_exception(origin)) if origin else ""
     return TaskError(known.fatal, known.code, known.message, known.place, known.fix, known.node, trace)

@@ -9,34 +9,34 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.log_source import LogSource
-from conduit_dagster.engine.moves import joined_members
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.offset_updates import joined_members
+from conduit_dagster.engine.plan_cursor import PlanCursor
 from conduit_dagster.engine.prepare import Preparer
 from conduit_dagster.engine.publish import Publisher, identity
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.resolve import Resolution, cut, cut_failed, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
-from conduit_dagster.engine.shipment import Shipment
-from conduit_dagster.engine.staging import Staged, Stager
+from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.engine.step_log import StepLog
-from conduit_dagster.engine.tail import Tail
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Limit, Position
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Decision, Memory, Plan, Range, Reach
+from conduit_dagster.state.steps import Decision, LoggedRange, Memory, Plan, Range
 from conduit_dagster.state.store import PipelineStore
 
 
 class StepLoop:
-    """One pipeline's steps in order. Not safe to call again after an error: start-up recovery comes first.
+    """One pipeline's steps in order. Not reusable after an error: start-up recovery must run first.
 
-    One thread may plan and stage ahead while another finishes the steps before, one after the other.
+    One thread may plan and stage ahead while another finishes the earlier steps, one at a time.
     """
 
     def __init__(
@@ -61,32 +61,32 @@ class StepLoop:
         self._planning = threading.Lock()
         self._closed = False
         self._began: dict[int, float] = {}
-        self.tail = Tail(state)
+        self.tail = PlanCursor(state)
 
     # -- line 1 -------------------------------------------------------------------------------------------------
 
     def plan_next(self, horizons: dict[str, Any] | None) -> Plan | None:
-        """Records a range per source that has something new; None where no source has."""
+        """Store a plan with a range per source that has new data; return None if no source has."""
         if self._closed:
             return None
-        # who was added later comes first: nothing new is read before all have caught up (reference 4)
+        # destinations added later come first: nothing new is read before all have caught up (reference 4)
         only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
-        logs: dict[str, Reach] = {}
+        logs: dict[str, LoggedRange] = {}
         if not ranges and self._log is not None:
             ranges, logs = self._log.ahead(horizons, self.tail.sources)
         return self._planned(ranges, only, logs) if ranges else None
 
     def plan_replay(self) -> Plan | None:
-        """Records a range per source whose dead letters are sent again; None where none is left."""
+        """Store a plan with a range per source whose dead letters are sent again; return None if none is left."""
         ranges = self._ranges([inlet.id for inlet in self.pipeline.inlets if inlet.is_replay], None)
         return self._planned(ranges, "", {}) if ranges else None
 
-    def _planned(self, ranges: list[Range], only: str, logs: dict[str, Reach]) -> Plan | None:
+    def _planned(self, ranges: list[Range], only: str, logs: dict[str, LoggedRange]) -> Plan | None:
         replay = self.pipeline.replay_of(ranges[0].source)
         reached("before-plan", self._name)
         with self._planning:
             if self._closed:
-                return None  # a step before was cut: nothing follows it in this run
+                return None  # an earlier step was cut: nothing follows it in this run
             number, reads = self._take_number(), self.pipeline.reads
             nacked = self._nacked(only, ranges)
             plan = Plan(
@@ -99,13 +99,13 @@ class StepLoop:
         return plan
 
     def memory(self) -> dict[str, Memory]:
-        """What the processors that remember begin with, by node."""
+        """Return the initial state of the stateful processors, by node."""
         sources = self.state.sources.items()
         generations = {name: one.generation for name, one in sources if not (one.late or one.is_replay)}
         return {node: self.state.memory.get(node, Memory()).under(generations) for node in self.pipeline.remembering}
 
     def _missed(self) -> tuple[str, list[Range]] | None:
-        """A destination that catches up, and what it gets next."""
+        """Return a destination that is catching up, and its next ranges; None if there is none."""
         late = {name: source for name, source in self.tail.sources.items() if source.late}
         ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
         for consumer in self.pipeline.consumers():
@@ -117,7 +117,10 @@ class StepLoop:
         return [inlet.id for inlet in self.pipeline.inlets if inlet.only == only and not inlet.is_replay]
 
     def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
-        """Pinned with the plan: a step that is staged again must not take its own nacks for earlier ones."""
+        """Return offsets nacked by earlier steps, to be pinned in the plan.
+
+        A step that is staged again must not mistake its own nacks for earlier ones.
+        """
         if not only:
             return {}
         nacked = self.store.deliveries.nacked_offsets
@@ -132,7 +135,7 @@ class StepLoop:
     def _ranges(self, inlets: list[str], horizons: dict[str, Any] | None) -> list[Range]:
         if self.pipeline.program.fan_in != "alternate":
             return [span for name in inlets if (span := self._range(name, horizons))]
-        # one source per step; the choice is pinned, because a plan is never made again with other ranges
+        # one source per step; the choice is pinned, because a plan is never remade with other ranges
         for name in self.tail.turns(inlets):
             if span := self._range(name, horizons):
                 return [span]
@@ -144,7 +147,7 @@ class StepLoop:
         end = self._latest(source, known.position, horizon)
         if end == known.position:
             return None
-        # an entry of the log has its offset, wherever a rewind has put the source
+        # a log entry keeps its offset, even if a rewind has moved the source
         inlet = self.pipeline.inlet(source)
         logged = isinstance(inlet.source, LogSource)
         offset = known.position if logged else known.records
@@ -155,7 +158,7 @@ class StepLoop:
         return blamed(self.node(source), inlet.source.latest, start, self._limit, horizon)
 
     def node(self, connector: str) -> str:
-        """A connector's id with the pipeline's."""
+        """Return a connector's id prefixed with the pipeline's."""
         return f"{self._name}:{connector}"
 
     def _take_number(self) -> int:
@@ -167,13 +170,13 @@ class StepLoop:
         return {name: identity(destination) for name, destination in self.pipeline.consumers().items()}
 
     def log_first(self) -> bool:
-        """Logs what is new and could not be planned, because a step reads it from the log; False where nothing is."""
+        """Log new records that could not be planned because a step reads them from the log; False if there are none."""
         return self._log is not None and not self._closed and self._log.log_first()
 
     # -- line 3 -------------------------------------------------------------------------------------------------
 
     def stage(self, plan: Plan) -> Staged:
-        """Reads, processes and stages a planned step; logs it as well where its plan says so."""
+        """Read, process and stage a planned step; also log it if its plan says so."""
         self._began[plan.step] = time.monotonic()
         staged = self._staged(plan)
         if staged.failures:
@@ -187,19 +190,19 @@ class StepLoop:
         return logged or self.stager.stage(plan)
 
     def can_stage(self, plan: Plan) -> bool:
-        """Of a step that a run before planned: whether what it reads is in the log, or comes into it so."""
+        """Return whether a step planned by an earlier run can be staged: its records are, or will be, in the log."""
         return self._log is None or self._log.can_stage(plan)
 
     # -- lines 4 to 7 -------------------------------------------------------------------------------------------
 
     def execute(self, plan: Plan) -> None:
-        """Takes a planned step through all the lines."""
+        """Run a planned step through all remaining lines of the protocol."""
         self.finish(plan, self.stage(plan))
 
     def finish(self, plan: Plan, staged: Staged) -> None:
-        """Takes a staged step through the rest of the lines, once every step before it is done.
+        """Run a staged step through the remaining lines. Call it only when every earlier step is done.
 
-        Raises, once everything before it is done and acked, the error of a nack that the window does not accept.
+        If the window does not accept a nack, its error is raised after everything before the nack is done and acked.
         """
         started = self._began.pop(plan.step)
         plan, staged, resolution, refused = self._resolved(plan, staged)
@@ -214,7 +217,7 @@ class StepLoop:
         refused: ConduitError | None = None
         while True:
             if staged.failures:
-                # what was read before the failure is delivered: at each restart the run comes as far, or further
+                # records read before the failure are delivered: each restart gets at least as far as the last run
                 refused = staged.failures[0].error.as_error()
                 shorter = cut_failed(plan, staged.failures, self._within, self._read_within)
             else:
@@ -241,7 +244,7 @@ class StepLoop:
         return successor
 
     def _successor(self, shorter: Plan) -> Plan | None:
-        """A step of these ranges in the place of one that is void; None where there are none."""
+        """Return a new step with these ranges that replaces a void one; None if there are no ranges."""
         if not shorter.ranges:
             return None
         return self._names.named(msgspec.structs.replace(shorter, step=self._take_number(), clock_ns=time.time_ns()))
@@ -249,8 +252,8 @@ class StepLoop:
     def _within(self, span: Range, boundary: Any) -> Any:
         return self.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
 
-    def _read_within(self, source: str, reach: Reach, boundary: Any) -> Any:
-        """As :meth:`_within`, of the source itself where steps read its log."""
+    def _read_within(self, source: str, reach: LoggedRange, boundary: Any) -> Any:
+        """Like :meth:`_within`, but for the source itself when steps read its log."""
         inlet = next(inlet for inlet in self.pipeline.sources if inlet.id == source)
         return inlet.source.within(reach.start, reach.end, boundary)
 
@@ -262,9 +265,9 @@ class StepLoop:
         started: float,
         void: frozenset[str] = frozenset(),
     ) -> None:
-        """Line 7, what memory knows of it, and the report; ``started`` on the monotonic clock.
+        """Run line 7, update the in-memory state, and report the step; ``started`` is on the monotonic clock.
 
-        ``void``: consumers that were retired with their delivery open.
+        ``void``: consumers that were retired while their delivery was open.
         """
         self.publisher.finish(plan, decision, void)
         self.state.finished(plan, decision)

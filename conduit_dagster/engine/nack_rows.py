@@ -1,18 +1,18 @@
-"""Which nacks a task reports one by one."""
+"""Selection of the nacks that a task reports individually."""
 
 from __future__ import annotations
 
 from collections import deque
 
 _SAMPLE = 20
-"""Nacks of one split that are reported where none of them decides anything; the archive has all of them."""
+"""Number of nacks of one split that are reported when none of them decides anything; the archive has all of them."""
 
 
 class NackRows:
-    """Which nacks of a split get a row: enough to decide where the step is cut, and a few of the others.
+    """Selector of the nacks of a split that get a row: enough to decide where the step is cut, and a few others.
 
-    Once the nacks of the split alone exceed the threshold the step is cut here or before, so no later one matters.
-    Without a window nothing is cut, and the rows are only for people who watch.
+    Once the nacks of the split alone exceed the threshold, the step is cut here or earlier, so later ones don't matter.
+    Without a window nothing is cut, and the rows are only for display.
     """
 
     def __init__(self, size: int, threshold: int) -> None:
@@ -21,7 +21,7 @@ class NackRows:
         self._decided = False
 
     def wants(self, ordinal: int) -> bool:
-        """Whether the nack of this record gets a row; asked once per nack, in order."""
+        """Return whether the nack of this record gets a row. Call once per nack, in order."""
         if self._left is not None:
             self._left -= 1
             return self._left >= 0

@@ -7,29 +7,29 @@ from typing import Any, Literal
 
 import msgspec
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.hashes import delivery_hash
 from conduit_dagster.state.steps import Plan, Range
 
 LETTERS: int = 10**12
-"""Where the names of dead letters begin that are found at publishing: their skip counts records of the step's range,
-in a number space apart from the step's own dead-letter delivery, else two dead letters would share a hash."""
+"""Start of the number space for names of dead letters found at publishing. Their skip counts records of the step's
+range, separately from the step's own dead-letter delivery; otherwise two dead letters would share a hash."""
 
 
 class Names:
-    """Gives deliveries and their children their names. The same range of the same source gives the same hash."""
+    """Names of deliveries and their children. The same range of the same source gives the same hash."""
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline
 
     def named(self, plan: Plan) -> Plan:
-        """The plan with a hash for each consumer, and under the empty name the step's own: computed once, stored."""
+        """Return the plan with a hash per consumer, and the step's own under the empty name: computed once, stored."""
         sources = self._sources(plan.ranges)
         hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
         return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
     def child(self, plan: Plan, consumer: str, skip: int, take: int) -> str:
-        """The hash of a part of a delivery."""
+        """Return the hash of a part of a delivery."""
         return self._hash(consumer, plan.named or self._sources(plan.ranges), skip, take)
 
     def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Processors as nodes of the stage: condition, namespace, and what becomes of each result."""
+"""Processors as nodes of the stage: condition, namespace, and handling of each result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 import re2
 
-from conduit_dagster.engine.blame import blame
+from conduit_dagster.engine.error_context import blame
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
@@ -15,21 +15,21 @@ from conduit_dagster.sdk import DROP, Processor, Result, Results
 
 CONDITION_FAILED = "condition.failed"
 CONDITION = "~condition"
-"""The last part of the node that a connector's condition is. No processor's id begins with ``~``."""
+"""Last part of the node id of a connector's condition. No processor id begins with ``~``."""
 
 
 Select = Callable[[Record], Any]
 
 
-class Fate(Protocol):
-    """Where the stage hears of records that do not go on."""
+class NodeListener(Protocol):
+    """Callbacks to the stage for records that do not continue."""
 
     def filtered(self, node: str, origin: int) -> None:
-        """The record was dropped by a node."""
+        """Handle a record that a node dropped."""
         ...
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """The record was nacked by a node; ``record`` as transformed so far."""
+        """Handle a record that a node nacked; ``record`` is as transformed so far."""
         ...
 
 
@@ -48,8 +48,10 @@ class Node:
         self._processor = processor
         self._selects = [s for s in (_namespace(namespace), _condition(condition, clock or Clock())) if s]
 
-    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
-        """Processes a block; gives what goes on, and for each the index of the source record it came from."""
+    def run(
+        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+    ) -> tuple[list[Record], Sequence[int]]:
+        """Process a block; return the records that continue, and for each the index of its source record."""
         results = self._results(records)
         if results is records:
             return records, origins
@@ -71,12 +73,12 @@ class Node:
         return results
 
     def _chosen(self, records: list[Record], results: list[Result]) -> tuple[list[int], bool]:
-        """Places of the records that are processed, and whether no condition failed; a failure is put into results."""
+        """Return the places of the selected records, and whether no condition failed; failures are put into results."""
         if len(self._selects) == 1:
             select = self._selects[0]
             try:
                 return [i for i, record in enumerate(records) if select(record)], True
-            except Exception:  # noqa: BLE001  # found again below, with the record that it fails on
+            except Exception:  # noqa: BLE001  # raised again below, where the failing record is known
                 pass
         chosen = [i for i, record in enumerate(records) if self._is_selected(i, record, results)]
         return chosen, not any(type(result) is Nack for result in results)
@@ -102,7 +104,7 @@ class Node:
             raise blame(error, self.node, "processor.failed") from error
 
     def _sort_out(
-        self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: Fate
+        self, results: Sequence[Result], records: list[Record], origins: Sequence[int], fate: NodeListener
     ) -> tuple[list[Record], Sequence[int]]:
         if isinstance(results, Results):
             special = results.special
@@ -122,8 +124,8 @@ class Node:
         from_.extend(origins[begin:])
         return on, from_
 
-    def _special(self, result: Result, record: Record, origin: int, fate: Fate) -> list[Record]:
-        """What goes on of a result that is not just one record."""
+    def _special(self, result: Result, record: Record, origin: int, fate: NodeListener) -> list[Record]:
+        """Return the records that continue from a result that is not just one record."""
         if isinstance(result, Nack):
             fate.nacked(self.node, origin, result, record)
             return []
@@ -140,7 +142,7 @@ def _condition(text: str, clock: Clock) -> Select | None:
 
 
 def _namespace(pattern: str) -> Select | None:
-    """Found in the collection, unanchored (CASES C14)."""
+    """Return a selector that searches the collection for the pattern, unanchored (CASES C14)."""
     if not pattern:
         return None
     search = re2.compile(pattern).search
@@ -151,23 +153,25 @@ def _unanswered(error: Exception) -> Nack:
     return Nack(CONDITION_FAILED, f"failed evaluating condition: {error}")
 
 
-class Gate:
-    """Lets through records of a namespace, or for which a condition holds; the others are filtered.
+class FilterNode:
+    """Filter that passes records of a namespace, or those for which a condition holds, and drops the others.
 
-    A record that the condition fails on is nacked.
+    A record on which the condition fails is nacked.
     """
 
     def __init__(self, node: str, select: Select) -> None:
         self.node, self._select = node, select
 
-    def run(self, records: list[Record], origins: Sequence[int], fate: Fate) -> tuple[list[Record], Sequence[int]]:
-        """Drops the others; they are acked."""
+    def run(
+        self, records: list[Record], origins: Sequence[int], fate: NodeListener
+    ) -> tuple[list[Record], Sequence[int]]:
+        """Return the selected records; the others are dropped, and acked."""
         on: list[Record] = []
         from_: list[int] = []
         for record, origin in zip(records, origins, strict=True):
             try:
                 selected = self._select(record)
-            except Exception as error:  # noqa: BLE001  # as the condition of a processor
+            except Exception as error:  # noqa: BLE001  # same as the condition of a processor
                 fate.nacked(self.node, origin, _unanswered(error), record)
                 continue
             if selected:
@@ -178,18 +182,18 @@ class Gate:
         return on, from_
 
 
-def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[Gate]:
-    """Those of a connector; the condition is a node of its own, to which a dead letter can be sent again."""
+def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[FilterNode]:
+    """Return a connector's filters. The condition is a separate node, so that dead letters can be replayed to it."""
     named = ((node, _namespace(namespace)), (f"{node}:{CONDITION}", _condition(condition, clock)))
-    return [Gate(name, select) for name, select in named if select is not None]
+    return [FilterNode(name, select) for name, select in named if select is not None]
 
 
-Step = Node | Gate
-"""Whatever a record passes on its way."""
+Step = Node | FilterNode
+"""A node that records pass through."""
 
 
 def checked(results: Sequence[Result], records: list[Record]) -> Sequence[Result]:
-    """What an author's processor returned, with everything that is not a record as it should be made a nack."""
+    """Return the results of a user's processor, with every invalid record replaced by a nack."""
     if len(results) != len(records):
         message = f"the processor returned {len(results)} results for {len(records)} records"
         return [Nack("processor.result_count", message) for _ in records]
@@ -206,7 +210,7 @@ def _checked(result: Any) -> Result:
 
 
 def _apart(records: list[Record]) -> list[Record]:
-    """The same record returned twice is two records: what happens to one must not happen to both."""
+    """Copy a record that was returned twice, so that changes to one do not affect the other."""
     apart: dict[int, Record] = {}
     for record in records:
         made = copy(record) if id(record) in apart else record

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeGuard
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.dead_letters.layout import clean
+from conduit_dagster.engine.dead_letters.letter_layout import clean
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import (
     Block,

@@ -11,12 +11,12 @@ from typing import Any, Literal
 import msgspec
 
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import Connector, DeadLetterQueue, Pipeline, Processor
+from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
+from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
-from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.engine.binding import Binder, not_yet
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.plugins import Plugins, is_of_project
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
+from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -162,7 +162,7 @@ class _Specs:
     plugins: Plugins
     upstreams: Upstreams
 
-    def connector(self, connector: Connector) -> ConnectorSpec:
+    def connector(self, connector: ConnectorConfig) -> ConnectorSpec:
         parent = f"{self.pipeline}:{connector.id}"
         upstream = self.upstreams.get((self.pipeline, connector.id))
         chained = {} if upstream is None else {KEY: upstream.encode()}
@@ -181,7 +181,7 @@ class _Specs:
         specs = [self.processor(f"{self.pipeline}:{DEAD_LETTERS}", processor) for processor in queue.processors]
         return ConnectorSpec(DEAD_LETTERS, queue.plugin, dict(queue.settings), processors=specs)
 
-    def processor(self, parent: str, processor: Processor) -> ProcessorSpec:
+    def processor(self, parent: str, processor: ProcessorConfig) -> ProcessorSpec:
         kind = processors.find(processor.plugin, self.plugins.processors)
         settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
         node = f"{parent}:{processor.id}"

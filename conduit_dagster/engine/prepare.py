@@ -7,16 +7,16 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.index import index_rows
-from conduit_dagster.engine.moves import after_step
+from conduit_dagster.engine.delivery_progress import as_delivery
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.namespaces import merged
+from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.resolve import Resolution
-from conduit_dagster.engine.shipment import as_delivery
-from conduit_dagster.engine.staging import Staged, Stager, as_rows
+from conduit_dagster.engine.stager import Staged, Stager, as_rows
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.dead_letters import Letters
+from conduit_dagster.state.dead_letters import StepDeadLetters
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
@@ -42,12 +42,12 @@ class Preparer:
         self._state.prepared(decision)
         return decision
 
-    def _letters(self, plan: Plan, staged: Staged) -> Letters:
+    def _letters(self, plan: Plan, staged: Staged) -> StepDeadLetters:
         parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._stager.archive
         if parts:
             # the index names no file that a crash could take
             archive.sync()
-        return Letters(parts, lambda: index_rows(archive, parts, plan))
+        return StepDeadLetters(parts, lambda: index_rows(archive, parts, plan))
 
     def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         return Decision(

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 
 
 class ProcessorSpec(msgspec.Struct, frozen=True):

@@ -7,30 +7,30 @@ from functools import cached_property, partial
 
 import msgspec
 
-from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.bounded import side_by_side
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.delivery_errors import reason, refused_letter, shown, told
+from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct import DirectSender
-from conduit_dagster.engine.inlets import Inlet
-from conduit_dagster.engine.moves import Offsets, after_step
+from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.offset_updates import Offsets, after_step
 from conduit_dagster.engine.reads_same import reads_same
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.sending import Sent
-from conduit_dagster.engine.shipment import Shipment, as_delivery
 from conduit_dagster.engine.source_acks import SourceAcks
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Destination, StagedDestination, Target
 from conduit_dagster.state.generations import inside
 from conduit_dagster.state.lease import LeaseLost
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import Decision, Letter, Plan, StagedDelivery
+from conduit_dagster.state.steps import Decision, LateLetter, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -64,7 +64,7 @@ class Publisher:
     ) -> None:
         self._pipeline, self._store, self._state = pipeline, store, state
         self._direct, self._restaged, self._bisect, self.acks = direct, restaged, bisect, acks
-        self.refusals = Refusals(pipeline, store, state, window, archive, self.publish_letter)
+        self.refusals = Refusals(pipeline, store, state, window, archive, restaged, self.publish_letter)
 
     def publish(self, shipments: Sequence[Shipment]) -> None:
         """Publishes each delivery under its hash. The first error is raised when all have ended."""
@@ -184,7 +184,7 @@ class Publisher:
         if (refused := self._refused_letter(sent)) is not None:
             raise refused
 
-    def retargeted_letter(self, letter: Letter, plan: Plan) -> Letter:
+    def retargeted_letter(self, letter: LateLetter, plan: Plan) -> LateLetter:
         """The letter, onto another target where its own is lost and the settings allow it; stored before any write."""
         queue, staged = self._pipeline.dead_letters, letter.delivery
         target = blamed(self._node(DEAD_LETTERS), queue.retarget, as_delivery(staged, plan.step))
@@ -225,7 +225,7 @@ class Publisher:
         reached("after-ack", self._name)
 
     @cached_property
-    def _acked(self) -> dict[str, Inlet]:
+    def _acked(self) -> dict[str, SourceNode]:
         """By name, the inlets that are acked: to a source that is another one by now a position means nothing."""
         inlets = self._pipeline.inlets
         return {inlet.id: inlet for inlet in inlets if reads_same(self._pipeline, inlet, self._state)}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.state.generations import LOGGED, SourceUnit
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import Plan
 
 
-def unit_of(pipeline: CompiledPipeline, inlet: Inlet) -> SourceUnit:
+def unit_of(pipeline: CompiledPipeline, inlet: SourceNode) -> SourceUnit:
     """Which data an inlet reads."""
     return SourceUnit(inlet.source.unit, pipeline.program.root)
 
 
-def reads_same(pipeline: CompiledPipeline, inlet: Inlet | None, state: PipelineState) -> bool:
+def reads_same(pipeline: CompiledPipeline, inlet: SourceNode | None, state: PipelineState) -> bool:
     """Whether the inlet reads the data that the store knows it by, with positions of the same kind.
 
     The generation, positions and offsets that are stored mean nothing to any other.
@@ -29,7 +29,7 @@ def reads_same(pipeline: CompiledPipeline, inlet: Inlet | None, state: PipelineS
     return _is_same(pipeline, inlet, known)
 
 
-def _is_same(pipeline: CompiledPipeline, inlet: Inlet, known: SourceState | None) -> bool:
+def _is_same(pipeline: CompiledPipeline, inlet: SourceNode, known: SourceState | None) -> bool:
     is_logged = bool(inlet.source.unit.get(LOGGED))
     return (
         known is not None

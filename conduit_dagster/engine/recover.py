@@ -9,19 +9,19 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.ack_file import newest
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.replaying import settle_letters
+from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.publish import identity
 from conduit_dagster.engine.reads_same import changed_source, reads_same
 from conduit_dagster.engine.registering import register, retire
-from conduit_dagster.engine.shipment import Shipment, as_delivery, progress_of
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination
 from conduit_dagster.state.pipeline_state import OpenStep
-from conduit_dagster.state.steps import Decision, Plan, Progress, StagedDelivery
+from conduit_dagster.state.steps import Decision, DeliveryProgress, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 Acked = frozenset[tuple[str, int]]
@@ -143,11 +143,11 @@ def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipmen
 
 def shipped(pipeline: CompiledPipeline, step: OpenStep, decision: Decision, staged: StagedDelivery) -> Shipment:
     """As far as the store knows, and as a direct job made durable before it could say so."""
-    known = step.progress.get(staged.consumer, Progress())
+    known = step.progress.get(staged.consumer, DeliveryProgress())
     if pipeline.consumers()[staged.consumer].placement == "direct":
         for acked in newest(staged.staging):
             known = progress_of(acked, known)
-    return Shipment(step.plan, decision, staged, known)
+    return Shipment(step.plan, decision, staged, known, is_recovered=True)
 
 
 def _finish_letters(loop: StepLoop, step: OpenStep, decision: Decision) -> None:

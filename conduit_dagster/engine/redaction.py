@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.record import Data, Nack, Record, copy
-from conduit_dagster.reference import FieldError, Reference
 
 MASK = "[redacted]"
 _BEGINNING = 8

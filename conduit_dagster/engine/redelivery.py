@@ -7,22 +7,22 @@ from collections.abc import Callable
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.acks import Acked
-from conduit_dagster.engine.blame import blame, blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
+from conduit_dagster.engine.delivery_progress import Shipment, after, progress_of
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct import DirectSender
-from conduit_dagster.engine.moves import Offsets, before_next, offset_of
+from conduit_dagster.engine.delivery_split import cause_of, parted, pieces, split_into
+from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.error_context import blame, blamed
 from conduit_dagster.engine.naming import Names
-from conduit_dagster.engine.pieces import cause_of, parted, pieces, split_into
+from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.sending import Sent
-from conduit_dagster.engine.shipment import Shipment, after, progress_of
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, StagedRecord, Target
-from conduit_dagster.state.steps import Child
+from conduit_dagster.state.steps import DeliveryChild
 from conduit_dagster.state.store import PipelineStore
 
 _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason was lost in a crash")
@@ -67,7 +67,7 @@ class Redelivery:
         return shipment.staged.target
 
     def _not_whole(self, error: Exception) -> None:
-        whole = Child(0, self._shipment.staged.records)
+        whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
             raise self._told(error) from self._shown(error)
@@ -85,7 +85,7 @@ class Redelivery:
         while shipment.left:
             child = shipment.left[0]
             if isinstance(destination, StagedDestination):
-                self._publish(destination, Child(child.skip, 1) if child.single else child)
+                self._publish(destination, DeliveryChild(child.skip, 1) if child.single else child)
             else:
                 self._send(child)
 
@@ -97,7 +97,7 @@ class Redelivery:
         reached("after-claim", pipeline)
         return found == "delivered"
 
-    def _split(self, child: Child, parts: list[Child], cause: str) -> None:
+    def _split(self, child: DeliveryChild, parts: list[DeliveryChild], cause: str) -> None:
         shipment, pipeline = self._shipment, self._pipeline.program.pipeline
         shipment.progress = split_into(shipment.progress, shipment.left, child, parts)
         reached("before-split", pipeline)
@@ -106,7 +106,7 @@ class Redelivery:
 
     # -- all or nothing -----------------------------------------------------------------------------------------
 
-    def _publish(self, destination: StagedDestination, child: Child) -> None:
+    def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
         shipment, pipeline = self._shipment, self._pipeline.program.pipeline
         name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
         delivery = shipment.child(name, child.skip, child.take)
@@ -119,7 +119,7 @@ class Redelivery:
             reached("after-child", pipeline)
             self._handled(child.take)
 
-    def _failed(self, child: Child, delivery: Delivery, error: Exception) -> None:
+    def _failed(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
         if is_outage(error):
             raise blame(error, self._node) from error
         known = isinstance(error, Rejected | AlreadyClaimed)
@@ -134,7 +134,7 @@ class Redelivery:
         if not known and not was_split:
             raise self._bulk(error) from self._shown(error)
 
-    def _divide(self, child: Child, delivery: Delivery, error: Exception) -> None:
+    def _divide(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
         # recorded first, then claimed: nothing of a piece is sent before its parent's hash says split
         self._split(child, parted(child, error, self._bisect), self._cause(error))
         if not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
@@ -181,7 +181,7 @@ class Redelivery:
         return TransientError(message, code=known.code, node=known.node)
 
     def _masked(self, record: StagedRecord, text: str) -> str:
-        return self._refusals.masked(self._shipment.plan, self._shipment.decision, record, text)
+        return self._refusals.masked(self._shipment, record, text)
 
     def _lone(self, place: int, error: str) -> TransientError:
         record = self._records.at(place)
@@ -192,7 +192,7 @@ class Redelivery:
 
     # -- direct -------------------------------------------------------------------------------------------------
 
-    def _send(self, child: Child) -> None:
+    def _send(self, child: DeliveryChild) -> None:
         shipment = self._shipment
         ahead = shipment.progress.namespaces
         sent = self._direct.send(
@@ -211,7 +211,7 @@ class Redelivery:
         if sent.error is not None:
             self._not_sent(child, sent.error.as_error(), sent.bulk)
 
-    def _not_sent(self, child: Child, error: ConduitError, bulk: bool) -> None:
+    def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
         shipment = self._shipment
         error.node = error.node or self._node
         if not bulk:

@@ -10,31 +10,30 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
 from conduit_dagster.engine.dead_letters.index import index_row
 from conduit_dagster.engine.dead_letters.kept import keep, kept
-from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter, said
+from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, clean, dead_letter, said
 from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses
+from conduit_dagster.engine.delivery_progress import Shipment, after
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import NackRow
-from conduit_dagster.engine.moves import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.engine.naming import LETTERS, Names
+from conduit_dagster.engine.offset_updates import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.resolve import base_of, refusal
-from conduit_dagster.engine.restage import content, differs
-from conduit_dagster.engine.shipment import Shipment, after
+from conduit_dagster.engine.restage import Restaged, content, differs
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord, WriterTask
 from conduit_dagster.state.dead_letters import Missed
 from conduit_dagster.state.pipeline_state import PipelineState
-from conduit_dagster.state.steps import DeadLetter, Decision, LetterPart, Plan, StagedDelivery
-from conduit_dagster.state.steps import Letter as StagedLetter
+from conduit_dagster.state.steps import DeadLetter, Decision, LateLetter, LetterPart, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -66,10 +65,11 @@ class Refusals:
         state: PipelineState,
         window: NackWindow,
         archive: Archive,
+        restaged: Restaged,
         publish: Callable[[StagedDelivery, Plan], None],
     ) -> None:
         self._pipeline, self._store, self._state, self._window = pipeline, store, state, window
-        self._archive, self._originals = archive, StepOriginals(pipeline, state, archive)
+        self._archive, self._originals = archive, StepOriginals(pipeline, state, archive, restaged)
         self._publish = publish
         self._names = Names(pipeline)
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class Refusals:
 
     def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
         plan, name = shipment.plan, record.source
-        nack = Nack(nack.code, self.masked(plan, shipment.decision, record, nack.message))
+        nack = Nack(nack.code, self.masked(shipment, record, nack.message))
         source, offset = origin_of(plan, name), offset_of(plan, name, record.ordinal)
         return _Refused(
             shipment,
@@ -127,12 +127,12 @@ class Refusals:
             bool(plan.replay) or offset in plan.nacked.get(name, ()),
         )
 
-    def masked(self, plan: Plan, decision: Decision, record: StagedRecord, text: str) -> str:
+    def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
         """A text without what is redacted of a record, of it as it is and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
             return text
-        original = self._originals.of(plan, decision, record)
+        original = self._originals.of(shipment, record)
         if not original:
             # under which fields a row as it was staged has what is redacted can't be known
             return "its text is left out, for it may hold what is redacted"
@@ -157,10 +157,10 @@ class Refusals:
 
     def _record(self, found: _Refused, window: str, moves: Offsets) -> None:
         shipment, plan, pipeline = found.shipment, found.shipment.plan, self._pipeline.program.pipeline
-        staged = self._stage_letter(plan, shipment.decision, shipment.consumer, found.record, found.nack)
+        staged = self._stage_letter(shipment, found.record, found.nack)
         index, part = self._keep(found, staged.hash)
         nack = found.nack.code, found.nack.message
-        letter = StagedLetter(staged, shipment.consumer, found.place, nack, (part.name, 0))
+        letter = LateLetter(staged, shipment.consumer, found.place, nack, (part.name, 0))
         reached("before-nack", pipeline)
         self._store.deliveries.nack(
             plan, shipment.consumer, shipment.progress, window, index, part, found.record.source, letter, moves
@@ -195,18 +195,19 @@ class Refusals:
         self._archive.sync()
         return index_row(letter, span_of(plan, letter.source), name, part.name, 0), part
 
-    def _letter(self, found: _Refused) -> Letter:
-        plan, decision, record, row = found.shipment.plan, found.shipment.decision, found.record, found.row
+    def _letter(self, found: _Refused) -> ArchivedLetter:
+        shipment, record, row = found.shipment, found.record, found.row
         # of a dead letter that is sent again the one that stays open
-        key = letter_at(decision, record.source, record.ordinal).key if plan.replay else (-1, -1)
-        original = self._originals.of(plan, decision, record)
+        is_replay = bool(shipment.plan.replay)
+        key = letter_at(shipment.decision, record.source, record.ordinal).key if is_replay else (-1, -1)
+        original = self._originals.of(shipment, record)
         namespace = clean(record.record.collection)
-        return Letter(
+        return ArchivedLetter(
             record.source, record.ordinal, row.position, namespace, row.node, row.code, row.message,
             encode_missed(found.missed), *key, keep(record.record), original,
         )  # fmt: skip
 
-    def stage_letter_again(self, plan: Plan, decision: Decision, letter: StagedLetter) -> StagedDelivery:
+    def stage_letter_again(self, plan: Plan, decision: Decision, letter: LateLetter) -> StagedDelivery:
         """A recorded letter whose staging is lost, from the archive: neither source nor code is asked for the record.
 
         Raises ``FatalError`` (``delivery.rebuild_differs``) where the queue's own settings or processors have changed,
@@ -215,15 +216,16 @@ class Refusals:
         part, line = letter.archive
         (kept_one,) = self._archive.letters(part, [line])
         record = StagedRecord(kept_one.source, kept_one.ordinal, kept(kept_one.failed))
-        made = self._stage_letter(plan, decision, letter.consumer, record, Nack(*letter.nack))
+        refused_by = next(staged for staged in decision.deliveries if staged.consumer == letter.consumer)
+        shipment = Shipment(plan, decision, refused_by, is_recovered=True)
+        made = self._stage_letter(shipment, record, Nack(*letter.nack))
         if [content(part) for part in made.parts] != [content(part) for part in letter.delivery.parts]:
             raise differs(plan, letter.delivery)
         return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
 
-    def _stage_letter(
-        self, plan: Plan, decision: Decision, consumer: str, record: StagedRecord, nack: Nack
-    ) -> StagedDelivery:
+    def _stage_letter(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
         """The dead letter of one record, staged: a delivery of its own, named by the record's place in the step."""
+        plan, decision = shipment.plan, shipment.decision
         program = self._pipeline.program
         queue = self._pipeline.dead_letters
         # where the queue stages: it may have to rename it into its place
@@ -234,9 +236,9 @@ class Refusals:
         # for the queue's own processors, as in a task
         self._pipeline.clock.now_ns, self._pipeline.turn.hashes = plan.clock_ns, plan.hashes
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
-        node = self._node(consumer)
+        node = self._node(shipment.consumer)
         offset = offset_of(plan, record.source, record.ordinal)
-        origin = Origin(program.pipeline, origin_of(plan, record.source), offset, name)
+        origin = NackOrigin(program.pipeline, origin_of(plan, record.source), offset, name)
         failed = self._pipeline.redaction.record(record.record) if queue.prints else record.record
         rows, origins = processed(self._pipeline, [dead_letter(origin, node, nack, failed, plan.clock_ns)], [0])
         writer.place(record.source, record.ordinal, origins)
@@ -244,7 +246,7 @@ class Refusals:
         part = writer.finish()
         if refused:
             said = refused[0].nack
-            told = Nack(said.code, self.masked(plan, decision, record, said.message))
+            told = Nack(said.code, self.masked(shipment, record, said.message))
             raise queue_refuses(told, self._node(DEAD_LETTERS))
         if part is not None:
             storage.sync(staging)

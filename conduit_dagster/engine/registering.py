@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from conduit_dagster.commit_log.splits import LogManifest
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reads_same import unit_of
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position
+from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.log_registry import LogRegistry
-from conduit_dagster.state.registry import Registry
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -144,7 +144,7 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
             source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base))
 
 
-def _logged(inlet: Inlet) -> Mapping[str, LogSource]:
+def _logged(inlet: SourceNode) -> Mapping[str, LogSource]:
     source = inlet.source
     if isinstance(source, JoinSource):
         return source.members

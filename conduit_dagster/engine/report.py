@@ -8,9 +8,10 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Past, Wait
 from conduit_dagster.state.steps import Decision, Plan, SourceCount
 
@@ -77,7 +78,7 @@ def _positions(plan: Plan, members: Mapping[str, Sequence[str]]) -> dict[str, An
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """The sums of a run's steps."""
 
     started: float = field(default_factory=time.monotonic)
@@ -122,7 +123,7 @@ def _add(total: dict[str, int], more: dict[str, int]) -> None:
 
 
 @dataclass(frozen=True)
-class Restart:
+class PendingRestart:
     """What follows a failure that recovery takes on."""
 
     failure: int | None
@@ -134,9 +135,9 @@ class Restart:
     past: Past
 
     @staticmethod
-    def of(wait: Wait, failure: int | None) -> Restart:
+    def of(wait: Wait, failure: int | None) -> PendingRestart:
         """The restart that was decided upon."""
-        return Restart(failure, wait.attempt, wait.delay, wait.at_ns, wait.past)
+        return PendingRestart(failure, wait.attempt, wait.delay, wait.at_ns, wait.past)
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,11 @@ class RunResult:
     """How a run ended."""
 
     pipeline: str
-    status: str
+    status: PipelineStatus
     reason: str
     error: ConduitError | None
-    progress: Progress
-    restart: Restart | None = None
+    progress: RunProgress
+    restart: PendingRestart | None = None
     """Where it is ``recovering``."""
     hung: str = ""
     """Of a stop that took longer than it may: where the run still was when it was given up."""
@@ -182,7 +183,7 @@ class RunResult:
         }
 
 
-def _restart_json(restart: Restart) -> dict[str, Any]:
+def _restart_json(restart: PendingRestart) -> dict[str, Any]:
     return {"attempt": restart.attempt, "delay": restart.delay, "at_ns": restart.at_ns}
 
 

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from conduit_dagster.engine.report import error_json
-from conduit_dagster.engine.run_life import NO_FAILURE
+from conduit_dagster.engine.run_status import NO_FAILURE
 from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.recovery_store import write
-from conduit_dagster.state.status_store import Failed, Life
+from conduit_dagster.state.status_store import Failed, StatusStore
 from conduit_dagster.state.store import PipelineStore
 
 _LOOK_AGAIN = 0.3
@@ -44,12 +45,12 @@ def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_second
     """
     with _in_its_place(database, pipeline, lease_seconds) as life:
         if life is not None:
-            life.ended("stopped", reason)
+            life.ended(PipelineStatus.STOPPED, reason)
     return life is not None
 
 
 @contextmanager
-def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[Life | None]:
+def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[StatusStore | None]:
     """The pipeline's life, under a lease of our own; None where its owner is alive."""
     try:
         lease = acquire(database, pipeline, lease_seconds)

@@ -10,7 +10,7 @@ import msgspec
 from conduit_dagster.engine.ledger import Ledger, NackRow, SourceFailure
 from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state.steps import Plan, Range, Reach, SourceCount
+from conduit_dagster.state.steps import LoggedRange, Plan, Range, SourceCount
 
 Within = Callable[[Range, Any], Any]
 """The source's position at a boundary inside a range."""
@@ -72,7 +72,7 @@ def cut(plan: Plan, refused: NackRow, within: Within) -> list[Range]:
 
 
 def cut_failed(
-    plan: Plan, failures: Sequence[SourceFailure], within: Within, read_within: Callable[[str, Reach, Any], Any]
+    plan: Plan, failures: Sequence[SourceFailure], within: Within, read_within: Callable[[str, LoggedRange, Any], Any]
 ) -> Plan:
     """The plan with each failing source's range cut right before its failure; other ranges stay whole.
 
@@ -92,7 +92,7 @@ def cut_failed(
             ranges.append(msgspec.structs.replace(span, end=within(span, failure.before)))
         else:
             ranges.append(msgspec.structs.replace(span, end=span.start + failure.ordinal))
-            logs[span.source] = Reach(reach.start, read_within(span.source, reach, failure.before))
+            logs[span.source] = LoggedRange(reach.start, read_within(span.source, reach, failure.before))
     return msgspec.structs.replace(plan, ranges=ranges, logs=logs)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.reads_same import changed_source
-from conduit_dagster.engine.shipment import Shipment, as_delivery
-from conduit_dagster.engine.staging import Staged, Stager, from_rows
+from conduit_dagster.engine.stager import Staged, Stager, from_rows
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Delivery
 from conduit_dagster.spark.jobs import JobCancelled
@@ -25,6 +25,7 @@ class Restaged:
     def __init__(self, pipeline: CompiledPipeline, state: PipelineState, stager: Stager) -> None:
         self._pipeline, self._state, self._stager = pipeline, state, stager
         self._made: list[Staged] = []
+        self._known: dict[tuple[int, str], Staged | None] = {}
 
     def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
         """The deliveries with new parts, whose digests are those that were prepared. Raises ``FatalError`` else."""
@@ -45,25 +46,44 @@ class Restaged:
             return None
         return msgspec.structs.replace(old, staging=staged.staging[old.consumer], parts=parts, origins=origins)
 
+    def gives_same(self, shipment: Shipment) -> bool:
+        """Return whether source and code still give the prepared bytes: true of a step that this run prepared itself.
+
+        A delivery of an earlier run's step is staged again to find out, once.
+        """
+        return not shipment.is_recovered or self._verified(shipment) is not None
+
     def records(self, shipment: Shipment) -> Delivery | None:
-        """A delivery's whole records, whatever its destination stages.
+        """A delivery's whole records, of a destination that stages something else; staged again at the first call.
 
         None where source, code or settings do not give the bytes any more that were prepared, or can't be read.
         """
+        old, staged = shipment.staged, self._verified(shipment)
+        if staged is None:
+            return None
+        records = staged.records(old.consumer)
+        if [part.records for part in records] != [part.records for part in old.parts]:
+            return None
+        folder = staged.staging[old.consumer]
+        return as_delivery(msgspec.structs.replace(old, staging=folder, parts=records), shipment.plan.step)
+
+    def _verified(self, shipment: Shipment) -> Staged | None:
+        asked = shipment.plan.step, shipment.consumer
+        if asked not in self._known:
+            self._known[asked] = self._stage_verified(shipment)
+        return self._known[asked]
+
+    def _stage_verified(self, shipment: Shipment) -> Staged | None:
         plan, old = shipment.plan, shipment.staged
         try:
-            staged = self._stage(plan, shipment.decision, old.consumer)
+            # what is staged as whole records already is staged as it was
+            staged = self._stage(plan, shipment.decision, *([old.consumer] if old.origins else []))
         except (JobCancelled, LeaseLost):
             raise
         except (ConduitError, OSError) as error:
             log.info("a prepared step can't be read again", step=plan.step, consumer=old.consumer, cause=str(error))
             return None
-        records = staged.records(old.consumer)
-        same = self._made_of(old, staged) is not None
-        if not same or [part.records for part in records] != [part.records for part in old.parts]:
-            return None
-        folder = staged.staging[old.consumer]
-        return as_delivery(msgspec.structs.replace(old, staging=folder, parts=records), plan.step)
+        return staged if self._made_of(old, staged) is not None else None
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
         if changed := changed_source(self._pipeline, plan, self._state):
@@ -78,6 +98,7 @@ class Restaged:
         for staged in self._made:
             self._stager.discard(staged.staging)
         self._made.clear()
+        self._known.clear()
 
 
 def _unreadable(plan: Plan, source: str, pipeline: str) -> FatalError:

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
-from conduit_dagster.engine.compiled import CompiledPipeline, compile_encoded
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import TransientError

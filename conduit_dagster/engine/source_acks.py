@@ -6,9 +6,9 @@ import threading
 
 import structlog
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Position
 
@@ -22,7 +22,7 @@ class SourceAcks:
         self._pipeline = pipeline
         self._closed = threading.Event()
 
-    def ack(self, inlet: Inlet, position: Position, generation: int) -> None:
+    def ack(self, inlet: SourceNode, position: Position, generation: int) -> None:
         """Tells a source that everything up to ``position`` is handled; the position is durable in our store.
 
         Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was

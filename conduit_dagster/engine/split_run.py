@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
-from conduit_dagster.engine.dead_letters.layout import clean, said
+from conduit_dagster.engine.dead_letters.letter_layout import clean, said
 from conduit_dagster.engine.dead_letters.missed import NOBODY
+from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
-from conduit_dagster.engine.dead_letters.way import Branch, way_of
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import Ledger, NackRow
 from conduit_dagster.engine.nack_rows import NackRows
 from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.sdk import Block, Keys, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
@@ -30,7 +30,7 @@ class SplitRun:
     def __init__(
         self,
         pipeline: CompiledPipeline,
-        inlet: Inlet,
+        inlet: SourceNode,
         ordinal: int,
         begin: Any,
         writers: dict[str, Writer],

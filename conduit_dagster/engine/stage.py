@@ -8,20 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.collector import quiet_collector
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, compile_encoded
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_encoded
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import Ledger, SourceFailure, TaskError, task_error
+from conduit_dagster.engine.log_request import LogRequest
+from conduit_dagster.engine.log_writer import LogWriter
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
 from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
-from conduit_dagster.engine.tee import Tee
-from conduit_dagster.engine.teed import TeeTo
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
@@ -71,7 +71,7 @@ class _Task:
         self._token = secrets.token_hex(8)
         self._writers = {name: self._writer(name) for name in pipeline.consumers()}
         self._ledger = Ledger(number)
-        self._tees: list[Tee] = []
+        self._tees: list[LogWriter] = []
         folder, step = job.archive
         self._archive = ArchiveFile(folder, step, number) if folder else None
         self._last: tuple[SplitOf, Block] | None = None
@@ -169,7 +169,7 @@ class _Task:
         except Exception:  # noqa: BLE001  # what is told is the error before
             return
 
-    def _opened(self, inlet: Inlet, split: Split) -> tuple[Any, Iterator[Block]]:
+    def _opened(self, inlet: SourceNode, split: Split) -> tuple[Any, Iterator[Block]]:
         """The boundary before the split's first record, and its blocks."""
         to = self._job.tees.get(inlet.id)
         if to is not None:
@@ -185,11 +185,11 @@ class _Task:
             return options
         return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
 
-    def _read(self, inlet: Inlet, split: Split, options: ReadOptions) -> Iterator[Block]:
+    def _read(self, inlet: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
         return read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
 
-    def _tee(self, inlet: Inlet, to: TeeTo, ordinal: int) -> Tee:
+    def _tee(self, inlet: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
         """One file for the consecutive splits of a source."""
         if not self._tees or self._tees[-1].source != inlet.id:
-            self._tees.append(Tee(self._pipeline, inlet, to, ordinal))
+            self._tees.append(LogWriter(self._pipeline, inlet, to, ordinal))
         return self._tees[-1]

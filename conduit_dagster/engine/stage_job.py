@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from conduit_dagster.engine.teed import TeeTo
-from conduit_dagster.learn import learn
+from conduit_dagster.engine.log_request import LogRequest
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.sdk import Split
 from conduit_dagster.state.steps import Memory
 
@@ -30,7 +30,7 @@ class StageJob(msgspec.Struct, frozen=True):
     """Consumers that keep origins, and whose share is staged as whole records too."""
     nacked: dict[str, list[int]] = {}
     """By source, offsets in the log of records that have made their nack (``Plan.nacked``)."""
-    tees: dict[str, TeeTo] = {}
+    tees: dict[str, LogRequest] = {}
     """Sources that are read themselves, and logged on the way; by their id."""
     offsets: dict[str, int] = {}
     """The offset of each source's first record."""

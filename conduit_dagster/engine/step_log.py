@@ -11,24 +11,24 @@ from typing import Any, NamedTuple
 
 from conduit_dagster.commit_log.splits import log_split
 from conduit_dagster.engine.appender import Append, Appender, parts_of
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.log_request import LogRequest
 from conduit_dagster.engine.stage_job import SplitOf
-from conduit_dagster.engine.staging import Staged, Stager, Tasks, group
-from conduit_dagster.engine.teed import TeeTo
+from conduit_dagster.engine.stager import Staged, Stager, Tasks, group
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Split
 from conduit_dagster.state.log_store import LogPart
 from conduit_dagster.state.pipeline_state import SourceState
-from conduit_dagster.state.steps import Plan, Range, Reach
+from conduit_dagster.state.steps import LoggedRange, Plan, Range
 
 
 class Ahead(NamedTuple):
     """A step's ranges where its records will lie in the log, and where they lie in the sources themselves."""
 
     ranges: list[Range]
-    logs: dict[str, Reach]
+    logs: dict[str, LoggedRange]
 
 
 class StepLog:
@@ -68,7 +68,7 @@ class StepLog:
                 return Ahead([], {})
             name, offset = append.inlet.id, append.offset
             found.ranges.append(Range(name, known[name].generation, offset, offset + count, offset))
-            found.logs[name] = Reach(append.start, append.end)
+            found.logs[name] = LoggedRange(append.start, append.end)
         self._planned, self._first = (found, self._first, self._tasks(self._first, splits)), []
         return found
 
@@ -111,7 +111,7 @@ class StepLog:
             return None
         appends, tasks = found
         reached("before-log", self._name)
-        tees = {append.inlet.id: TeeTo(append.folder.segment(append.segment), append.offset) for append in appends}
+        tees = {append.inlet.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
         staged = self._stager.stage(plan, tasks, tees=tees)
         if staged.failures:
             return staged  # nothing of it counts: the step is cut, and its shorter successor logged

@@ -12,22 +12,23 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.assembly import make_loop
-from conduit_dagster.engine.blame import blamed
 from conduit_dagster.engine.bounded import Hung, bounded, within
 from conduit_dagster.engine.dead_letters.replaying import with_open_replay
-from conduit_dagster.engine.flight import Flight
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.in_flight import InFlightSteps
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
-from conduit_dagster.engine.report import Progress, RunResult, StepReport
-from conduit_dagster.engine.run_life import AWAY, SOMEBODY, Circumstances, RunLife, unrecorded
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.run_status import AWAY, SOMEBODY, RunLife, RunOrigin, unrecorded
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Limit
 from conduit_dagster.spark.sql.asking import open_with
 from conduit_dagster.state.database import unreachable
@@ -57,7 +58,7 @@ class RunOptions:
     """Seconds to wait for a state store that does not answer, before the run stops."""
     log: str = ""
     """URL of the folder for the commit log; empty: in the staging folder."""
-    about: Circumstances = SOMEBODY
+    about: RunOrigin = SOMEBODY
     """As what the run begins, and what follows when it fails."""
 
     @property
@@ -72,15 +73,15 @@ def run_pipeline(
     database: sa.Engine,
     options: RunOptions,
     stop: StopFlag,
-    observe: Callable[[StepReport, Progress], None] = lambda step, progress: None,
-    progress: Progress | None = None,
+    observe: Callable[[StepReport, RunProgress], None] = lambda step, progress: None,
+    progress: RunProgress | None = None,
 ) -> RunResult:
     """Runs until stopped, drained or failed; never raises what the pipeline itself did wrong.
 
     The first error is in the result and in the state store. ``spark`` may be a function that is called under the
     lease, so that its failure is one of the pipeline; ``progress`` that of earlier attempts.
     """
-    attempt = _Attempt(bound, spark, database, options, stop, observe, progress or Progress())
+    attempt = _Attempt(bound, spark, database, options, stop, observe, progress or RunProgress())
     try:
         return bounded(attempt.run, stop, bound.config.delivery.shutdown_timeout, f"run-{bound.id}")
     except Hung as hung:
@@ -97,8 +98,8 @@ class _Attempt:
         database: sa.Engine,
         options: RunOptions,
         stop: StopFlag,
-        observe: Callable[[StepReport, Progress], None],
-        progress: Progress,
+        observe: Callable[[StepReport, RunProgress], None],
+        progress: RunProgress,
     ) -> None:
         self._bound, self._spark, self._database, self._options = bound, spark, database, options
         self._stop, self._observe, self._progress = stop, observe, progress
@@ -131,7 +132,9 @@ class _Attempt:
     def give_up(self, where: str) -> RunResult:
         """The run hangs: what it has decided is finished by the next one; its thread can't decide anything more."""
         if self._life is None or self._lease is None or self._run is None:
-            return RunResult(self._bound.id, "stopped", self._stop.reason, None, self._progress, None, where)
+            return RunResult(
+                self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
+            )
         result, last = self._life.hung(where)
         # should it go on one day, it ends at the first place that looks
         self._stop.force()
@@ -152,7 +155,7 @@ class _Run:
         options: RunOptions,
         stop: StopFlag,
         life: RunLife,
-        observe: Callable[[StepReport, Progress], None],
+        observe: Callable[[StepReport, RunProgress], None],
     ) -> None:
         self._bound, self._opener, self._store, self._options = bound, opener, store, options
         self._lease, self._stop, self._life, self._observe = lease, stop, life, observe
@@ -202,14 +205,16 @@ class _Run:
             appender = self._appender()
             loop = start_up(self._pipeline, self._store, lambda: self._loop(appender))
             horizons = self._horizons() if self._options.drain else None
-            with Flight(loop, depth, self._goes_on) as flight:
+            with InFlightSteps(loop, depth, self._goes_on) as flight:
                 try:
                     self._fly(loop, flight, appender, horizons)
                     flight.land()
                 finally:
                     self._life.failed_step = flight.failed_step
 
-    def _fly(self, loop: StepLoop, flight: Flight, appender: Appender | None, horizons: dict[str, Any] | None) -> None:
+    def _fly(
+        self, loop: StepLoop, flight: InFlightSteps, appender: Appender | None, horizons: dict[str, Any] | None
+    ) -> None:
         while not self._stop.requested:
             if appender is not None and appender.rolled:
                 flight.land()

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from conduit_dagster.engine.compiled import CompiledPipeline
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.record import Nack, Record, copy
 
 
-class Nacked(NamedTuple):
+class TracedNack(NamedTuple):
     """A record that a node refused."""
 
     nack: Nack
@@ -19,21 +19,21 @@ class Nacked(NamedTuple):
     """As it was then."""
 
 
-class Passed(NamedTuple):
+class TracedNode(NamedTuple):
     """One node, what it was given and what it made of that. All records are copies."""
 
     node: str
     given: Sequence[Record]
     records: Sequence[Record]
     """What goes on."""
-    nacked: Sequence[Nacked]
+    nacked: Sequence[TracedNack]
     filtered: int
 
 
 class Traced(NamedTuple):
     """The way of one record."""
 
-    nodes: Sequence[Passed]
+    nodes: Sequence[TracedNode]
     """In file order; behind the fan-out destination by destination. None behind which nothing went on."""
     arrived: Mapping[str, Sequence[Record]]
     """What each destination would be sent, by its id."""
@@ -43,7 +43,7 @@ class _Fate:
     """Remembers what a node said of records."""
 
     def __init__(self) -> None:
-        self.nacked_: list[Nacked] = []
+        self.nacked_: list[TracedNack] = []
         self.dropped = 0
 
     def filtered(self, node: str, origin: int) -> None:
@@ -52,21 +52,21 @@ class _Fate:
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
         del node, origin
-        self.nacked_.append(Nacked(nack, copy(record)))
+        self.nacked_.append(TracedNack(nack, copy(record)))
 
 
-def trace(pipeline: CompiledPipeline, inlet: Inlet, record: Record, now_ns: int) -> Traced:
+def trace(pipeline: CompiledPipeline, inlet: SourceNode, record: Record, now_ns: int) -> Traced:
     """Node by node, from the source to the destinations, which are not written to.
 
     ``now_ns``: the time that processors see. A record that is split goes on as all of its parts.
     """
     pipeline.clock.now_ns = now_ns
-    found: list[Passed] = []
+    found: list[TracedNode] = []
     records = _through((*inlet.nodes, *pipeline.nodes), [copy(record)], found)
     return Traced(found, {outlet.id: _through(outlet.nodes, records, found) for outlet in pipeline.outlets})
 
 
-def _through(steps: Sequence[Step], records: Sequence[Record], found: list[Passed]) -> Sequence[Record]:
+def _through(steps: Sequence[Step], records: Sequence[Record], found: list[TracedNode]) -> Sequence[Record]:
     for step in steps:
         if not records:
             break
@@ -76,7 +76,7 @@ def _through(steps: Sequence[Step], records: Sequence[Record], found: list[Passe
     return records
 
 
-def _pass(step: Step, records: Sequence[Record]) -> Passed:
+def _pass(step: Step, records: Sequence[Record]) -> TracedNode:
     fate, given = _Fate(), [copy(record) for record in records]
     out, _ = step.run([copy(record) for record in records], range(len(records)), fate)
-    return Passed(step.node, given, [copy(record) for record in out], fate.nacked_, fate.dropped)
+    return TracedNode(step.node, given, [copy(record) for record in out], fate.nacked_, fate.dropped)

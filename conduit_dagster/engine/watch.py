@@ -7,12 +7,15 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.recovery_store import read
+
+log = structlog.get_logger("conduit.engine")
 
 _POLL = 0.05
 _ASK = 0.5
@@ -71,6 +74,8 @@ class _Watch:
                     state = read(connection, self._pipeline)
             except SQLAlchemyError:
                 continue  # a store that is away is the next transaction's business
+            if state.stop_asked and not self._stop.requested:
+                log.info("a stop was asked for", pipeline=self._pipeline, how=state.asked)
             if state.asked == "force":
                 self._stop.force()
             elif state.stop_asked:

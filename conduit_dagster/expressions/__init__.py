@@ -7,9 +7,9 @@ neither block nor grow without bound.
 from __future__ import annotations
 
 from conduit_dagster.expressions.compiled import Clock, Compiled, EvaluationError, ExpressionError, reads_key
-from conduit_dagster.expressions.gotemplate.compile import template_condition, template_text
-from conduit_dagster.expressions.gotemplate.values import format_go
-from conduit_dagster.expressions.python.compile import python_condition, python_value
+from conduit_dagster.expressions.gotemplate.go_values import format_go
+from conduit_dagster.expressions.gotemplate.template_compiler import template_condition, template_text
+from conduit_dagster.expressions.python.expression_compiler import python_condition, python_value
 
 __all__ = [
     "Clock",
@@ -25,15 +25,16 @@ __all__ = [
 
 
 def compile_condition(text: str, clock: Clock) -> Compiled:
-    """A function that gives a bool: a Go template where the text holds ``{{``, else a Python expression.
+    """Compile a condition to a function that returns a bool.
 
-    Raises :class:`ExpressionError`. What it returns raises for a record that the condition does not fit.
+    The text is a Go template if it contains ``{{``, else a Python expression. Raises :class:`ExpressionError`. The
+    compiled function raises for a record that the condition does not fit.
     """
     return template_condition(text) if "{{" in text else python_condition(text, clock)
 
 
 def compile_expression(text: str, clock: Clock) -> Compiled:
-    """A function that gives the value of a Python expression, as JSON can hold it.
+    """Compile a Python expression to a function that returns its value in a form that JSON can hold.
 
     Raises :class:`ExpressionError`. The value may be a part of the record itself, not a copy.
     """
@@ -41,5 +42,5 @@ def compile_expression(text: str, clock: Clock) -> Compiled:
 
 
 def compile_template(text: str) -> Compiled:
-    """A function that gives the text of a Go template; text without ``{{`` is its own result."""
+    """Compile a Go template to a function that returns its output; text without ``{{`` is returned unchanged."""
     return template_text(text)

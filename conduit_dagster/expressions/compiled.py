@@ -1,4 +1,4 @@
-"""What compiling an expression gives, the time that ``now()`` gives, and what can go wrong with either."""
+"""Compiled expressions, the clock behind ``now()``, and the errors of compiling and evaluating."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.record import Record
 class Clock:
     """The step's recorded time, in unix nanoseconds.
 
-    The engine sets ``now_ns`` when a task starts; it never moves by itself, so that a repeat of a step gives
+    The engine sets ``now_ns`` when a task starts; it never advances by itself, so that repeating a step gives
     the same bytes.
     """
 
@@ -24,11 +24,11 @@ class Clock:
         self.now_ns = now_ns
 
     def text(self) -> str:
-        """The time as RFC 3339 in UTC, without trailing zeros in the fraction, as Go writes it."""
+        """Return the time as RFC 3339 in UTC, without trailing zeros in the fraction, as Go writes it."""
         return _rfc3339(self.now_ns)
 
     def nanoseconds(self) -> int:
-        """The time in unix nanoseconds."""
+        """Return the time in unix nanoseconds."""
         return self.now_ns
 
 
@@ -40,10 +40,10 @@ def _rfc3339(now_ns: int) -> str:
 
 
 class ExpressionError(ValueError):
-    """An expression or template is refused when its file is checked.
+    """Rejection of an expression or template when its file is checked.
 
-    ``column`` counts characters from the start of the text given, from 0, across its lines; ``None`` where no
-    single place is at fault. ``fix`` is what to write instead.
+    ``column`` is a character offset from the start of the whole text, from 0; line ends count. It is ``None`` where
+    no single place is at fault. ``fix`` is what to write instead.
     """
 
     def __init__(self, message: str, column: int | None = None, fix: str | None = None) -> None:
@@ -54,17 +54,17 @@ class ExpressionError(ValueError):
 
 
 class EvaluationError(Exception):
-    """An expression does not fit the record it met: that record's nack."""
+    """Failure of an expression on one record; nacks that record."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """``did you mean `after`?`` for a mistyped name, or ``None`` where nothing known is close."""
+    """Return ``did you mean `after`?`` for a mistyped name, or ``None`` if no known name is close."""
     found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
     return f"did you mean `{found[0]}`?" if found else None
 
 
 def kind(value: object) -> str:
-    """What a value is, in words for an error message."""
+    """Return the kind of a value, worded for an error message."""
     return _KINDS.get(type(value), type(value).__name__)
 
 
@@ -85,26 +85,26 @@ PARTS = frozenset({"after", "before", "key", "metadata", "operation", "position"
 
 
 def reads_key(names: frozenset[str]) -> bool:
-    """Whether what looks at these parts needs every record's key and position."""
+    """Return whether reading these parts requires every record's key and position."""
     return not names.isdisjoint(("key", "position"))
 
 
 class Compiled(Protocol):
     """A function of one record.
 
-    It never changes the record, but what it returns may be a part of the record: copy it before changing it.
+    It never changes the record, but its result may be a part of the record: copy it before changing it.
     It cannot be pickled: compile in the worker.
     """
 
     names: frozenset[str]
-    """The parts of the record it looks at, out of :data:`PARTS`."""
+    """Parts of the record that the function reads, out of :data:`PARTS`."""
     literal: str | None
-    """The result, where it is the same text for every record."""
+    """The result if it is the same text for every record, else ``None``."""
     json_of: str | None
-    """The part (``record``: all of it) where the result is just that part as JSON: ``{{ toJson … }}``."""
+    """The part whose JSON is the whole result (``{{ toJson … }}``; ``record``: the whole record), else ``None``."""
 
     def __call__(self, record: Record, /) -> Any:
-        """The value for this record. Raises for a record that the expression does not fit."""
+        """Return the value for this record. Raises for a record that the expression does not fit."""
         ...
 
 
@@ -115,7 +115,7 @@ def compiled(
     literal: str | None = None,
     json_of: str | None = None,
 ) -> Compiled:
-    """The function itself with its attributes: a wrapping object would cost every call."""
+    """Return the function itself with its attributes set: a wrapper object would slow down every call."""
     made = cast(Any, function)
     made.names = frozenset(names)
     made.literal = literal

@@ -1,1 +1,1 @@
-"""Runs a user's JavaScript on records, one at a time, within limits: for ``custom.javascript``."""
+"""Execution of user JavaScript on records, one at a time, within limits, for ``custom.javascript``."""

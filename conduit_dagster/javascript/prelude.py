@@ -1,8 +1,8 @@
-"""What a script finds around it, in JavaScript: Conduit's helpers, and a world without time and chance.
+"""JavaScript environment of a script: Conduit's helpers, with deterministic time and random numbers.
 
-A record crosses the border as JSON: ``[position, operation, metadata, kinds, key, before, after]``. Each of the last
-three is a document, or raw data as text of one character per byte; ``kinds`` says which, by ``d`` or ``r``. Both ways
-null stands for nothing.
+A record is passed as JSON: ``[position, operation, metadata, kinds, key, before, after]``. Each of the last three is a
+document, or raw data as text of one character per byte; ``kinds`` tells which, by ``d`` or ``r``. In both directions
+null stands for a missing value.
 """
 
 from __future__ import annotations

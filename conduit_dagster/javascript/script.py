@@ -1,4 +1,4 @@
-"""A script with its own JavaScript engine (QuickJS)."""
+"""Scripts, each with its own JavaScript engine (QuickJS)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _MEGABYTE = 1 << 20
 
 
 class ScriptError(Exception):
-    """The script can't be used at all: it does not compile, or defines no function ``process``."""
+    """The script is unusable: it does not compile, or defines no function ``process``."""
 
 
-class RecordError(Exception):
-    """It fails on one record."""
+class ScriptRecordError(Exception):
+    """The script fails on one record."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -30,10 +30,10 @@ class RecordError(Exception):
 
 
 class Script:
-    """One engine. Only the thread that made it may use it: QuickJS watches that thread's stack."""
+    """A script in one engine. Only the thread that created it may use it: QuickJS watches that thread's stack."""
 
     def __init__(self, text: str, seconds: float, megabytes: int) -> None:
-        """``seconds`` of processor time for one record; ``megabytes`` for all that the script holds.
+        """``seconds``: CPU time limit for one record; ``megabytes``: memory limit of the script.
 
         Raises :class:`ScriptError`.
         """
@@ -55,36 +55,38 @@ class Script:
         self._begin, self._call = context.get("__begin"), context.get("__call")
 
     def begin(self, now_ns: int) -> None:
-        """The time that scripts see from here on: that of the step, so that a repeat of it gives the same."""
+        """Set the time that the script sees from now on: the step's time, so that a repeat gives the same result."""
         self._now = now_ns // 1_000_000
         self._begin(self._now)
 
     def run(self, record: Record, seed: int) -> Record | None:
-        """The record as the script leaves it, in place; None where it is dropped. Raises :class:`RecordError`.
+        """Run the script; return the record, changed in place, or None to drop it. Raises :class:`ScriptRecordError`.
 
-        ``seed``: of ``Math.random`` for this record.
+        ``seed``: seed of ``Math.random`` for this record.
         """
         try:
             answer: Any = _decode(self._call(_given(record), seed))
         except quickjs.JSException as error:
             raise self._stopped(_one_line(error)) from None
         except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, OverflowError) as error:
-            raise RecordError("javascript.record", f"the record can't be given to a script: {error}") from None
+            raise ScriptRecordError("javascript.record", f"the record can't be given to a script: {error}") from None
         for level, message, fields in answer[2] if len(answer) > 2 else ():
             _say(level, message, fields)
         if answer[1] is not None:
             raise self._stopped(" ".join(answer[1].split()))
         return None if answer[0] is None else _taken(record, answer[0])
 
-    def _stopped(self, text: str) -> RecordError:
+    def _stopped(self, text: str) -> ScriptRecordError:
         if text.startswith("InternalError: interrupted"):
-            return RecordError("javascript.too_long", f"the script took more than {self._seconds:g} s for the record")
+            return ScriptRecordError(
+                "javascript.too_long", f"the script took more than {self._seconds:g} s for the record"
+            )
         if text.startswith("InternalError: out of memory"):
-            # whatever it has piled up goes: the next record finds a new engine
+            # discard all that the script accumulated: the next record gets a new engine
             self._start()
             self._begin(self._now)
-            return RecordError("javascript.memory", f"the script took more than {self._bytes // _MEGABYTE} MB")
-        return RecordError("javascript.failed", text)
+            return ScriptRecordError("javascript.memory", f"the script took more than {self._bytes // _MEGABYTE} MB")
+        return ScriptRecordError("javascript.failed", text)
 
 
 def _given(record: Record) -> str:
@@ -101,7 +103,9 @@ def _taken(record: Record, answer: Any) -> Record:
     operation, metadata, kinds, *parts = answer
     if operation not in OPERATIONS:
         known = ", ".join(OPERATIONS)
-        raise RecordError("javascript.result", f"the script's record has the operation {operation!r}: one of {known}")
+        raise ScriptRecordError(
+            "javascript.result", f"the script's record has the operation {operation!r}: one of {known}"
+        )
     record.operation, record.metadata = operation, metadata
     record.key, record.before, record.after = map(_data, kinds, parts)
     return record

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from conduit_dagster.metrics.facts import BUCKETS, STATUSES, PipelineFacts, StepTimes
+from conduit_dagster.metrics.facts import BUCKETS, PipelineFacts, StepTimes
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 
 Sample = tuple[Sequence[str], float | None]
 """The values of the labels, and the number; None: nothing is exported."""
@@ -120,7 +121,7 @@ def _of_life(facts: list[PipelineFacts]) -> Iterator[Metric]:
         "conduit_pipeline_status",
         "1 for the status that the pipeline has, 0 for the others.",
         (*_PIPELINE, "status"),
-        (((one.pipeline, status), float(one.status == status)) for one in facts for status in STATUSES),
+        (((one.pipeline, status), float(one.status == status)) for one in facts for status in PipelineStatus),
     )
     yield _gauge(
         "conduit_pipeline_restart_at_seconds",

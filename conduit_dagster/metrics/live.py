@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.metrics.facts import BUCKETS, DestinationFacts, LastStep, PipelineFacts, SourceFacts, StepTimes
 from conduit_dagster.metrics.families import families
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
     from conduit_dagster.engine.planner import BoundPipeline
-    from conduit_dagster.engine.report import Progress, RunResult, StepReport
+    from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 
 Lag = Callable[[Source, object], int | None]
 
 
-class Tally:
+class PipelineMetrics:
     """One pipeline's counts. Its own thread writes them, a scrape reads them: always those of whole steps."""
 
     def __init__(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> None:
@@ -35,14 +36,14 @@ class Tally:
         self._classes, self._seconds = [0] * (len(BUCKETS) + 1), 0.0
         self._facts = PipelineFacts(
             bound.id,
-            "running",
+            PipelineStatus.RUNNING,
             {inlet.id: SourceFacts(unit=inlet.source.lag_unit) for inlet in bound.compiled.sources},
             {outlet.id: DestinationFacts(0, 0) for outlet in bound.compiled.outlets},
             dead_letters=0,
             restarts=0,
         )
 
-    def observe(self, step: StepReport, progress: Progress) -> None:
+    def observe(self, step: StepReport, progress: RunProgress) -> None:
         """Takes a finished step in. Runs in the pipeline's thread, the only one that may ask its sources."""
         lags = {name: self._lag_of(name, progress) for name in self._readers}
         with self._lock:
@@ -71,12 +72,12 @@ class Tally:
             )
         return sums
 
-    def _lag_of(self, name: str, progress: Progress) -> int | None:
+    def _lag_of(self, name: str, progress: RunProgress) -> int | None:
         return self._lag(self._readers[name], progress.positions[name]) if name in progress.positions else None
 
     def tell(self, result: RunResult) -> None:
         """Takes a failure that is waited after, or the restart that follows it."""
-        if result.status != "recovering":
+        if result.status != PipelineStatus.RECOVERING:
             return
         restart = result.restart
         with self._lock:
@@ -91,7 +92,7 @@ class Tally:
             times = StepTimes(tuple(self._classes), self._seconds) if any(self._classes) else None
             status = self._status()
             # a stop while it waits takes the restart with it
-            restart_at = self._facts.restart_at if status == "recovering" else None
+            restart_at = self._facts.restart_at if status == PipelineStatus.RECOVERING else None
             return replace(self._facts, status=status, times=times, restart_at=restart_at)
 
 
@@ -116,11 +117,11 @@ class LiveMetrics(Collector):
     """All pipelines of a run."""
 
     def __init__(self) -> None:
-        self._tallies: list[Tally] = []
+        self._tallies: list[PipelineMetrics] = []
 
-    def add(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> Tally:
+    def add(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> PipelineMetrics:
         """Begins to count a pipeline. ``status`` is asked at every scrape, ``lag`` after every step."""
-        tally = Tally(bound, status, lag)
+        tally = PipelineMetrics(bound, status, lag)
         self._tallies.append(tally)
         return tally
 

@@ -11,11 +11,12 @@ from prometheus_client.registry import Collector
 
 from conduit_dagster.metrics.facts import DestinationFacts, LastStep, PipelineFacts, SourceFacts
 from conduit_dagster.metrics.families import families
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone, restarts_of
 from conduit_dagster.state.recovery_store import NEVER, RecoveryState, recovery_rows
-from conduit_dagster.state.schema import steps
+from conduit_dagster.state.tables import steps
 
 Lags = Callable[[str, str, Any], tuple[int, str] | None]
 """Pipeline, source and position to lag and unit; None where the lag is not known."""
@@ -43,7 +44,9 @@ class StoredMetrics(Collector):
     def _facts(self, row: dict[str, Any], recovery: RecoveryState) -> PipelineFacts:
         pipeline, status = row["id"], row["status"]
         consumers = overview.consumer_rows(self._database, pipeline)
-        restart_at = recovery.restart_at_ns / 1e9 if recovery.restart_at_ns and status == "recovering" else None
+        restart_at = (
+            recovery.restart_at_ns / 1e9 if recovery.restart_at_ns and status == PipelineStatus.RECOVERING else None
+        )
         with reading(self._database) as connection:
             last, restarts = _last_step(connection, pipeline), restarts_of(connection, pipeline)
         return PipelineFacts(

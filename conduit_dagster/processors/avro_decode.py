@@ -1,4 +1,4 @@
-"""``avro.decode``: the document behind Avro, whose schema is in a registry."""
+"""``avro.decode``: decode Avro data whose schema is in a registry."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import fastavro
 from typing_extensions import override
 
-from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
-from conduit_dagster.reference import kind_of
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, raw_bytes
 from conduit_dagster.sdk import Example, ProcessError, ProcessorSettings, Record
 
 
@@ -23,11 +23,11 @@ class AvroDecodeSettings(AvroSettings):
 
 
 class AvroDecode(AvroProcessor):
-    """Decode Avro in Confluent's wire format: the schema's number is in the data, and the registry has the schema.
+    """Decode Avro in Confluent's wire format: the data contains the schema's ID, and the registry has the schema.
 
-    Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text. What
-    can't be decoded is a nack, and so is a document; null stays null. A registry that can't be reached is an
-    outage: the step is repeated.
+    Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text. Data
+    that can't be decoded is nacked, and so is a document; null stays null. An unreachable registry is an outage: the
+    step is repeated.
     """
 
     name: ClassVar[str] = "avro.decode"
@@ -49,7 +49,7 @@ class AvroDecode(AvroProcessor):
         rest = io.BytesIO(data[1 + ID_BYTES :])
         try:
             found: Any = fastavro.schemaless_reader(rest, schema, None)
-        except Exception as error:  # data that is none may fail in any way
+        except Exception as error:  # invalid data may fail in any way
             raise self._invalid(f"can't be decoded: {type(error).__name__} {error}".rstrip()) from error
         if rest.read(1):
             raise self._invalid("goes on behind its data")
@@ -63,7 +63,7 @@ class AvroDecode(AvroProcessor):
 
 
 def _plain(value: Any) -> Any:
-    """As a document can hold it."""
+    """Convert a value to types that a document can hold."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, list):

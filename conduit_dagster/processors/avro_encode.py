@@ -1,4 +1,4 @@
-"""``avro.encode``: a document as Avro, with its schema in a registry."""
+"""``avro.encode``: encode a document as Avro, with its schema in a registry."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.processors.unwrapping import document_in
+from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
+from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
 from conduit_dagster.schemas.inferred import NoSchemaError, inferred
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -49,14 +49,14 @@ class AvroEncodeSettings(AvroSettings):
 
 
 class AvroEncode(AvroProcessor):
-    """Encode a document as Avro: a zero byte, the schema's number in four bytes, and the data.
+    """Encode a document as Avro: a zero byte, the schema's ID in four bytes, and the data.
 
-    A payload or the key becomes raw data, a field within a document Base64 text. What does not fit the schema is a
-    nack, and so is what is no document; null stays null. With `autoRegister` the fields are in order of their names,
-    whole numbers are `long`, and a null is a nullable text: records of one shape may give different schemas.
+    A payload or the key becomes raw data, a field within a document Base64 text. A document that does not fit the
+    schema is nacked, and so is anything but a document; null stays null. With `autoRegister` fields are ordered by
+    name, whole numbers are `long`, and a null is a nullable string: records of one shape may give different schemas.
 
-    Without a registry out there the schemas are files of the project. A registry that can't be reached is an outage:
-    the step is repeated.
+    Without an external registry the schemas are files of the project. An unreachable registry is an outage: the step is
+    repeated.
     """
 
     name: ClassVar[str] = "avro.encode"
@@ -85,7 +85,7 @@ class AvroEncode(AvroProcessor):
         data.write(MAGIC + number.to_bytes(ID_BYTES, "big"))
         try:
             fastavro.schemaless_writer(data, schema, document)
-        except Exception as error:  # whatever does not fit, fastavro says in its own ways
+        except Exception as error:  # fastavro raises many types of errors for data that does not fit
             message = f"{self.settings.field} does not fit schema {number}: {error}"
             raise ProcessError(message, code=_INVALID) from error
         self.put(record, data.getvalue())

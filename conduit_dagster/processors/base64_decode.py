@@ -1,4 +1,4 @@
-"""``base64.decode``: the text or the bytes behind Base64."""
+"""``base64.decode``: decode Base64 to text or bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import FieldProcessor, Loop
-from conduit_dagster.processors.settings import ChangeableField
-from conduit_dagster.reference import kind_of
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.setting_kinds import ChangeableField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _BREAKS: Final = b"\r\n"
@@ -30,8 +30,8 @@ class Base64Decode(FieldProcessor):
     """Decode a field from Base64 (the standard alphabet, with padding; line breaks are ignored).
 
     A whole payload or the key becomes raw data. Within a document and in metadata the bytes must be UTF-8 text, else
-    the record is nacked: a document can't hold them, where Conduit would replace what is none. A field that is missing
-    or null stays so.
+    the record is nacked: a document can't hold other bytes, which Conduit would replace. A missing or null field stays
+    as it is.
     """
 
     name: ClassVar[str] = "base64.decode"

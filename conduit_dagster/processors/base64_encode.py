@@ -1,4 +1,4 @@
-"""``base64.encode``: text or bytes as Base64."""
+"""``base64.encode``: encode text or bytes as Base64."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.in_place import FieldProcessor, LookAgain, Loop
+from conduit_dagster.processors.common.setting_kinds import ChangeableField
 from conduit_dagster.processors.field_convert import to_string
-from conduit_dagster.processors.in_place import FieldProcessor, LookAgain, Loop
-from conduit_dagster.processors.settings import ChangeableField
-from conduit_dagster.reference import kind_of
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 
@@ -26,9 +26,9 @@ class Base64EncodeSettings(ProcessorSettings):
 
 
 class Base64Encode(FieldProcessor):
-    """Encode a field as Base64: raw data, text, or a number or boolean by its text.
+    """Encode a field as Base64: raw data, text, or the text of a number or boolean.
 
-    A document or a list is a nack: put json.encode before. A field that is missing or null stays so.
+    A document or a list is nacked: put json.encode before it. A missing or null field stays as it is.
     """
 
     name: ClassVar[str] = "base64.encode"

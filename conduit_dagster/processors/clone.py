@@ -1,4 +1,4 @@
-"""``clone``: several copies of each record."""
+"""``clone``: make several copies of each record."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class CloneSettings(ProcessorSettings):
 
 
 class Clone(Processor):
-    """Each record, and clones of it behind it. The metadata ``clone.index`` counts them from 0, the original.
+    """Emit each record, followed by clones of it. The metadata ``clone.index`` numbers them; the original is 0.
 
-    All of them share their source record's fate: it is acked once every one is delivered.
+    The source record is acked only once the original and all clones are delivered.
     """
 
     name: ClassVar[str] = "clone"
@@ -50,7 +50,7 @@ class Clone(Processor):
         results: list[Result] = []
         last: dict[str, str] | None = None
         counted: list[dict[str, str]] = []
-        for record in records:  # none of them can fail
+        for record in records:  # cloning cannot fail
             if record.metadata is not last:
                 last = record.metadata
                 counted = self._counted(last)
@@ -62,7 +62,10 @@ class Clone(Processor):
         return _cloned(record, self._counted(record.metadata))
 
     def _counted(self, metadata: dict[str, str]) -> list[dict[str, str]]:
-        """Shared by all records that shared theirs: metadata is replaced, never changed in place."""
+        """Return the metadata of the original and its clones.
+
+        Records that shared their metadata share these: metadata is replaced, never changed in place.
+        """
         return [{**metadata, INDEX: number} for number in self._numbers]
 
 

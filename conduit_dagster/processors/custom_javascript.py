@@ -1,4 +1,4 @@
-"""``custom.javascript``: a function of the user's own, in JavaScript."""
+"""``custom.javascript``: call a user-defined JavaScript function."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import PositiveDuration
-from conduit_dagster.javascript.script import RecordError, Script, ScriptError
-from conduit_dagster.processors.settings import refused
+from conduit_dagster.javascript.script import Script, ScriptError, ScriptRecordError
+from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     DROP,
@@ -55,17 +55,17 @@ class CustomJavascriptSettings(ProcessorSettings):
 
 
 class CustomJavascript(Processor):
-    """Run ``process(record)`` of a script on each record. It changes the record and returns it, or another one; null
-    drops it, and what it throws is a nack.
+    """Run ``process(record)`` of a script on each record. It returns the record, changed or not, or a new one; null
+    drops the record, and an exception nacks it.
 
     A record has ``Operation``, ``Metadata``, ``Key`` and ``Payload`` with ``Before`` and ``After``; its position can't
-    be changed. Documents are objects, raw data is an array of bytes: ``RawData("text")`` makes some, ``String(data)``
-    reads it as text. ``Record()``, ``StructuredData()`` and ``logger.Info().Str("k", "v").Msg("text")`` are there as in
-    Conduit; ``require`` is not.
+    be changed. Documents are objects, raw data is an array of bytes: ``RawData("text")`` creates it, ``String(data)``
+    reads it as text. ``Record()``, ``StructuredData()`` and ``logger.Info().Str("k", "v").Msg("text")`` work as in
+    Conduit; ``require`` is not available.
 
     Numbers are JavaScript's: integers beyond 2^53 lose digits, as in Conduit. ``Date`` is the time of the step, and
-    ``Math.random`` depends on the record alone, so that a repeat gives the same. What a script keeps from one record to
-    the next is of no use: any record may be the first. The script has no limit on what it logs.
+    ``Math.random`` depends on the record alone, so that a repeat gives the same result. A script cannot rely on state
+    that it keeps between records: any record may be the first. There is no limit on how much a script logs.
     """
 
     name: ClassVar[str] = "custom.javascript"
@@ -131,7 +131,7 @@ class CustomJavascript(Processor):
         return {**found, "script": text}
 
     def _script(self) -> Script:
-        # one per thread: dead letters pass their processors on the threads that publish
+        # one per thread: the processors of dead letters run on the threads that publish
         script: Script | None = getattr(self._own, "script", None)
         if script is None:
             script = self._own.script = Script(self.settings.script, self.settings.time, self.settings.memory)
@@ -146,7 +146,7 @@ class CustomJavascript(Processor):
     def process(self, record: Record) -> Record | Drop:
         try:
             made = self._script().run(record, self._seed(record))
-        except RecordError as error:
+        except ScriptRecordError as error:
             raise ProcessError(error.message, code=error.code) from None
         return DROP if made is None else made
 

@@ -1,4 +1,4 @@
-"""``deduplicate``: only the first record with a key goes on."""
+"""``deduplicate``: pass only the first record with a key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing_extensions import override
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
-from conduit_dagster.processors.remembering import Entries, Key, Remembering
-from conduit_dagster.processors.settings import Expression, failure, refused
+from conduit_dagster.processors.common.setting_kinds import Expression, failure, refused
+from conduit_dagster.processors.common.stateful import Entries, Key, Remembering
 from conduit_dagster.sdk import (
     DROP,
     Example,
@@ -33,7 +33,7 @@ _LEAST: Final = -(2**63)
 _MOST: Final = 2**63
 _DIGITS: Final = len(str(_MOST))
 _SHORT: Final = 32
-"""Characters of a text that takes no more room than its hash would."""
+"""Length up to which a text takes no more room than its hash, in characters."""
 _DIGEST: Final = 16
 
 
@@ -63,17 +63,18 @@ class DeduplicateSettings(ProcessorSettings):
 
 
 class Deduplicate(Remembering):
-    """Let on the first record with a key, and drop those that follow within a window. Drops are acked.
+    """Pass the first record with a key, and drop those that follow within a window. Dropped records are acked.
 
-    The keys are kept with the steps, so that it holds over restarts and crashes: a record is a duplicate of one that
-    went on from here, whatever became of that behind. A dead letter that had passed it does not pass it again when it
-    is replayed, and the pieces of one record are no duplicates of one another. Once a source is rewound or its settings
-    make it another one, all is forgotten. A key that can't be computed is a nack. Put it before what replaces the
-    metadata (`unwrap.opencdc`): records are told apart by their source, which is there, and their position.
+    The keys are stored with the steps, so deduplication survives restarts and crashes: a record is a duplicate of any
+    record that passed here, whatever happened to that one later. A dead letter that had already passed bypasses it when
+    replayed, and the pieces of one record are not duplicates of one another. All keys are forgotten once a source is
+    rewound or its settings make it another source. A key that can't be computed is a nack. Put the processor before any
+    that replaces the metadata (`unwrap.opencdc`): records are identified by their source, which is stored there, and
+    their position.
 
-    It stands among the processors of the pipeline or of a destination. The records of a pipeline with it pass one task,
-    in order, with one step in flight. A remembered key takes up to 40 bytes on disk
-    and 200 in the task's memory, which holds those of two windows and of the block at hand.
+    It may be a processor of the pipeline or of a destination. All records of such a pipeline pass through one task, in
+    order, with one step in flight. A remembered key takes up to 40 bytes on disk and 200 in the task's memory, which
+    holds the keys of two windows and of the current block.
     """
 
     name: ClassVar[str] = "deduplicate"
@@ -109,7 +110,7 @@ class Deduplicate(Remembering):
     @property
     @override
     def reads_position(self) -> bool:
-        # it names the record
+        # the position identifies the record
         return True
 
     @property
@@ -128,16 +129,16 @@ class Deduplicate(Remembering):
             try:
                 key = value_of(record)
                 kind = type(key)
-                # most keys stand for themselves
+                # most keys need no hash
                 plain = _LEAST < key < _MOST if kind is int else kind is str and len(key) <= _SHORT and key.isascii()
                 if not plain:
                     if key is None or (isinstance(key, list | tuple) and None in key):
                         continue
                     key = _digest(key)
-            except Exception as error:  # noqa: BLE001  # an expression may raise whatever Python raises for such operands
+            except Exception as error:  # noqa: BLE001  # an expression may raise any Python error
                 results.put(place, Nack("expression.failed", failure(error)))
                 continue
-            # records of one source mostly share their metadata
+            # most records of one source share their metadata
             if record.metadata is not metadata:
                 metadata, source = record.metadata, self._source_of(record)
             position = record.position
@@ -164,10 +165,10 @@ class Deduplicate(Remembering):
         source, _, _ = self.context.record_key(record)
         return _number_of(f"{source}\0")
 
-    # -- its memory ---------------------------------------------------------------------------------------------
+    # -- memory -------------------------------------------------------------------------------------------------
 
     def _turn_over(self) -> None:
-        """Once nothing matters any more that was there the last time, it goes, and what came since is the old."""
+        """Drop the old keys and make the young ones old, once no key from before the last turnover matters any more."""
         records = self.settings.records
         gone = self._forgotten if records is None else max(self._forgotten, self.count - records - 1)
         if self._turned <= gone:
@@ -184,7 +185,7 @@ class Deduplicate(Remembering):
         self.count = self._turned = self._settled = count
         self._forgotten = 0
         self._kept, self._young = entries, dict[Key, int]()
-        # later ones of the same key come later
+        # later entries of the same key come later, and win
         self._old = dict(zip(entries.keys, entries.numbers, strict=True))
 
     @override
@@ -205,7 +206,7 @@ class Deduplicate(Remembering):
         return kept.since(0)
 
     def _first_within(self) -> int:
-        """The place of the first one that is not over by the count: that never falls, so it holds for all steps."""
+        """Return the index of the first entry not over by count; the count never falls, so this holds for all steps."""
         if self.settings.records is None:
             return 0
         return bisect_left(self._kept.numbers, self.count - self.settings.records)
@@ -214,12 +215,12 @@ class Deduplicate(Remembering):
     def is_over(self, number: int, at_ns: int) -> bool:
         if self.settings.records is not None and self.count - number > self.settings.records:
             return True
-        # a clock that was far ahead once must not make keys last until then
+        # a clock that was once far ahead must not keep keys until that time
         return self._time_ns is not None and abs(self.context.clock.now_ns - at_ns) >= self._time_ns
 
 
 def _digest(key: Any) -> bytes:
-    """Of its JSON. Raises for what JSON can't hold: two of those would look the same."""
+    """Return the hash of a key's JSON. Raises for values that JSON can't hold: two of them would look the same."""
     if not is_json(key):
         raise EvaluationError("a part of the key is nothing that JSON can hold")
     text = b"\0" + key if isinstance(key, bytes) else _encode(key)
@@ -227,7 +228,7 @@ def _digest(key: Any) -> bytes:
 
 
 def _number_of(text: str) -> int:
-    """Of a number that fits itself, of another text a hash that does."""
+    """Return the number that a decimal text denotes if it fits into 63 bits, else a 63-bit hash of the text."""
     if len(text) <= _DIGITS and text.isdecimal() and str(int(text)) == text and int(text) < _MOST:
         return int(text)
     return int.from_bytes(blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).digest()) >> 1

@@ -8,7 +8,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
-from conduit_dagster.processors.settings import Template, failure
+from conduit_dagster.processors.common.setting_kinds import Template, failure
 from conduit_dagster.sdk import (
     Example,
     Nack,
@@ -35,8 +35,8 @@ class ErrorSettings(ProcessorSettings):
 class Error(Processor):
     """Nack every record that reaches it.
 
-    Without a ``condition`` on the processor, every record is refused. A message that fails on a record is a
-    nack too, which then says why it failed.
+    Without a ``condition`` on the processor, every record is nacked. If the message fails on a record, its nack says
+    why.
     """
 
     name: ClassVar[str] = "error"
@@ -69,5 +69,5 @@ class Error(Processor):
     def _text(self, record: Record) -> str:
         try:
             return str(self._message(record))
-        except Exception as error:  # noqa: BLE001  # the record is refused in any case
+        except Exception as error:  # noqa: BLE001  # the record is nacked in any case
             return f"{self.settings.message!r} failed: {failure(error)}"

@@ -1,4 +1,4 @@
-"""``field.convert``: give a field's value another type."""
+"""``field.convert``: convert a field's value to another type."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
-from conduit_dagster.processors.in_place import FieldProcessor, Loop
-from conduit_dagster.processors.settings import DataField
-from conduit_dagster.reference import kind_of
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _INTEGER: Final = re.compile(r"[+-]?[0-9]+")
@@ -45,10 +45,10 @@ class FieldConvertSettings(ProcessorSettings):
 
 
 class FieldConvert(FieldProcessor):
-    """Convert a field to another type by Conduit's rules: the value as text, read as the type.
+    """Convert a field to another type by Conduit's rules: the value as text, parsed as the type.
 
-    Text is read strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are no integers. What cannot be converted is a
-    nack, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
+    Text is parsed strictly: ``" 12"``, ``"1.5"`` and ``"0x10"`` are not integers. A value that cannot be converted
+    is nacked, and so is a missing or null field, except for ``string``, where it becomes ``<nil>``.
     """
 
     name: ClassVar[str] = "field.convert"
@@ -99,7 +99,7 @@ def _loop(name: str, convert: Callable[[Any], Any]) -> Loop:
 
 
 def to_string(value: Any) -> str:
-    """As Go prints it: a float in positional notation, a document as ``map[a:1]``, null as ``<nil>``."""
+    """Format a value as Go does: a float in positional notation, a document as ``map[a:1]``, null as ``<nil>``."""
     kind = type(value)
     if kind is str:
         return value
@@ -109,7 +109,7 @@ def to_string(value: Any) -> str:
 
 
 def to_int(value: Any) -> int:
-    """A 64-bit integer. Raises ``ValueError``."""
+    """Convert to a 64-bit integer. Raises ``ValueError``."""
     kind = type(value)
     if kind is str:
         value = _integer(value)
@@ -121,7 +121,7 @@ def to_int(value: Any) -> int:
 
 
 def to_float(value: Any) -> float:
-    """A finite 64-bit float. Raises ``ValueError`` or ``OverflowError``."""
+    """Convert to a finite 64-bit float. Raises ``ValueError`` or ``OverflowError``."""
     kind = type(value)
     if kind is str:
         value = _float(value)
@@ -133,7 +133,7 @@ def to_float(value: Any) -> float:
 
 
 def to_bool(value: Any) -> bool:
-    """The words that Go's ``ParseBool`` knows, and the numbers 1 and 0. Raises ``ValueError``."""
+    """Convert the words that Go's ``ParseBool`` accepts, and the numbers 1 and 0. Raises ``ValueError``."""
     if value is True or value is False:
         return value
     word = to_string(value)
@@ -141,14 +141,14 @@ def to_bool(value: Any) -> bool:
 
 
 def to_time(value: Any) -> str:
-    """RFC 3339 text without trailing zeros in its fraction. Raises ``ValueError``."""
+    """Convert to RFC 3339 text without trailing zeros in its fraction. Raises ``ValueError``."""
     text = to_string(value)
     if _INTEGER.fullmatch(text):
         return _from_nanoseconds(to_int(text))
     parts = _TIME.fullmatch(text)
     if parts is None or not _is_time(parts):
         return _refuse()
-    # Go reads nine digits of a fraction and drops the rest
+    # Go reads nine digits of the fraction and drops the rest
     return _rfc3339(f"{parts['day']}T{parts['clock']}", (parts["fraction"] or "")[:9], parts["zone"])
 
 
@@ -166,7 +166,7 @@ def _refuse() -> Any:
 
 
 def _integer(text: str) -> int:
-    # int() alone would also read blanks, underscores and the digits of other scripts
+    # int() alone would also accept blanks, underscores and the digits of other scripts
     if len(text) < 19 and text.isascii() and text.isdigit():
         return int(text)
     return int(text) if _INTEGER.fullmatch(text) else _refuse()

@@ -9,9 +9,9 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop, removing
-from conduit_dagster.processors.settings import list_items, reference, refused
-from conduit_dagster.reference import Reference
+from conduit_dagster.field_reference import Reference
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop, removing
+from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _BOTH_PAYLOADS = (".Payload.Before", ".Payload.After")
@@ -33,9 +33,9 @@ class FieldExcludeSettings(ProcessorSettings):
 
 
 class FieldExclude(InPlaceProcessor):
-    """Remove fields with all they hold.
+    """Remove fields with all their content.
 
-    A missing field is no error, but missing documents on the way to it are created, as in Conduit.
+    A missing field is not an error, but missing documents on the path to it are created, as in Conduit.
     """
 
     name: ClassVar[str] = "field.exclude"

@@ -1,4 +1,4 @@
-"""``field.rename``: give fields other names."""
+"""``field.rename``: rename fields."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
-from conduit_dagster.processors.settings import list_items, reference, refused
-from conduit_dagster.reference import Reference
+from conduit_dagster.field_reference import Reference
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.reference_syntax import unquote
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -23,7 +23,7 @@ _PAIR = re.compile(
 
 
 class Renaming(NamedTuple):
-    """A field and the name it gets."""
+    """A field and its new name."""
 
     field: Reference
     name: str
@@ -46,9 +46,9 @@ class FieldRenameSettings(ProcessorSettings):
 
 
 class FieldRename(InPlaceProcessor):
-    """Rename fields within the documents that hold them, one after the other.
+    """Rename fields within their documents, one after the other.
 
-    A missing field becomes a null under the new name, as in Conduit; a field that had the new name is lost.
+    A missing field becomes null under the new name, as in Conduit; an existing field with the new name is lost.
     """
 
     name: ClassVar[str] = "field.rename"

@@ -1,4 +1,4 @@
-"""``field.set``: give a field a value."""
+"""``field.set``: set a field to a value."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_expression, compile_template, reads_key
-from conduit_dagster.processors.in_place import InPlaceProcessor, Loop
-from conduit_dagster.processors.settings import Expression, Field, Template, failure, refused
-from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure, refused
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _PLAIN: Final = frozenset({int, bool, type(None)})
-"""Types whose every value is fine: no document or expression brings an integer too long to write."""
+"""Types that need no check: no document or expression gives an integer too long to write."""
 _CHECKED: Final = _PLAIN | {float}
-"""An expression's own result is finite already."""
+"""Types that need no check in an expression's result: its floats are already finite."""
 
 
 class FieldSetSettings(ProcessorSettings):
@@ -51,7 +51,7 @@ class FieldSetSettings(ProcessorSettings):
 class FieldSet(InPlaceProcessor):
     """Set a field to a literal, to a Go template's output or to a Python expression's value.
 
-    A document or list taken from elsewhere in the record is copied, so that later changes touch one of the
+    A document or list taken from elsewhere in the record is copied, so that later changes affect only one of the
     two. A value that JSON cannot hold, such as NaN, is a nack.
     """
 
@@ -98,7 +98,7 @@ class FieldSet(InPlaceProcessor):
     def _evaluated(self, record: Record) -> Any:
         try:
             return self._value(record)
-        except Exception as error:  # an expression may raise whatever Python raises for such operands
+        except Exception as error:  # an expression may raise any Python error
             raise ProcessError(failure(error), code="expression.failed") from error
 
     def _loop(self, literal: str | None) -> Loop | None:
@@ -134,7 +134,7 @@ def _metadata_loop(name: str, literal: str) -> Loop:
         before: Any = None
         after: Any = None
         for record in rest:
-            # what shared one dict goes on sharing one, which a destination then encodes once
+            # records that shared one dict share the new one, which a destination then encodes once
             if record.metadata is not before:
                 before = record.metadata
                 after = {**before, name: literal}
@@ -144,7 +144,7 @@ def _metadata_loop(name: str, literal: str) -> Loop:
 
 
 def own(value: Any) -> Any:
-    """An expression's value as a field may hold it: deeply what JSON can hold, and no part of another field.
+    """Return a deep copy of an expression's value in a form that JSON can hold, sharing nothing with other fields.
 
     Raises ``ProcessError``. Raw data becomes text.
     """

@@ -1,4 +1,4 @@
-"""``filter``: let records go no further."""
+"""``filter``: drop records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from conduit_dagster.sdk import DROP, Drop, Example, Processor, Record, Result
 
 
 class Filter(Processor):
-    """Drop every record that reaches it; the record counts as acked.
+    """Drop every record that reaches it; dropped records count as acked.
 
-    Without a ``condition`` on the processor, nothing passes.
+    Without a ``condition`` on the processor, no record passes.
     """
 
     name: ClassVar[str] = "filter"

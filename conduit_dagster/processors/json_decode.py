@@ -1,4 +1,4 @@
-"""``json.decode``: turn JSON text into what it says."""
+"""``json.decode``: decode JSON text."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import FieldProcessor, Loop
-from conduit_dagster.processors.settings import DataField
-from conduit_dagster.reference import Reference, kind_of
+from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _decode = msgspec.json.Decoder().decode
@@ -31,8 +31,8 @@ class JsonDecode(FieldProcessor):
     """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
 
     A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data become
-    null, a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
-    missing, null or already a document stays as it is. Of two equal keys the last one counts.
+    null; a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
+    missing, null or already a document is left unchanged. Of duplicate keys the last one wins.
     """
 
     name: ClassVar[str] = "json.decode"
@@ -80,7 +80,7 @@ def _loop(field: Reference) -> Loop | None:
 
 
 def _payload_loop() -> Loop:
-    # the type makes everything but a document raise, for change to look at
+    # with this type, anything but a document raises and is left to `change`
     decode = msgspec.json.Decoder(dict[str, Any]).decode
 
     def loop(rest: Iterator[Any]) -> None:

@@ -1,4 +1,4 @@
-"""``json.encode``: turn a value into JSON text."""
+"""``json.encode``: encode a value as JSON text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import FieldProcessor
-from conduit_dagster.processors.settings import DataField
+from conduit_dagster.processors.common.in_place import FieldProcessor
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _encode = msgspec.json.Encoder().encode
@@ -27,8 +27,8 @@ class JsonEncodeSettings(ProcessorSettings):
 class JsonEncode(FieldProcessor):
     """Encode a field's value as compact JSON.
 
-    Keys keep their order; Conduit sorts them. Raw data is encoded as Conduit does it: base64 in quotes. A
-    field that is missing or null stays as it is.
+    Keys keep their order; Conduit sorts them. Raw data is encoded as in Conduit: base64 in quotes. A missing or null
+    field is left unchanged.
     """
 
     name: ClassVar[str] = "json.encode"

@@ -1,4 +1,4 @@
-"""``omit``: Transporter's function that removes fields."""
+"""``omit``: remove fields, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
-from conduit_dagster.processors.in_place import removing
+from conduit_dagster.processors.common.in_place import removing
+from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -20,7 +20,7 @@ class OmitSettings(ProcessorSettings):
 
 
 class Omit(DocumentProcessor):
-    """Remove fields of the document in ``.Payload.After``, as Transporter's ``omit``. A missing one is no error."""
+    """Remove fields of the document in ``.Payload.After``, as Transporter's ``omit``. Missing fields are ignored."""
 
     name: ClassVar[str] = "omit"
     Settings: ClassVar[type[ProcessorSettings]] = OmitSettings

@@ -1,4 +1,4 @@
-"""``opfilter``: Transporter's function that lets on only some operations."""
+"""``opfilter``: pass only some operations, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import AfterValidator, model_validator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import names_in
-from conduit_dagster.processors.settings import refused
+from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.processors.common.transporter_documents import names_in
 from conduit_dagster.record import OPERATIONS
 from conduit_dagster.sdk import DROP, Drop, Example, Processor, ProcessorContext, ProcessorSettings, Record
 
@@ -46,7 +46,7 @@ class OpfilterSettings(ProcessorSettings):
 
 
 class Opfilter(Processor):
-    """Let on records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
+    """Pass records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
 
     name: ClassVar[str] = "opfilter"
     keyless: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""``pick``: Transporter's function that keeps some fields."""
+"""``pick``: keep only some fields, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import DocumentProcessor, FieldNames, names_in
-from conduit_dagster.processors.in_place import LookAgain
+from conduit_dagster.processors.common.in_place import LookAgain
+from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, FieldNames, names_in
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -48,7 +48,7 @@ class Pick(DocumentProcessor):
                 if type(document) is not dict:
                     raise LookAgain
                 try:
-                    # most records have them all
+                    # most records have all the fields
                     record.after = dict(zip(names, chosen(document), strict=True)) if chosen else picked(document)
                 except KeyError:
                     record.after = picked(document)

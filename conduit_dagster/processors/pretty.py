@@ -1,4 +1,4 @@
-"""``pretty``: Transporter's function that logs each record."""
+"""``pretty``: log each record, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import structlog
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _log = structlog.get_logger(__name__)
@@ -23,9 +23,9 @@ class PrettySettings(ProcessorSettings):
 
 
 class Pretty(InPlaceProcessor):
-    """Log the payload of each record as JSON (level info), as Transporter's ``pretty``; the record goes on unchanged.
+    """Log the payload of each record as JSON (level info), as Transporter's ``pretty``; the record passes unchanged.
 
-    What the pipeline's file redacts is masked. In a step that is repeated it is logged again.
+    Values that the pipeline's file redacts are masked. A repeated step logs its records again.
     """
 
     name: ClassVar[str] = "pretty"

@@ -1,4 +1,4 @@
-"""``python``: a function of the project's own."""
+"""``python``: call a function of the project."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pydantic import AfterValidator
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.modules import module_of
-from conduit_dagster.processors.settings import refused
+from conduit_dagster.processors.common.modules import module_of
+from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.record import copy
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
@@ -55,16 +55,16 @@ class PythonSettings(ProcessorSettings):
 
 
 class Python(Processor):
-    """Call a function of a module in the project. The module travels to the tasks as text; it may import what is
-    installed there, and no other module of the project.
+    """Call a function of a module in the project. The module travels to the tasks as text; it may import packages
+    installed there, but no other module of the project.
 
-    Per record it returns a record, a list of them, or `DROP`; per block a list with such a result, or a `Nack`, for
-    each record. What it raises nacks the record; for a block it fails the step. Per `arrow` it gets a table with a row
-    for each payload, which must be documents, and returns one with the new payloads: with as many rows, or with a
-    column `_row` that says which row each is from (none: the record is dropped; several: it is split). A text in a
-    column `_error` nacks the record. A second parameter gets the processor's context.
+    Per record it returns a record, a list of records, or `DROP`; per block a list with such a result, or a `Nack`, for
+    each record. An exception nacks the record; per block it fails the step. Per `arrow` it gets a table with one row
+    for each payload, which must be a document, and returns a table of the new payloads: with as many rows, or with a
+    column `_row` with the index of each row's original (no row: the record is dropped; several: it is split). A text in
+    a column `_error` nacks the record. A second parameter gets the processor's context.
 
-    What it returns must depend on the record alone. It runs with all the rights of the worker: nothing is sandboxed.
+    The result must depend on the record alone. The function runs with all rights of the worker: it is not sandboxed.
     """
 
     name: ClassVar[str] = "python"
@@ -124,7 +124,7 @@ class Python(Processor):
         chosen = [place for place, record in enumerate(records) if isinstance(record.after, dict)]
         try:
             made = self._of_table([records[place] for place in chosen]) if chosen else []
-        except Exception:  # noqa: BLE001  # one record's fault, or the function's: each is asked alone
+        except Exception:  # noqa: BLE001  # the fault of one record or of the function: try each record alone
             made = [self._alone(records[place]) for place in chosen]
         for place, result in zip(chosen, made, strict=True):
             results[place] = result
@@ -135,7 +135,7 @@ class Python(Processor):
             return self._of_table([record])[0]
         except ProcessError as error:
             return Nack(error.code, error.message)
-        except Exception as error:  # noqa: BLE001  # whatever an author's code raises is that record's nack
+        except Exception as error:  # noqa: BLE001  # any error of the author's code nacks that record
             return Nack("processor.error", f"{type(error).__name__}: {error}")
 
     def _of_table(self, records: Sequence[Record]) -> list[Result]:
@@ -152,7 +152,7 @@ class Python(Processor):
 
 
 def _shared_out(records: Sequence[Record], rows: Sequence[dict[str, Any]]) -> list[Result]:
-    """Each row to the record that it is from."""
+    """Return the result of each record from the rows made of it."""
     made: list[list[Record]] = [[] for _ in records]
     failed: dict[int, str] = {}
     for place, row in enumerate(rows):
@@ -186,7 +186,7 @@ def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
     file = f"{module.replace('.', '/')}.py"
     try:
         function = getattr(module_of("conduit_modules", module.replace(".", "_"), settings.source, file), name, None)
-    except Exception as error:  # an author's module may raise anything while it is loaded
+    except Exception as error:  # the author's module may raise anything while it loads
         raise FatalError(
             f"the module can't be loaded: {type(error).__name__}: {error}",
             code="python.invalid",

@@ -1,4 +1,4 @@
-"""The built-in processors. The modules here are the catalogue: ``field_set.py`` is ``field.set``."""
+"""The built-in processors. The files beside this one are the catalogue: ``field_set.py`` is ``field.set``."""
 
 from __future__ import annotations
 
@@ -13,39 +13,25 @@ from conduit_dagster import processors
 from conduit_dagster.sdk import Processor
 
 _PREFIX: Final = "builtin:"
-_NO_PLUGINS: Final = frozenset(
-    {
-        "avro",
-        "base",
-        "documents",
-        "in_place",
-        "modules",
-        "registry",
-        "remembering",
-        "settings",
-        "spark_sql",
-        "unwrapping",
-    }
-)
 
 
 @functools.cache
 def names() -> tuple[str, ...]:
-    """The names of all built-in processors, in order. Imports none of them."""
-    modules = (module.name for module in pkgutil.iter_modules(processors.__path__))
-    return tuple(sorted(module.replace("_", ".") for module in modules if module not in _NO_PLUGINS))
+    """Return the names of all built-in processors, sorted. Imports none of them."""
+    files = pkgutil.iter_modules(processors.__path__)
+    return tuple(sorted(file.name.replace("_", ".") for file in files if not file.ispkg and file.name != "registry"))
 
 
 def builtin() -> dict[str, type[Processor]]:
-    """All built-in processors by name. Imports them all; :func:`find` imports one."""
+    """Return all built-in processors by name. Imports them all; :func:`find` imports only one."""
     return {name: _load(name) for name in names()}
 
 
 def find(name: str, extra: Mapping[str, type[Processor]]) -> type[Processor] | None:
-    """The processor of a pipeline file's ``plugin``: one of ``extra``, or a built-in, or ``None``.
+    """Return the processor for a pipeline file's ``plugin``: one of ``extra``, a built-in, or ``None`` if unknown.
 
     A built-in may be written as in Conduit: ``field.set``, ``builtin:field.set``,
-    ``builtin:field.set@v0.1.0``. The version is not looked at.
+    ``builtin:field.set@v0.1.0``. The version is ignored.
     """
     if name in extra:
         return extra[name]

@@ -1,4 +1,4 @@
-"""``remap``: Transporter's function that gives records another namespace."""
+"""``remap``: move records to another namespace, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import MapSettings
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
+from conduit_dagster.processors.common.transporter_documents import MapSettings
 from conduit_dagster.record import COLLECTION
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -21,9 +21,9 @@ class RemapSettings(MapSettings):
 
 
 class Remap(InPlaceProcessor):
-    """Give records of a namespace another one (the metadata ``opencdc.collection``), as Transporter's ``remap``.
+    """Change the namespace of records (the metadata ``opencdc.collection``), as Transporter's ``remap``.
 
-    Records of namespaces that are not named stay as they are.
+    Records of namespaces that are not listed stay unchanged.
     """
 
     name: ClassVar[str] = "remap"
@@ -53,7 +53,7 @@ class Remap(InPlaceProcessor):
     def _loop(self, rest: Iterator[Any]) -> None:
         names, last, changed = self._names, None, None
         for record in rest:
-            # records that share their metadata go on sharing it
+            # records that shared their metadata keep sharing it
             if record.metadata is not last:
                 last = changed = record.metadata
                 found = names.get(last.get(COLLECTION, ""))

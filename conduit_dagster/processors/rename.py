@@ -1,4 +1,4 @@
-"""``rename``: Transporter's function that renames fields."""
+"""``rename``: rename fields, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import DocumentProcessor, MapSettings
+from conduit_dagster.processors.common.transporter_documents import DocumentProcessor, MapSettings
 from conduit_dagster.record import Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
@@ -21,7 +21,7 @@ class RenameSettings(MapSettings):
 class Rename(DocumentProcessor):
     """Rename fields of the document in ``.Payload.After``, as Transporter's ``rename``, one after the other.
 
-    A missing field is left out; a field that had the new name is lost.
+    A missing field is skipped; an existing field with the new name is lost.
     """
 
     name: ClassVar[str] = "rename"

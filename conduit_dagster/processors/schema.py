@@ -1,4 +1,4 @@
-"""``schema``: a contract of what the documents of a collection hold."""
+"""``schema``: hold the documents of a collection to a contract."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pydantic import ConfigDict
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import document_of
-from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain, Loop
-from conduit_dagster.processors.settings import refused
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain, Loop
+from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.record import Document
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.reference import kind_of
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record, Result
 
 Mode = Literal["evolve", "freeze", "discard_row", "discard_value"]
@@ -34,14 +34,14 @@ _ITEM: Final = re.compile(r'(?:"(?:[^"\\]|\\.)*"|[^,"]|"(?!.*"))+')
 
 
 class _Missing:
-    """The type of what stands for a field that is not there."""
+    """Type of the marker for a missing field."""
 
 
 _MISSING: Final = _Missing()
 
 
-class Column(NamedTuple):
-    """What the contract says of one field."""
+class SchemaColumn(NamedTuple):
+    """The contract for one field."""
 
     types: tuple[type, ...]
     kind: str
@@ -49,20 +49,20 @@ class Column(NamedTuple):
 
     @property
     def exact(self) -> frozenset[type]:
-        """The types of most values that it may hold; what has another one is looked at by :meth:`takes`."""
+        """Exact types of most valid values; a value of any other type is left to :meth:`takes`."""
         return frozenset((*self.types, *((type(None), type(_MISSING)) if self.optional else ())))
 
     def takes(self, value: Any) -> bool:
-        """Whether it may hold the value."""
+        """Return whether the field may hold the value."""
         if value is None or value is _MISSING:
             return self.optional
-        # True is an int in Python, and no number in JSON
+        # True is an int in Python, but not a number in JSON
         return isinstance(value, self.types) and (type(value) is not bool or self.kind in ("boolean", "any"))
 
 
-def columns_in(text: str) -> dict[str, Column]:
-    """The fields of a contract: ``id:integer, name:string?``. Raises a finding."""
-    found: dict[str, Column] = {}
+def columns_in(text: str) -> dict[str, SchemaColumn]:
+    """Parse the fields of a contract: ``id:integer, name:string?``. Raises a finding."""
+    found: dict[str, SchemaColumn] = {}
     for item in _ITEM.finditer(text):
         if not item[0].strip():
             continue
@@ -76,7 +76,7 @@ def columns_in(text: str) -> dict[str, Column]:
     return found
 
 
-def _column(item: str, start: int) -> tuple[str, Column]:
+def _column(item: str, start: int) -> tuple[str, SchemaColumn]:
     match = _FIELD.fullmatch(item)
     if match is None:
         raise refused(
@@ -85,7 +85,7 @@ def _column(item: str, start: int) -> tuple[str, Column]:
     name, kind = match["name"].strip(), match["type"]
     if kind not in _TYPES:
         raise refused("value", f"there is no type {kind}", f"one of {', '.join(_TYPES)}", start + match.start("type"))
-    return json.loads(name) if name.startswith('"') else name, Column(_TYPES[kind], kind, bool(match["optional"]))
+    return json.loads(name) if name.startswith('"') else name, SchemaColumn(_TYPES[kind], kind, bool(match["optional"]))
 
 
 class SchemaSettings(ProcessorSettings):
@@ -115,20 +115,20 @@ class SchemaSettings(ProcessorSettings):
             raise refused("value", "there is no contract", "fields: id:integer, name:string?")
 
     @property
-    def contracts(self) -> Mapping[str, dict[str, Column]]:
-        """Collection to contract; the one of all others is under an empty name."""
+    def contracts(self) -> Mapping[str, dict[str, SchemaColumn]]:
+        """Contracts by collection; the contract of all other collections has an empty name."""
         own = {name: columns_in(text) for name, text in self.below("fields.").items()}
         return {"": columns_in(self.fields), **own} if self.fields else own
 
 
-class Schema(InPlaceProcessor):
-    """Hold documents to a declared contract, per collection; as dlt's schema contract, with its modes.
+class SchemaProcessor(InPlaceProcessor):
+    """Hold documents to a declared contract per collection, with the modes of dlt's schema contracts.
 
-    `evolve` lets on whatever it is. `discard_row` makes it a nack, so that it becomes a dead letter. `discard_value`
-    removes the field; of a collection without a contract it is `discard_row`, and so it is for a field that must be
-    there. `freeze` stops the pipeline with an error that no restart can help: nothing of the step is delivered until
-    the contract or the data has changed. Nothing is converted: `field.convert` does that. Records without a payload,
-    such as deletes, go on. Only the first level is looked at.
+    `evolve` passes any data. `discard_row` nacks the record, so that it becomes a dead letter. `discard_value` removes
+    the field; it acts as `discard_row` for a collection without a contract and for a required field. `freeze` stops the
+    pipeline with an error that a restart does not fix: nothing of the step is delivered until the contract or the data
+    has changed. Values are not converted: use `field.convert`. Records without a payload, such as deletes, pass. Only
+    the top level is checked.
     """
 
     name: ClassVar[str] = "schema"
@@ -157,8 +157,8 @@ class Schema(InPlaceProcessor):
         self._default = self._contracts.get("")
         self.loop = self._loop(self._default) if self._default and len(self._contracts) == 1 else None
 
-    def _loop(self, contract: Mapping[str, Column]) -> Loop | None:
-        """For documents that keep to the contract, but for fields that are removed."""
+    def _loop(self, contract: Mapping[str, SchemaColumn]) -> Loop | None:
+        """Return a loop for documents that satisfy the contract, except for extra fields, which it may remove."""
         if any(column.kind == "any" for column in contract.values()):
             return None
         checks = [(name, column.exact) for name, column in contract.items()]
@@ -185,7 +185,7 @@ class Schema(InPlaceProcessor):
         try:
             return super().process_block(records)
         except _Frozen as error:
-            # no nack: a frozen contract stops the step, and with it the pipeline
+            # not a nack: a frozen contract stops the step, and with it the pipeline
             raise FatalError(
                 error.message, code=error.code, fix="change the contract or the data, and run again"
             ) from None
@@ -206,7 +206,7 @@ class Schema(InPlaceProcessor):
             return
         self._hold(document, contract)
 
-    def _hold(self, document: Document, contract: Mapping[str, Column]) -> None:
+    def _hold(self, document: Document, contract: Mapping[str, SchemaColumn]) -> None:
         for name, column in contract.items():
             value = document.get(name, _MISSING)
             if not column.takes(value) and _broken(
@@ -220,7 +220,7 @@ class Schema(InPlaceProcessor):
 
 
 class _Frozen(BaseException):
-    """Passes by what makes nacks of errors."""
+    """Breach of a frozen contract; bypasses the handlers that turn errors into nacks."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -228,7 +228,7 @@ class _Frozen(BaseException):
 
 
 def _broken(mode: Mode, code: str, message: str) -> bool:
-    """What a breach amounts to: whether the value is to be discarded. Raises where the record or the step is."""
+    """Return whether a breach discards only the value. Raises if it discards the record or stops the step."""
     if mode == "freeze":
         raise _Frozen(code, f"the contract is frozen: {message}")
     if mode == "discard_row" or (mode == "discard_value" and code == "schema.table"):
@@ -236,11 +236,11 @@ def _broken(mode: Mode, code: str, message: str) -> bool:
     return mode == "discard_value"
 
 
-def _discard(document: Document, name: str, value: Any, column: Column) -> None:
+def _discard(document: Document, name: str, value: Any, column: SchemaColumn) -> None:
     if not column.optional:
         raise ProcessError(f"{_wrong(name, value, column)}, and it must be there", code="schema.data_type")
     del document[name]
 
 
-def _wrong(name: str, value: Any, column: Column) -> str:
+def _wrong(name: str, value: Any, column: SchemaColumn) -> str:
     return f"the field {name} is {'missing' if value is _MISSING else kind_of(value)}, not {column.kind}"

@@ -1,4 +1,4 @@
-"""``skip``: Transporter's function that lets only matching records on."""
+"""``skip``: pass only matching records, as Transporter's function does."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.documents import document_of
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.reference import kind_of
+from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.processors.common.transporter_documents import document_of
 from conduit_dagster.sdk import (
     DROP,
     Drop,
@@ -71,10 +71,10 @@ class SkipSettings(ProcessorSettings):
 
 
 class Skip(Processor):
-    """Let on the records whose field matches; the others are dropped and acked, as Transporter's ``skip``.
+    """Pass the records whose field matches; the others are dropped and acked, as Transporter's ``skip``.
 
-    ``==`` compares value and type (1 and 1.0 are equal, 10 and "10" are not). The orders compare numbers, and texts
-    that are numbers; anything else there, and what is no text for ``=~``, is a nack.
+    ``==`` compares value and type (1 and 1.0 are equal, 10 and "10" are not). ``>``, ``>=``, ``<`` and ``<=`` compare
+    numbers and numeric text; any other value is a nack, and so is a value that is not text for ``=~``.
     """
 
     name: ClassVar[str] = "skip"
@@ -109,7 +109,7 @@ class Skip(Processor):
         matches, field = self._matches, self.settings.field
         try:
             return [record if matches(record.after.get(field)) else DROP for record in cast("list[Any]", records)]
-        except Exception:  # noqa: BLE001  # one of them is no document, or can't be compared: each by itself
+        except Exception:  # noqa: BLE001  # a record has no document or can't be compared: try each alone
             return super().process_block(records)
 
     @override
@@ -137,7 +137,7 @@ def _json(text: str) -> Any:
 
 
 def _same(value: Any, match: Any) -> bool:
-    # True == 1 in Python, and not in JSON
+    # True == 1 in Python, but not in JSON
     return value == match and isinstance(value, bool) == isinstance(match, bool)
 
 

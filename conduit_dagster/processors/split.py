@@ -1,4 +1,4 @@
-"""``split``: one record for each element of a list."""
+"""``split``: make one record for each element of a list."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.settings import DataField
+from conduit_dagster.field_reference import FieldError, Reference, kind_of
+from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.record import copy
-from conduit_dagster.reference import FieldError, Reference, kind_of
 from conduit_dagster.sdk import (
     Example,
     ProcessError,
@@ -31,11 +31,11 @@ class SplitSettings(ProcessorSettings):
     )
 
 
-class Split(Processor):
-    """A record for each element of a list, with the element in the list's place.
+class SplitProcessor(Processor):
+    """Emit one record for each element of a list, with the element in place of the list.
 
-    The metadata ``split.index`` is the element's place, from 0. Of an empty list nothing goes on: the record is acked.
-    What is no list, or missing, is a nack.
+    The metadata ``split.index`` is the element's index, from 0. A record with an empty list is dropped and acked. A
+    missing field, or one that is not a list, is a nack.
     """
 
     name: ClassVar[str] = "split"
@@ -69,7 +69,7 @@ class Split(Processor):
             raise ProcessError(str(error), code=error.code) from error
         if not isinstance(elements, list):
             raise ProcessError(f"{self.settings.field} is {kind_of(elements)}, not a list", code="split.no_list")
-        # not among what is copied for each of them
+        # remove the list first, so that it is not copied for each element
         self._field.set(record, None)
         metadata = record.metadata
         found = [record if number == 0 else copy(record) for number in range(len(elements))]

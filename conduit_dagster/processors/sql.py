@@ -1,4 +1,4 @@
-"""``sql``: a Spark SQL SELECT over the record's fields."""
+"""``sql``: run a Spark SQL SELECT over each record's fields."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pydantic import Field as Describe
 from pydantic import ValidationInfo, field_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.settings import refused
-from conduit_dagster.processors.spark_sql.answers import Answers, NotJsonError
-from conduit_dagster.processors.spark_sql.block import Columns
-from conduit_dagster.processors.spark_sql.columns import parse_columns
-from conduit_dagster.processors.spark_sql.errors import SqlTextError
-from conduit_dagster.processors.spark_sql.selection import Selection
-from conduit_dagster.processors.spark_sql.statement import PARTS, Computed, parse_statement
+from conduit_dagster.processors.common.setting_kinds import refused
+from conduit_dagster.processors.common.spark_sql.answers import Answers, NotJsonError
+from conduit_dagster.processors.common.spark_sql.block import Columns
+from conduit_dagster.processors.common.spark_sql.column_types import parse_columns
+from conduit_dagster.processors.common.spark_sql.query_errors import SqlTextError
+from conduit_dagster.processors.common.spark_sql.selection import DocumentSelection
+from conduit_dagster.processors.common.spark_sql.statement import PARTS, Computed, parse_statement
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
-from conduit_dagster.spark.sql.asking import Asker, asker
+from conduit_dagster.spark.sql.asking import SqlEvaluator, asker
 from conduit_dagster.spark.sql.query import SqlQuery
 
 _ADVICE = "a cast, an overflow, a division by zero: try_cast, try_divide and nullif give NULL instead"
@@ -63,17 +63,16 @@ class SqlSettings(ProcessorSettings):
 
 
 class Sql(Processor):
-    """Make of each record's document what a Spark SQL SELECT makes of it; what WHERE leaves out is dropped, and acked.
+    """Replace each record's document by the result of a Spark SQL SELECT; records failing WHERE are dropped and acked.
 
-    The columns selected are the new `.Payload.After`, in their order. A column that is selected as it is keeps its
-    value untouched. What is computed is computed by Spark in the stage's own task, by ANSI rules, in UTC and with names
-    in their case, whatever the session is set to: a record for which Spark raises an error is a nack, and the others
-    go on. A result that JSON can't hold, such as NaN or a decimal with more digits than a number keeps, is a nack:
-    cast it to STRING. Timestamps come back as ISO 8601 in UTC, binary data as Base64.
+    The selected columns are the new `.Payload.After`, in their order. A column selected without an expression keeps its
+    value untouched. Expressions are computed by Spark in the stage's own task, by ANSI rules, in UTC and with
+    case-sensitive names, whatever the session's settings: a record for which Spark raises an error is nacked, and the
+    others pass. A result that JSON can't hold, such as NaN or a decimal with more digits than a JSON number keeps, is a
+    nack: cast it to STRING. Timestamps come back as ISO 8601 in UTC, binary data as Base64.
 
-    A record without a document is a nack; a delete without one goes on as it is. Functions of several records, of
-    chance and of the clock are refused when the file is checked, and so is a subquery. `docs/sql.md` says more of
-    types, and what it costs.
+    A record without a document is a nack; a delete without one passes unchanged. Aggregate, window, random and clock
+    functions are refused when the file is checked, and so are subqueries. `docs/sql.md` has more on types and cost.
     """
 
     name: ClassVar[str] = "sql"
@@ -112,7 +111,7 @@ class Sql(Processor):
         columns = parse_columns(settings.columns) if settings.columns.strip() else {}
         self._statement = parse_statement(settings.query, columns)
         self._columns = Columns(columns, PARTS, self._statement.used)
-        self._selection = Selection(self._statement.items)
+        self._selection = DocumentSelection(self._statement.items)
         self._answers: Answers | None = None
 
     @property
@@ -163,8 +162,8 @@ class Sql(Processor):
             return Nack("sql.not_json", f"a document can't hold a result of the query: {error}; cast it to STRING")
         return record
 
-    def _reasons(self, asked: Asker, query: SqlQuery, columns: Sequence[Any], failed: list[int]) -> list[Nack]:
-        """Which part of the query raised, for each record that failed."""
+    def _reasons(self, asked: SqlEvaluator, query: SqlQuery, columns: Sequence[Any], failed: list[int]) -> list[Nack]:
+        """Return the nack of each failed record, which names the part of the query that raised."""
         if not failed:
             return []
         answers = asked.ask(query, [column.take(failed) for column in columns], why=True)
@@ -182,7 +181,7 @@ class Sql(Processor):
 
 
 def _passes(record: Record, place: int, results: list[Result]) -> bool:
-    """Whether it is not for the query: a delete without a document goes on, another record without one is a nack."""
+    """Return whether a record bypasses the query: a delete without a document passes, any other one is nacked."""
     if isinstance(record.after, dict):
         return False
     if record.after is None and record.operation == "delete":

@@ -1,4 +1,4 @@
-"""``unwrap.debezium``: the change that a Debezium record describes."""
+"""``unwrap.debezium``: unwrap the change in a Debezium record."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
-from conduit_dagster.processors.unwrapping import (
+from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.unwrapping import (
     PAYLOADS,
     PayloadField,
     document_in,
@@ -18,7 +19,6 @@ from conduit_dagster.processors.unwrapping import (
     unwrapped_key,
 )
 from conduit_dagster.record import READ_AT, Data, Document
-from conduit_dagster.reference import Reference, kind_of
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _OPERATIONS: Final = {"c": "create", "u": "update", "d": "delete", "r": "snapshot", "$unset": "update"}
@@ -36,11 +36,11 @@ class UnwrapDebeziumSettings(ProcessorSettings):
 
 
 class UnwrapDebezium(InPlaceProcessor):
-    """Replace the record by the one that Debezium wrapped, but for its position.
+    """Replace the record by the one that Debezium wrapped, except for its position.
 
-    Operation and payloads are Debezium's. Its ``source`` becomes metadata, and its other fields do under
-    ``debezium.``; what it says wins over what was there. ``ts_ms`` becomes ``opencdc.readAt``. A key that has a
-    ``payload`` becomes that. What is no Debezium record is a nack.
+    Operation and payloads are Debezium's. Its ``source`` becomes metadata, as do its other fields under ``debezium.``;
+    they replace existing entries. ``ts_ms`` becomes ``opencdc.readAt``. A key with a ``payload`` is replaced by that
+    payload. Anything but a Debezium record is a nack.
     """
 
     name: ClassVar[str] = "unwrap.debezium"
@@ -92,7 +92,7 @@ class UnwrapDebezium(InPlaceProcessor):
 
 
 def _unwrapped(rest: Iterator[Any]) -> None:
-    """For payloads that are such documents already, with no text in the place of a document."""
+    """Unwrap payloads that are already Debezium documents, without text in place of a document."""
     for record in rest:
         change = record.after["payload"]
         operation, before, after = _OPERATIONS[change["op"]], change.get("before"), change["after"]
@@ -119,7 +119,7 @@ def _metadata(change: Document, known: dict[str, str]) -> dict[str, str]:
             found.update(_flat(f"debezium.{name}", change[name]))
     if "ts_ms" in change:
         found[READ_AT] = _nanoseconds(change["ts_ms"])
-    # last: it wins
+    # the source comes last: it wins
     if type(source) is not dict:
         found.update(_flat("", source))
         return found

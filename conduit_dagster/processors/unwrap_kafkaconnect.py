@@ -1,4 +1,4 @@
-"""``unwrap.kafkaconnect``: the payload of a Kafka Connect record."""
+"""``unwrap.kafkaconnect``: unwrap the payload of a Kafka Connect record."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
-from conduit_dagster.processors.unwrapping import PayloadField, document_in, invalid, unwrapped_key
-from conduit_dagster.reference import Reference
+from conduit_dagster.field_reference import Reference
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
@@ -23,7 +23,7 @@ class UnwrapKafkaconnectSettings(ProcessorSettings):
 
 
 def _unwrapped(rest: Iterator[Any]) -> None:
-    """For payloads that are such documents already."""
+    """Unwrap payloads that are already Kafka Connect documents."""
     for record in rest:
         payload = record.after["payload"]
         if type(payload) is not dict:
@@ -33,10 +33,10 @@ def _unwrapped(rest: Iterator[Any]) -> None:
 
 
 class UnwrapKafkaconnect(InPlaceProcessor):
-    """Replace the payload by that of a Kafka Connect record: a create, with nothing before.
+    """Replace the payload by that of a Kafka Connect record: a create, without ``.Payload.Before``.
 
-    A key that has a ``payload`` becomes that; position and metadata stay. What has no document as its ``payload`` is a
-    nack.
+    A key with a ``payload`` is replaced by that payload; position and metadata stay. A record whose ``payload`` is not
+    a document is a nack.
     """
 
     name: ClassVar[str] = "unwrap.kafkaconnect"

@@ -1,4 +1,4 @@
-"""``unwrap.opencdc``: an OpenCDC record that a field holds."""
+"""``unwrap.opencdc``: unwrap an OpenCDC record from a field."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final
 from pydantic import Field as Describe
 from typing_extensions import override
 
-from conduit_dagster.processors.in_place import InPlaceProcessor, LookAgain
-from conduit_dagster.processors.settings import DataField
-from conduit_dagster.processors.unwrapping import PAYLOADS, document_in, invalid, text_of
+from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
+from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
-from conduit_dagster.reference import Reference, kind_of
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 _TEXT: Final = {str}
@@ -29,10 +29,10 @@ class UnwrapOpencdcSettings(ProcessorSettings):
 
 
 class UnwrapOpencdc(InPlaceProcessor):
-    """Replace the record by the one that a field of it holds, but for its position.
+    """Replace the record by the OpenCDC record in one of its fields, except for its position.
 
-    For records that went through a system in between, in the layout that ``opencdc/json`` writes: raw data is Base64
-    text. What has no operation, metadata or payload is a nack.
+    For records that passed through another system in the layout of ``opencdc/json``: raw data is Base64 text. A record
+    without an operation, metadata or payload is a nack.
     """
 
     name: ClassVar[str] = "unwrap.opencdc"
@@ -66,7 +66,7 @@ class UnwrapOpencdc(InPlaceProcessor):
 
 
 def _unwrapped(rest: Iterator[Any]) -> None:
-    """For records that are such documents already, with text as metadata and documents as payloads."""
+    """Unwrap records that are already OpenCDC documents, with text as metadata and documents as payloads."""
     for record in rest:
         inner = record.after
         operation, metadata, payload = inner["operation"], inner["metadata"], inner["payload"]

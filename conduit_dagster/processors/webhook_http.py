@@ -1,4 +1,4 @@
-"""``webhook.http``: a request for each record."""
+"""``webhook.http``: send an HTTP request for each record."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib3.util import Retry, Timeout
 
 from conduit_dagster.config.scalars import Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
-from conduit_dagster.processors.settings import ChangeableField, Template, failure, refused
-from conduit_dagster.reference import FieldError, Reference
+from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure, refused
 from conduit_dagster.sdk import (
     ProcessError,
     Processor,
@@ -96,7 +96,7 @@ class WebhookHttpSettings(ProcessorSettings):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of every request."""
+        """Headers of every request."""
         given = self.below(_HEADERS)
         if any(name.lower() == _CONTENT_TYPE for name in given):
             return given
@@ -104,11 +104,11 @@ class WebhookHttpSettings(ProcessorSettings):
 
 
 class WebhookHttp(Processor):
-    """Send a request for each record, and put what comes back into the record.
+    """Send an HTTP request for each record, and put the response into the record.
 
-    No answer, and a status of 500 or more, is an error: it is tried again as often as ``backoffRetry.count`` says, and
-    then the record is nacked. Any other status is an answer. Redirects are followed. In a step that is repeated the
-    requests are sent again.
+    No response, or a status of 500 or more, is an error: the request is retried ``backoffRetry.count`` times,
+    then the record is nacked. Any other status counts as a response. Redirects are followed. A repeated step sends its
+    requests again.
     """
 
     name: ClassVar[str] = "webhook.http"
@@ -182,18 +182,18 @@ class WebhookHttp(Processor):
 def _templated(template: Compiled, record: Record, setting: str) -> str:
     try:
         return str(template(record))
-    except Exception as error:  # a template may fail on a record in any way
+    except Exception as error:  # a template may raise any error on a record
         raise ProcessError(f"{setting}: {failure(error)}", code="expression.failed") from error
 
 
 def _normal(url: str) -> str:
-    """What a template put into the query is encoded, as in Conduit."""
+    """Return the URL with its query string encoded, as in Conduit."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(query=urlencode(sorted(parse_qsl(parts.query, keep_blank_values=True)))))
 
 
 def _host(url: str) -> str:
-    # a URL may hold secrets in its path, its query and before its host
+    # a URL may contain secrets in its path, in its query and before its host
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

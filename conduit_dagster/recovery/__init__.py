@@ -1,1 +1,1 @@
-"""Error classes, what codes say, the backoff policy: pure, without a clock of their own."""
+"""Error classes, classification by error code, and backoff policy: pure, with no clock of their own."""

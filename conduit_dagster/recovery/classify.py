@@ -1,4 +1,4 @@
-"""Any exception as one of ours, whoever wrapped it: users' code, Spark's Python worker, py4j, gRPC, Dagster."""
+"""Classification of any exception, even when wrapped by user code, Spark's Python worker, py4j, gRPC or Dagster."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DAGSTERS_CLASS = re.compile(r"^dagster[\w.]*\.\w+: ")
 
 
 def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.error") -> ConduitError:
-    """The error of ours that ``error`` is, carries or amounts to (DESIGN.md, Errors; CASES B8).
+    """Return the ``ConduitError`` that ``error`` is, contains or amounts to (DESIGN.md, Errors; CASES B8).
 
-    A ``FatalError`` or ``TransientError`` anywhere inside wins, the outermost one; then JSON with a code; then an error
-    of the operating system. Everything else is transient, under ``code``. ``doing`` begins the message of an error
-    that nobody classified. Of a wrapped error the message is the inner one's.
+    The outermost ``FatalError`` or ``TransientError`` anywhere inside wins; then JSON with a code; then an error of the
+    operating system. Everything else is transient, under ``code``. ``doing`` begins the message of an unclassified
+    error. A wrapped error keeps the inner error's message.
     """
     if (known := classified(error)) is not None:
         return known
@@ -36,9 +36,9 @@ def classify(error: BaseException, *, doing: str = "", code: str = "pipeline.err
 
 
 def classified(error: BaseException) -> ConduitError | None:
-    """What ``error`` itself says of its class, by class or by a code in its text; None where it says nothing.
+    """Return the ``ConduitError`` that ``error`` states, by its class or by a code in its text; None if it states none.
 
-    An error of ours comes back as it is; one from inside as a new ``FatalError`` or ``TransientError``, so that it
+    A ``ConduitError`` is returned unchanged; a wrapped one as a new ``FatalError`` or ``TransientError``, so that it
     can be raised from ``error``.
     """
     if isinstance(error, ConduitError):
@@ -48,17 +48,17 @@ def classified(error: BaseException) -> ConduitError | None:
         said = [found for one in level if (found := _said(one)) is not None]
         raised = [found.error for found in said if found.rank is Rank.RAISED]
         if raised:
-            # of errors side by side the fatal one decides: a restart would meet it again
+            # among errors at the same level the fatal one decides: a restart would hit it again
             return next((found for found in raised if found.fatal), raised[0])
         coded += said
     return min(coded, key=lambda found: found.rank).error if coded else None
 
 
 def from_dagster(metadata: Mapping[str, Any], error_class: str | None, message: str) -> ConduitError:
-    """The error of a failed step: ``failure()``'s metadata, the error's class name and its text, causes included.
+    """Return the error of a failed Dagster step, from ``failure()``'s metadata, class name and text, causes included.
 
-    Values of the metadata may be Dagster's wrappers. Without metadata of ours the text is read like any other; a
-    blocking check that failed and a configuration that Dagster refuses are fatal.
+    Metadata values may be Dagster's wrappers. Without conduit metadata the text is classified like any other; a failed
+    blocking check and a configuration that Dagster refuses are fatal.
     """
     facts = {name: getattr(value, "value", value) for name, value in metadata.items()}
     code = facts.get("conduit/error_code")
@@ -82,7 +82,7 @@ def _from_metadata(facts: Mapping[str, Any], message: str) -> ConduitError:
 
 
 def _cause(text: str) -> str:
-    """What Dagster wrapped, on one line, without its stack and without the name of a class of Dagster's."""
+    """Return the text that Dagster wrapped, on one line, without its stack and without a Dagster class name."""
     told = _CAUSED.split(text)[-1].partition("\nStack Trace:\n")[0]
     return _DAGSTERS_CLASS.sub("", " ".join(told.split())) or "the step failed without a word"
 
@@ -98,12 +98,12 @@ def _said(error: BaseException) -> Said | None:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except Exception:  # noqa: BLE001  # py4j asks the JVM for the text, and it may be gone
+    except Exception:  # noqa: BLE001  # py4j asks the JVM for the text, and the JVM may be gone
         return type(error).__name__
 
 
 def _levels(error: BaseException) -> Iterator[list[BaseException]]:
-    """The error, then what is right inside it, and so on; each once."""
+    """Yield the error, then the errors directly inside it, and so on, level by level; each once."""
     seen, level = {id(error)}, [error]
     while level:
         yield level
@@ -117,6 +117,6 @@ def _inside(error: BaseException) -> Iterator[BaseException]:
         yield from cast(BaseExceptionGroup[BaseException], error).exceptions
     if error.__cause__ is not None:
         yield error.__cause__
-    # ``from None`` says that what was handled means nothing
+    # ``from None`` means that the handled error is irrelevant
     if error.__context__ is not None and not error.__suppress_context__:
         yield error.__context__

@@ -1,4 +1,4 @@
-"""What the code of an error says: fatal or transient (reference 3, phase 2). ``docs/error-codes.md`` is the table."""
+"""Classification of error codes as fatal or transient (reference 3, phase 2). ``docs/error-codes.md`` is the table."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _RANGES: Final[tuple[tuple[range, Verdict], ...]] = (
     (range(1000, 2000), "transient"),
     (range(2000, 3000), "fatal"),
 )
-# time-out, conflict, locked, too early, too many requests: the same request may get through later
+# timeout, conflict, locked, too early, too many requests: the same request may succeed later
 _PASSING: Final = frozenset({408, 409, 423, 425, 429})
 _NAME = re.compile(r"[A-Za-z_][\w\-]*(?:\.[\w\-]+)*", re.ASCII)
 _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 
-# all codes of a bad configuration
+# every code of these families means a bad configuration
 _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
 _FATAL: Final = {
     "chain": "log_gap log_gone no_record output_gone which_connector",
@@ -75,15 +75,15 @@ def _names(catalogue: Mapping[str, str]) -> frozenset[str]:
 
 
 FATAL_NAMES: Final = _names(_FATAL)
-"""The names of ours that are fatal, beside the families of a bad configuration."""
+"""Fatal code names of this project, apart from the families for a bad configuration."""
 TRANSIENT_NAMES: Final = _names(_TRANSIENT)
-"""The names of ours that are transient."""
+"""Transient code names of this project."""
 
 
 def class_of(code: int | str) -> Verdict | None:
-    """What a code says: an integer by its range, a name of ours by itself; None where nobody knows the code.
+    """Return the class of a code: of an integer by its range, of a known name by table; None for an unknown code.
 
-    An integer may be spelled as text. Of an error that was raised by class the class decides, not its code.
+    An integer may be given as text. For an error that was raised by class, the class decides, not the code.
     """
     if isinstance(code, str) and not _DIGITS.fullmatch(code):
         return _of_name(code)
@@ -103,7 +103,7 @@ def _of_name(name: str) -> Verdict | None:
 
 
 def is_code(value: object) -> bool:
-    """Whether this may be the code of an error: an integer that is not negative, or a name such as ``mine.gone``."""
+    """Return whether this is a valid error code: a non-negative integer, or a name such as ``mine.gone``."""
     if isinstance(value, str):
         return _NAME.fullmatch(value) is not None or _DIGITS.fullmatch(value) is not None
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

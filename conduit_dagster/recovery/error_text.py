@@ -1,4 +1,4 @@
-"""What the text of an error says of its class: a note of ours, or JSON with a code (reference 3, phase 2)."""
+"""Classification of an error by its text: a ``ConduitError`` note, or JSON with a code (reference 3, phase 2)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.recovery.errors import MARK, ConduitError, FatalError, Tran
 
 
 class Rank(IntEnum):
-    """How much a finding weighs: a class that somebody chose goes before a code, a known code before an unknown one."""
+    """Precedence of findings: an explicitly chosen class before a code, a known code before an unknown one."""
 
     RAISED = 0
     CODED = 1
@@ -22,19 +22,19 @@ class Rank(IntEnum):
 
 
 class Said(NamedTuple):
-    """An error that was found inside another's text."""
+    """An error found inside another error's text."""
 
     rank: Rank
     error: ConduitError
 
 
 _NOTE = re.compile(rf"^(?P<group>[ ]*\|)?[ |]*{MARK}(?P<json>\{{.*\}})\s*$", re.MULTILINE)
-# a traceback tells causes first: what stands behind the last of these is the outermost exception
+# a traceback lists causes first: the outermost exception follows the last of these
 _CHAIN = re.compile(
     r"(?:The above exception was the direct cause of the following exception:"
     r"|During handling of the above exception, another exception occurred:)"
 )
-# the source lines of a traceback may look like JSON, and are not what was raised
+# the source lines of a traceback may look like JSON, but are not part of the error
 _FRAME = re.compile(r"^[ |]*  File \".*\n(?:[ |]*    .*(?:\n|\Z))*", re.MULTILINE)
 _CLASS_BEFORE = re.compile(r"[\s|]*(?:[\w.]+: )?")
 _MOST_OBJECTS = 200
@@ -42,11 +42,11 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 def said_by(text: str) -> Said | None:
-    """What a text tells of a classified error inside it, the outermost one; None where it tells of none.
+    """Return the outermost classified error in a text; None if there is none.
 
-    Understands notes of ours behind any wrapper's words, and JSON ``{"code": 422, "message": "..."}``: alone on its
-    line or behind an exception's class the code is enough, elsewhere in a text the message must be there too, since
-    plain texts quote records.
+    Recognizes notes of ``ConduitError`` after any wrapper's text, and JSON ``{"code": 422, "message": "..."}``: alone
+    on its line or after an exception's class the code is enough; elsewhere the message is required too, since plain
+    texts quote records.
     """
     parts = _CHAIN.split(text)[::-1] if MARK in text or "{" in text else []
     for part in parts:
@@ -57,9 +57,9 @@ def said_by(text: str) -> Said | None:
 
 
 def from_fields(fields: Mapping[str, Any]) -> ConduitError:
-    """The error that JSON describes: ``code``, ``message``, ``node``, ``place``, ``fix``.
+    """Return the error that a JSON object describes: ``code``, ``message``, ``node``, ``place``, ``fix``.
 
-    ``fatal``, where it is there, decides; else the code does.
+    ``fatal``, if present, decides the class; otherwise the code does.
     """
     message = str(fields.get("message") or f"error {fields.get('code')}")
     more = {name: str(fields[name]) for name in ("node", "place", "fix") if fields.get(name) is not None}
@@ -70,7 +70,7 @@ def from_fields(fields: Mapping[str, Any]) -> ConduitError:
 
 
 def _noted(part: str) -> ConduitError | None:
-    """The first note: wrappers put what they wrap behind their own words. Of a group's members a fatal one."""
+    """Return the error of the first note, since wrappers append the wrapped text; in a group, a fatal member first."""
     found: list[tuple[bool, ConduitError]] = []
     for match in _NOTE.finditer(part):
         try:

@@ -9,14 +9,14 @@ from typing import Final
 from conduit_dagster.recovery.codes import class_of, is_code
 
 MARK: Final = "conduit-error: "
-"""Begins the note that carries an error through wrappers which keep nothing but its text."""
+"""Prefix of the note that carries an error through wrappers that keep only its text."""
 
 
 class ConduitError(Exception):
-    """What stops a pipeline, said once and clearly.
+    """An error that stops a pipeline, reported once and clearly.
 
     ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is left out, and the
-    message says so. ``place`` says where (a file, a connector, a position), ``fix`` what to do next.
+    message says so. ``place`` says where it happened (a file, a connector, a position), ``fix`` what to do next.
     """
 
     fatal = False
@@ -30,7 +30,7 @@ class ConduitError(Exception):
         fix: str | None = None,
         node: str | None = None,
     ) -> None:
-        # an author's mistake in the code must not cost the error its class
+        # an invalid code in user code must not cost the error its class
         if not is_code(code):
             message = f"{message} ({_misspelled(code)})"
             code = "error.code_invalid"
@@ -40,7 +40,7 @@ class ConduitError(Exception):
         self.place = place
         self.fix = fix
         self.node = node
-        # a worker of Spark, py4j and Dagster keep an exception's text only, but all of it: with its notes
+        # Spark workers, py4j and Dagster keep only an exception's text, but all of it, including notes
         self.add_note(MARK + self._as_json())
 
     def _as_json(self) -> str:
@@ -53,11 +53,11 @@ class ConduitError(Exception):
 
 
 class TransientError(ConduitError):
-    """Worth another attempt: a restart with backoff may get through."""
+    """An error worth another attempt: a restart with backoff may succeed."""
 
 
 class FatalError(ConduitError):
-    """No restart can help; the pipeline goes to ``degraded`` at once."""
+    """An error that no restart can fix; the pipeline goes to ``degraded`` at once."""
 
     fatal = True
 
@@ -70,9 +70,9 @@ def coded(
     fix: str | None = None,
     node: str | None = None,
 ) -> ConduitError:
-    """The error of the class that its code says, by its range; an unknown code is transient, and the message says so.
+    """Return an error of the class that its code implies; an unknown code is transient, and the message says so.
 
-    For codes that come from elsewhere, such as the status of an HTTP answer: ``raise coded(text, code=status)``.
+    For codes from elsewhere, such as the status of an HTTP response: ``raise coded(text, code=status)``.
     """
     verdict = class_of(code) if is_code(code) else None
     if verdict is None and is_code(code):
@@ -112,7 +112,7 @@ _OS_ERRORS = {
 
 
 def from_os_error(error: OSError, doing: str) -> TransientError:
-    """An error of the operating system as one that says what was done, where, and what to do next."""
+    """Convert an ``OSError`` to an error that says what was attempted, where, and what to do next."""
     code, why, fix = _OS_ERRORS.get(error.errno or 0, ("file.error", error.strerror or str(error), None))
     place = str(error.filename) if error.filename else None
     return TransientError(f"{doing}: {why}", code=code, place=place, fix=fix)

@@ -1,7 +1,7 @@
-"""Named points before and after each line of the protocol, where a test may end or freeze the process.
+"""Named points before and after each line of the protocol, where a test may kill or freeze the process.
 
-``CONDUIT_KILL_AT=after-prepare`` kills at the first passage, ``after-prepare:3`` at the third. A test may put a hook
-of its own in the place of that.
+``CONDUIT_KILL_AT=after-prepare`` kills at the first passage, ``after-prepare:3`` at the third. A test may replace this
+behaviour with its own hook.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ POINTS: Final = (
     "after-done",
     "after-ack",
 )
-"""``mid-publish`` is passed by destinations themselves, in the middle of their work."""
+"""Points of a run. ``mid-publish`` is passed by the destinations themselves, in the middle of their work."""
 COMPACTION: Final = (
     "before-compact",
     "mid-compact-write",
@@ -54,9 +54,9 @@ COMPACTION: Final = (
     "mid-compact-remove",
     "after-compact",
 )
-"""Passed while the log is compacted."""
+"""Points passed during compaction of the log."""
 REPLAY: Final = ("before-replay", "after-replay")
-"""Passed around the transaction that chooses the dead letters of a replay; its steps pass the others."""
+"""Points around the transaction that selects the dead letters of a replay; the replay's steps pass the other points."""
 
 _passed: Counter[str] = Counter()
 _lock = threading.Lock()
@@ -78,5 +78,5 @@ hook: Callable[[str, str], None] = _kill
 
 
 def reached(point: str, pipeline: str = "") -> None:
-    """A point of the protocol is passed; costs a look-up where nobody waits for it."""
+    """Report that a point of the protocol was passed; costs only a look-up when no test uses it."""
     hook(point, pipeline)

@@ -1,4 +1,4 @@
-"""When a pipeline is restarted after a transient error: a pure function of policy, past restarts and the time."""
+"""Restart schedule after a transient error: a pure function of the policy, past restarts and the time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _SECOND = 1_000_000_000
 
 @dataclass(frozen=True)
 class Policy:
-    """Exponential backoff with a limit (reference 2, Configuration). Times are seconds.
+    """Exponential backoff with a limit (reference 2, Configuration). Times are in seconds.
 
-    Whoever makes one answers for ``0 < min_delay <= max_delay``, ``factor >= 1`` and ``max_retries >= -1``; for a
-    pipeline file and the project's settings the configuration checks it.
+    The caller must ensure ``0 < min_delay <= max_delay``, ``factor >= 1`` and ``max_retries >= -1``; for a pipeline
+    file and the project's settings, configuration parsing checks this.
     """
 
     min_delay: float = 1.0
     max_delay: float = 600.0
     factor: float = 2.0
     max_retries: int = -1
-    """Restarts within the window: -1 is no limit, 0 switches recovery off."""
+    """Maximum restarts within the window: -1 is no limit, 0 switches recovery off."""
     window: float = 300.0
-    """How long a restart counts, and how long a pipeline must run without an error to begin anew."""
+    """How long a restart counts, and how long a pipeline must run without an error to reset the attempts."""
     jitter: bool = False
 
     @staticmethod
     def of(own: Recovery, general: Recovery) -> Policy:
-        """The policy of a pipeline: its ``recovery`` section over the project's."""
+        """Return the policy of a pipeline: its ``recovery`` section overrides the project's."""
         settings = own.over(general)
         return Policy(
             settings.min_delay,
@@ -46,12 +46,12 @@ class Policy:
 
 @dataclass(frozen=True)
 class Past:
-    """What is kept of a pipeline's restarts. A start by hand begins with an empty one."""
+    """Stored history of a pipeline's restarts. A start by hand resets it."""
 
     attempt: int = 0
-    """Consecutive restarts so far."""
+    """Number of consecutive restarts so far."""
     restarts: tuple[int, ...] = ()
-    """When they fall due, in nanoseconds since the epoch, the oldest first: the last one and what may still count."""
+    """Due times in nanoseconds since the epoch, oldest first: of the last restart and of those that may still count."""
 
 
 FRESH: Final = Past()
@@ -60,31 +60,31 @@ FRESH: Final = Past()
 
 @dataclass(frozen=True)
 class Wait:
-    """Restart the pipeline, but not before ``at_ns``."""
+    """Decision to restart the pipeline, not before ``at_ns``."""
 
     attempt: int
-    """The number of this restart, from 1."""
+    """Number of this restart, from 1."""
     delay: float
-    """Seconds."""
+    """Delay in seconds."""
     at_ns: int
     past: Past
-    """What to keep for the next decision."""
+    """History to store for the next decision."""
 
 
 @dataclass(frozen=True)
 class GiveUp:
-    """The restarts are spent: the pipeline is degraded."""
+    """Decision to give up, since all restarts are used: the pipeline is degraded."""
 
     attempt: int
-    """How many restarts counted."""
+    """Number of restarts that counted."""
     reason: str
-    """One sentence for people."""
+    """Human-readable explanation, one sentence."""
 
 
 def decide(policy: Policy, past: Past, now_ns: int, spread: Callable[[], float] = random.random) -> Wait | GiveUp:
-    """What follows a transient error at ``now_ns`` (CASES B1-B5). Call it once per error.
+    """Decide what follows a transient error at ``now_ns`` (CASES B1-B5). Call once per error.
 
-    ``spread`` gives the jitter, in [0, 1]; nobody asks it where the policy has none.
+    ``spread`` returns the jitter, in [0, 1]; it is not called if the policy has no jitter.
     """
     past = _until(past, now_ns)
     counting = _counting(policy, past, now_ns)
@@ -93,15 +93,15 @@ def decide(policy: Policy, past: Past, now_ns: int, spread: Callable[[], float] 
     attempt = 1 if settled(policy, past, now_ns) else past.attempt + 1
     delay = _delay(policy, attempt, spread)
     at_ns = now_ns + round(delay * _SECOND)
-    # one that does not count any more never will; without a limit none counts, and only the last one is looked at
+    # a restart that no longer counts never will again; without a limit none counts, and only the last one matters
     kept = counting if policy.max_retries > 0 else ()
     return Wait(attempt, delay, at_ns, Past(attempt, (*kept, at_ns)))
 
 
 def settled(policy: Policy, past: Past, now_ns: int) -> bool:
-    """Whether the pipeline, which had no error since, ran one window since its last restart fell due.
+    """Return whether the pipeline, without an error since, has run for one window since its last restart was due.
 
-    It is running again then, and its next error is the first one. True where it was never restarted.
+    It then counts as running again, and its next error as the first one. True if it was never restarted.
     """
     return not past.restarts or now_ns - past.restarts[-1] >= _ns(policy.window)
 
@@ -135,7 +135,7 @@ def _spent(policy: Policy, count: int) -> str:
 
 
 def _span(seconds: float) -> str:
-    """Seconds as a file says them: ``1h30m``, ``2.5s``."""
+    """Format seconds as in a configuration file: ``1h30m``, ``2.5s``."""
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
     parts = ((hours, "h"), (minutes, "m"), (rest, "s"))

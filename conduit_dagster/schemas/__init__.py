@@ -1,1 +1,1 @@
-"""Schema registries: a folder of the project, or one that speaks Confluent's API."""
+"""Schema registries: a folder of the project, or a server with Confluent's API."""

@@ -1,4 +1,4 @@
-"""An Avro schema read off a document."""
+"""Inference of an Avro schema from a document."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class NoSchemaError(Exception):
-    """Avro has no schema for it."""
+    """Avro has no schema for the document."""
 
 
 def inferred(document: dict[str, Any]) -> dict[str, Any]:
-    """A record schema with the fields in order of their names, so that the same fields give the same schema.
+    """Return a record schema with the fields sorted by name, so that the same fields give the same schema.
 
     Whole numbers are ``long``, others ``double``; a null is a nullable text, for want of anything better. Documents in
-    a list share one schema: what some of them lack is nullable.
+    a list share one schema: fields that some of them lack are nullable.
 
-    Raises :class:`NoSchemaError` for a name that Avro does not take, or a number beyond 64 bits.
+    Raises :class:`NoSchemaError` for a name that Avro does not allow, or an integer beyond 64 bits.
     """
     return _record([document], "record")
 
@@ -42,7 +42,7 @@ def _field(documents: Sequence[dict[str, Any]], path: str, name: str) -> dict[st
 
 
 def _type(values: Sequence[Any], path: str) -> Any:
-    """Of all these values together: a union where they differ."""
+    """Return the common type of all values: a union if they differ."""
     kinds: list[Any] = []
     documents = [value for value in values if isinstance(value, dict)]
     lists = [value for value in values if isinstance(value, list)]

@@ -1,1 +1,1 @@
-"""Spark: which Java, which session, and jobs that can be cancelled."""
+"""Spark: the choice of Java, sessions, and cancellable jobs."""

@@ -1,6 +1,6 @@
-"""Makes the class-data archive: a Spark of its own that runs one small job and writes its classes down as it ends.
+"""Builder of the class-data archive: a separate Spark server runs one small job and dumps its classes on exit.
 
-Run as a module, by :func:`conduit_dagster.spark.archive.make_archive_later`. About 20 seconds of CPU, 180 MB.
+Run as a module, by :func:`conduit_dagster.spark.class_data.make_archive_later`. About 20 seconds of CPU, 180 MB.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import is_up, started_at
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.spark.archive import archive_path, mark_failed
-from conduit_dagster.spark.server_files import Server, ServerFiles
+from conduit_dagster.spark.class_data import archive_path, mark_failed
+from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan
 from conduit_dagster.spark.server_probe import loopback_channel
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.session import SparkSession
 
-# the first run of a user is still busy then, and one in a container may be over
+# the user's first run is still busy before that, and a container may be gone by then
 _DELAY = 20.0
 _START, _END = 300.0, 600.0
 
 
 def main() -> None:
-    """Makes the archive unless another process is at it, or was first."""
+    """Make the archive unless it exists or another process is making it."""
     path = archive_path()
     if path is None:
         return
@@ -45,7 +45,10 @@ def main() -> None:
 
 
 def make_archive(path: Path) -> bool:
-    """Makes it aside and renames it: nobody ever sees half of one. Whether there is one now."""
+    """Make the archive in a temporary folder and rename it, so that no partial file is ever visible.
+
+    Return whether the archive exists now.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as aside:
         draft = Path(aside) / path.name
         try:
@@ -58,7 +61,7 @@ def make_archive(path: Path) -> bool:
 
 
 def _recorded(aside: Path, draft: Path) -> int:
-    """Runs a job on a server that writes ``draft`` as it ends; the server's exit code."""
+    """Run a job on a server that writes ``draft`` on exit; return the server's exit code."""
     files = ServerFiles(aside)
     files.make()
     plan = launch_plan(files, SparkSettings(conf={"spark.master": "local[1]"}), archive=False)
@@ -77,17 +80,17 @@ def _recorded(aside: Path, draft: Path) -> int:
         process.wait()
 
 
-def _up(process: subprocess.Popen[bytes], about: dict[str, Any]) -> Server:
+def _up(process: subprocess.Popen[bytes], about: dict[str, Any]) -> SparkServer:
     deadline = time.monotonic() + _START
     while not is_up(process.pid, about["port"]):
         if process.poll() is not None or time.monotonic() > deadline:
             raise OSError("the server did not come up")
         time.sleep(0.2)
-    return Server(process.pid, started_at(process.pid) or "", since=time.time(), **about)
+    return SparkServer(process.pid, started_at(process.pid) or "", since=time.time(), **about)
 
 
-def _exercise(server: Server) -> None:
-    """What the first step of a pipeline makes Spark do."""
+def _exercise(server: SparkServer) -> None:
+    """Run what the first step of a pipeline makes Spark do."""
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 

@@ -1,4 +1,4 @@
-"""A session with a JVM of this process's own: a local master, a cluster, or inside ``spark-submit``."""
+"""Classic sessions, with a JVM owned by this process: a local master, a cluster, or inside ``spark-submit``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conduit_dagster.spark.archive import archive_options, distrust_archive, make_archive_later
+from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.settings import LOCAL, LOOPBACK, SparkSettings
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings
 from conduit_dagster.spark.sql_conf import sql_conf
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 
 
 def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
-    """Return the process's session. The caller's SIGINT handler stays; a session whose JVM was killed is replaced."""
+    """Return the process's session. Keep the caller's SIGINT handler; replace a session whose JVM was killed."""
     if jvm_ended():
         forget_jvm()
     with _own_interrupt_handler():
@@ -35,12 +35,12 @@ def open_classic(settings: SparkSettings, app_name: str) -> SparkSession:
 
 
 def inside_submit() -> bool:
-    """Whether ``spark-submit`` runs this process: there is a JVM already."""
+    """Return whether ``spark-submit`` runs this process, so that a JVM already exists."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def has_classic() -> bool:
-    """Whether this process has a session of its own: then it cannot be a client of a Connect server."""
+    """Return whether this process has a classic session: then it cannot be a client of a Connect server."""
     context = sys.modules.get("pyspark.core.context")
     return context is not None and context.SparkContext._active_spark_context is not None
 
@@ -51,7 +51,7 @@ def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
     try:
         return _built(settings, app_name)
     except PySparkRuntimeError as error:
-        # a JVM that crashes over a damaged archive says nothing at all
+        # a JVM that crashes on a damaged archive reports nothing at all
         if error.getCondition() != "JAVA_GATEWAY_EXITED" or not distrust_archive():
             raise
         with _environment(_launch_environment(settings)):
@@ -63,7 +63,7 @@ def _built(settings: SparkSettings, app_name: str) -> SparkSession:
 
     builder = SparkSession.builder.appName(app_name)
     if not (inside_submit() and settings.url == LOCAL):
-        # spark-submit has chosen a master; only a file that names another one overrules it
+        # spark-submit has chosen a master; only a file that names another one overrides it
         builder = builder.master(settings.url)
     for key, value in _conf(settings).items():
         builder = builder.config(key, value)
@@ -86,7 +86,7 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def _worker_python(settings: SparkSettings) -> str:
-    """Workers run ``python3`` from PATH unless told; on a cluster the caller may know a better path."""
+    """Return the workers' Python; Spark's default is ``python3`` on PATH. On a cluster ``PYSPARK_PYTHON`` counts."""
     chosen = settings.conf.get("spark.pyspark.python")
     if chosen or settings.local:
         return chosen or sys.executable
@@ -94,7 +94,7 @@ def _worker_python(settings: SparkSettings) -> str:
 
 
 def _launch_environment(settings: SparkSettings) -> dict[str, str]:
-    """Return what the JVM is launched with; ``conf`` cannot say any of it."""
+    """Return the environment for launching the JVM; ``conf`` cannot express any of it."""
     own = {"PYSPARK_PYTHON": _worker_python(settings)}
     if settings.local:
         own["SPARK_LOCAL_IP"] = LOOPBACK
@@ -126,7 +126,7 @@ def _environment(changes: Mapping[str, str]) -> Generator[None]:
 
 @contextmanager
 def _own_interrupt_handler() -> Generator[None]:
-    """A new SparkContext takes SIGINT over: it would cancel every job and raise into py4j."""
+    """Restore the SIGINT handler, which a new SparkContext replaces: its own cancels every job and raises into py4j."""
     before = signal.getsignal(signal.SIGINT)
     try:
         yield

@@ -1,4 +1,4 @@
-"""A session on a Spark Connect server that somebody else runs."""
+"""Sessions on a Spark Connect server that is not managed by this project."""
 
 from __future__ import annotations
 
@@ -6,36 +6,36 @@ from typing import TYPE_CHECKING
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.explain import explain
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 from conduit_dagster.spark.sql_conf import connect_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# 0.05 s, times four each time, at most 5 s: about 25 s together
+# 0.05 s, four times longer after each try, at most 5 s: about 25 s in total
 TRIES, MOST_BACKOFF_MS = 8, 5_000
 
 
 def open_connect(settings: SparkSettings) -> SparkSession:
-    """Return the process's session. A server that does not answer is given up after half a minute."""
+    """Return the process's session. Give up after half a minute if the server does not answer."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
-    # says nothing to the server yet, so the patience holds from the first call
+    # this does not contact the server yet, so the retry policy applies from the first call
     spark = SparkSession.builder.remote(settings.url).getOrCreate()
     _be_patient(spark, TRIES)
     try:
         for key, value in {**connect_conf(settings), **settings.conf}.items():
             spark.conf.set(key, value)
     except PySparkException as error:
-        # also forgets the session, which a restarted server does not know: the next call makes a new one
+        # also drops the session, which a restarted server does not know: the next call makes a new one
         close_client(spark)
         raise unreachable(settings.url, error) from error
     return spark
 
 
 def close_client(spark: SparkSession) -> None:
-    """Gives the session back; a server that is gone is asked once."""
+    """Release the session; try only once if the server is gone."""
     _be_patient(spark, tries=1)
     spark.stop()
 
@@ -52,8 +52,8 @@ def _be_patient(spark: SparkSession, tries: int) -> None:
 
 
 def unreachable(url: str, error: Exception) -> TransientError:
-    """What to say where a server does not take a session."""
-    # what follows a semicolon may be a token
+    """Return the error for a server that did not accept a session."""
+    # the text after a semicolon may be a token
     server = url.partition(";")[0]
     return TransientError(
         f"the Spark Connect server {server} did not take the session: {explain(error)}",

@@ -1,7 +1,8 @@
-"""What the shared server starts as the parent of its Python workers (``spark.python.daemon.module``).
+"""Stand-in for the parent of the shared server's Python workers (``spark.python.daemon.module``).
 
-Spark starts one for each session, and a session is a pipeline's start: two seconds of imports. So it asks for a process
-that has them already, lends it its streams and ends as that does; where it gets none it does the work itself.
+Spark starts one per session, that is, at each start of a pipeline, and its imports take two seconds. So this process
+requests a forked one that has imported them already, lends it its streams and exits with its exit code; if it gets
+none, it does the work itself.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import sys
 from pathlib import Path
 
 from conduit_dagster.warm.client import NotWarmError, spawn
-from conduit_dagster.warm.protocol import Wanted
+from conduit_dagster.warm.protocol import ForkRequest
 
 _MODULE = "conduit_dagster.spark.server_daemon"
 
 
 def main() -> None:
-    """Ends with the exit code of the real one."""
+    """Exit with the exit code of the real daemon."""
     try:
         code = _lent()
     except NotWarmError:
@@ -29,9 +30,9 @@ def main() -> None:
 
 
 def _lent() -> int:
-    wanted = Wanted(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
+    wanted = ForkRequest(_MODULE, sys.argv[1:], str(Path.cwd()), dict(os.environ))
     with spawn("workers", wanted, [0, 1, 2]) as child:
-        # Spark ends what it started; a child that is still held ends with this process
+        # Spark terminates the process that it started; a child that is still held ends with this process
         usual = signal.signal(signal.SIGTERM, lambda *_: child.terminate())
         try:
             child.begin()

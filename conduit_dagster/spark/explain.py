@@ -1,4 +1,4 @@
-"""What is left of a Spark error: its cause, in one line."""
+"""One-line causes of Spark errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def explain(error: BaseException) -> str:
 
 
 def is_sparks(error: BaseException) -> bool:
-    """Whether Spark, or what carries its words, raised it: its text is then a Java trace or a call's dump."""
+    """Return whether Spark or its transport raised the error: its text is then a Java trace or the dump of a call."""
     return type(error).__module__.startswith(("pyspark.", "py4j.", "grpc."))
 
 
@@ -31,7 +31,7 @@ _LOST_TASK = re.compile(r"Lost task [^:]*?\): (.+)")
 
 
 def _raised_in_worker(text: str) -> str | None:
-    """Return ``class: message`` of what a Python worker raised, the line after its last traceback."""
+    """Return ``class: message`` of the error that a Python worker raised: the line after its last traceback."""
     _, found, tail = text.rpartition(_TRACEBACK)
     lines = tail.splitlines() if found else []
     return next((line.strip() for line in lines if _RAISED.match(line)), None)
@@ -40,7 +40,7 @@ def _raised_in_worker(text: str) -> str | None:
 def _java_cause(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     causes = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
-    # an EOFException without a message says less than what it caused
+    # an EOFException without a message tells less than the error that it caused
     told = [cause for cause in causes if _JAVA_CLASS.match(cause)]
     lost = _LOST_TASK.search(text)
     said = [line.removeprefix(": ") for line in lines if not line.startswith("An error occurred while calling")]
@@ -48,7 +48,7 @@ def _java_cause(text: str) -> str:
 
 
 def _without_class(line: str) -> str:
-    """``org.apache.spark.SparkException: gone`` is ``gone``; the name of any other class says something."""
+    """Return ``gone`` for ``org.apache.spark.SparkException: gone``; keep any class name not starting with Spark."""
     named = _JAVA_CLASS.match(line)
     rest = line[named.end() :] if named else line
     name = f"{named.group(1)}: " if named and not named.group(1).startswith("Spark") else ""

@@ -1,7 +1,7 @@
-"""The JVM behind a classic session: whether it still lives, and how to get over one that does not.
+"""The JVM behind a classic session: detecting that it died, and recovering from that.
 
-PySpark keeps it in private class attributes and never looks whether it lives, so that a process whose JVM was
-killed could not open a session again.
+PySpark keeps it in private class attributes and never checks whether it is alive, so a process whose JVM was killed
+could not open a session again.
 """
 # pyright: reportPrivateUsage=none
 
@@ -11,9 +11,9 @@ from subprocess import Popen, TimeoutExpired
 
 
 def jvm_ended(within: float = 0) -> bool:
-    """Return whether this process had started a JVM and that one is gone (killed, out of memory).
+    """Return whether this process started a JVM that is gone (killed, out of memory).
 
-    A dying process closes its sockets a moment before it is gone: ``within`` waits for that.
+    A dying process closes its sockets a moment before it exits: ``within`` is how many seconds to wait for the exit.
     """
     from pyspark import SparkContext
 
@@ -28,7 +28,7 @@ def jvm_ended(within: float = 0) -> bool:
 
 
 def forget_jvm() -> None:
-    """Let the next session start a JVM of its own."""
+    """Clear PySpark's references to the JVM, so that the next session starts a new one."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 

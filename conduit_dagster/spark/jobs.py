@@ -1,10 +1,12 @@
-"""Spark jobs that another thread can cancel, and errors of Spark in one line."""
+"""Spark jobs that another thread can cancel, with Spark's errors reduced to one line."""
 
 from __future__ import annotations
 
 import re
+import secrets
 import threading
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AGAIN = 0.2
-# how it is said that a server, its memory of the session, or a context that is being stopped is gone
+# how Spark reports that the server is gone, that it does not know the session, or that the context was stopped
 _LOST = re.compile(
     r"StatusCode\.UNAVAILABLE|\[INVALID_HANDLE\.SESSION_\w+\]"
     r"|SparkContext (?:was shut down|has been shutdown)|methods on a stopped SparkContext"
@@ -29,7 +31,7 @@ _LOST = re.compile(
 
 
 class JobCancelled(TransientError):  # noqa: N818 - the word that the design uses
-    """A job ended because somebody cancelled it."""
+    """Raised when a job ended because it was cancelled."""
 
 
 class _Run:
@@ -42,11 +44,11 @@ _runs: dict[tuple[int, str], _Run] = {}
 
 
 def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str = "") -> T:
-    """Return what ``action`` returns; its Spark jobs carry ``tag`` and end when another thread cancels it.
+    """Return the result of ``action``; its Spark jobs carry ``tag`` and end when another thread cancels that tag.
 
-    ``owner``: a tag that they carry as well, which other runs may have too.
+    ``owner``: a second tag for these jobs, which other runs may share.
 
-    Runs ``action`` in the calling thread, since Spark keeps tags per thread. One run per session and tag at
+    Runs ``action`` in the calling thread, since Spark keeps tags per thread. Only one run per session and tag at
     a time. A cancelled task's Python worker may go on for a while.
     """
     with _registered(spark, tag) as run:
@@ -54,7 +56,7 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str =
             with _tagged(spark, tag), _tagged(spark, owner) if owner else nullcontext():
                 return action()
         except ConnectionError as error:
-            # py4j says so when the JVM is gone; an action's own error is not ours to translate
+            # py4j raises this when the JVM is gone; an error of the action itself is not ours to translate
             if _lost(spark, within=1.0):
                 raise _session_lost() from error
             raise
@@ -66,10 +68,10 @@ def run_job(spark: SparkSession, tag: str, action: Callable[[], T], owner: str =
 
 @contextmanager
 def cancellable(spark: SparkSession, tag: str) -> Generator[threading.Event]:
-    """As :func:`run_job` for what is inside, but that errors of Spark are left as they are.
+    """Run the block as :func:`run_job` does, but leave Spark's errors unchanged.
 
-    Gives the event that is set when another thread cancels it. Raises ``JobCancelled`` for what Spark raises then;
-    nothing where it came to its end all the same.
+    Yields the event that is set when another thread cancels the block. Spark's error after a cancellation becomes
+    ``JobCancelled``; nothing is raised if the block finished all the same.
     """
     with _registered(spark, tag) as run:
         try:
@@ -84,7 +86,7 @@ def cancellable(spark: SparkSession, tag: str) -> Generator[threading.Event]:
 def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
     """Cancel the run with this tag and wait for its end; return whether it has ended.
 
-    Without a run of that tag in this process, Spark is asked once.
+    If this process has no run with that tag, cancel it in Spark once, without waiting.
     """
     run = _runs.get((id(spark), tag))
     if run is None:
@@ -95,7 +97,7 @@ def cancel_job(spark: SparkSession, tag: str, timeout: float = 10.0) -> bool:
 
 
 def _interrupt_until_ended(spark: SparkSession, tag: str, run: _Run, timeout: float) -> bool:
-    """Spark cancels only jobs that have started, so a run caught between two of its jobs is asked again."""
+    """Cancel repeatedly: Spark cancels only jobs that have started, and the run may be between two of its jobs."""
     for _ in range(max(1, round(timeout / _AGAIN))):
         if run.ended.is_set():
             break
@@ -140,13 +142,13 @@ def _tagged(spark: SparkSession, tag: str) -> Generator[None]:
 
 def _translated(spark: SparkSession, error: Exception, tag: str, cancelled: bool) -> ConduitError:
     text = str(error)
-    # of a call's own error: a task may say as much of a connection of its own
+    # only in an error of the call itself: a task may report the same of one of its own connections
     cut = type(error).__module__.startswith("grpc.") and "Stream removed" in text
     if cut or _lost(spark) or _LOST.search(text):
         return _session_lost()
     if cancelled or "[SPARK_JOB_CANCELLED]" in text or "[OPERATION_CANCELED]" in text:
         return _cancelled(tag)
-    # what a task raised has a code and a fix of its own
+    # an error that a task raised has its own code and fix
     return classified(error) or TransientError(
         explain(error),
         code="spark.job_failed",
@@ -168,3 +170,45 @@ def _session_lost() -> TransientError:
         code="spark.session_lost",
         fix="start the pipeline again, with more memory (`spark.driver.memory`) if this happens often",
     )
+
+
+_lock = threading.Lock()
+_running: dict[str, dict[str, SparkSession]] = {}
+"""Per pipeline: the tags of its running jobs, each with its session."""
+
+
+@contextmanager
+def tag_of(pipeline: str, spark: SparkSession) -> Generator[str]:
+    """Yield a new tag; jobs that run under it belong to the pipeline until the block ends."""
+    tag = f"conduit-{secrets.token_hex(6)}"
+    with _lock:
+        _running.setdefault(pipeline, {})[tag] = spark
+    try:
+        yield tag
+    finally:
+        with _lock:
+            _running[pipeline].pop(tag)
+
+
+@contextmanager
+def jobs_of(pipeline: str, spark: SparkSession) -> Generator[threading.Event]:
+    """Run the block such that its jobs are cancelled with the pipeline; raise ``JobCancelled`` if that ended it.
+
+    Yields the event that is set on cancellation, for code that waits for more than Spark's jobs.
+    """
+    with tag_of(pipeline, spark) as tag, cancellable(spark, tag) as cancelled:
+        yield cancelled
+
+
+def cancel_jobs_of(pipeline: str) -> None:
+    """Cancel all jobs of the pipeline in this process in parallel, and wait for them as long as ``cancel_job`` does.
+
+    A job that is about to begin may be missed: call again. Raises the first job's error, once all were cancelled.
+    """
+    with _lock:
+        running = dict(_running.get(pipeline, {}))
+    # one thread each: none may wait for the end of another
+    with ThreadPoolExecutor(max(1, len(running))) as pool:
+        asked = [pool.submit(cancel_job, spark, tag) for tag, spark in running.items()]
+    for one in asked:
+        one.result()

@@ -1,7 +1,7 @@
-"""Jobs of a pipeline's owner on a server that its successor shares: they are cancelled before anything is sent again.
+"""Cancellation of a previous owner's jobs on a server that its successor shares, before anything is sent again.
 
-A killed client's operations go on at a Spark Connect server, and a frozen one's too. What a session runs is cancelled
-by its tag, which any client of the same user may ask for that knows the session's id; the lease keeps both.
+The operations of a killed or frozen client go on at a Spark Connect server. A session's operations are cancelled by
+their tag, by any client of the same user that knows the session's id; the lease stores both.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger("conduit.spark")
 _PATIENCE, _AGAIN = 10.0, 0.1
 _WORKERS_END = 4.5
-"""Seconds after which the Python worker of a cancelled task is gone: Spark looks every two seconds whether a task was
-cancelled, gives its worker two more (``spark.python.task.killTimeout``), and tells no client when it has ended it."""
+"""Seconds after which the Python worker of a cancelled task is gone: Spark checks every two seconds whether a task was
+cancelled, gives its worker two more (``spark.python.task.killTimeout``), and notifies no client when it has ended."""
 
 
 def owner_tag(pipeline: str, epoch: int) -> str:
-    """The tag of all jobs that one owner of a pipeline runs; of a tag's characters whatever the pipeline is called."""
+    """Return the tag for all jobs of one owner of a pipeline; valid as a tag whatever the pipeline's name is."""
     return f"conduit-{hashlib.sha256(pipeline.encode()).hexdigest()[:16]}-{epoch}"
 
 
 def whereabouts(spark: SparkSession, tag: str) -> dict[str, str]:
-    """What a successor needs to cancel the owner's jobs, as JSON values; nothing for a session of its own process."""
+    """Return what a successor needs to cancel the owner's jobs, as JSON values; empty for a classic session."""
     if not is_connect(spark):
         return {}
     client: Any = spark.client
@@ -40,9 +40,9 @@ def whereabouts(spark: SparkSession, tag: str) -> dict[str, str]:
 
 
 def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
-    """Cancels what an owner before still runs at this server, and waits for its end; how many jobs that were.
+    """Cancel the jobs that a previous owner still runs at this server and wait for their end; return their number.
 
-    ``owner`` as :func:`whereabouts` gave it to that owner. Not promised where it used another server, or where the
+    ``owner`` is what :func:`whereabouts` returned for that owner. Not guaranteed if it used another server, or if the
     server does not end a job within ten seconds: a direct destination is at-least-once.
     """
     if not owner or not is_connect(spark):
@@ -62,7 +62,7 @@ def end_jobs_of(spark: SparkSession, owner: Mapping[str, str]) -> int:
 def _interrupted(spark: SparkSession, owner: Mapping[str, str]) -> list[str]:
     import grpc
 
-    # the public call asks for the client's own session only
+    # the public call interrupts only the client's own session
     client: Any = spark.client
     request = client._interrupt_request("tag", owner["tag"])
     request.session_id, request.user_context.user_id = owner["session"], owner["user"]
@@ -70,4 +70,4 @@ def _interrupted(spark: SparkSession, owner: Mapping[str, str]) -> list[str]:
     try:
         return list(client._stub.Interrupt(request, metadata=client._builder.metadata()).interrupted_ids)
     except grpc.RpcError:
-        return []  # the server does not know the session any more: nothing of it runs
+        return []  # the server no longer knows the session: nothing of it is running

@@ -1,8 +1,8 @@
-"""The shared server's life: started on demand, found again, asked how it is, stopped.
+"""Life cycle of the shared server: starting it on demand, finding it, checking its health, stopping it.
 
 One local Spark Connect server per project, for its user alone: bound to the loopback, its token in a file that only
-that user can read. PySpark has such a server too (``spark.local.connect.reuse``, experimental): one per user, known
-by its pid alone, without health check or end.
+that user can read. PySpark has a similar server (``spark.local.connect.reuse``, experimental): one per user, identified
+only by its pid, without a health check and never stopped.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 from conduit_dagster.processes import end, is_up, resident_bytes
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.archive import distrust_archive, make_archive_later
-from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
+from conduit_dagster.spark.class_data import distrust_archive, make_archive_later
+from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
 from conduit_dagster.spark.server_probe import answered
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 
-# seconds on an idle machine; on one with ten times too much to do, minutes
+# it takes seconds on an idle machine, but minutes on one that is overloaded tenfold
 _START_SECONDS = 300.0
 _ANSWER_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -35,12 +35,12 @@ _PORT_TAKEN = ("BindException", "Address already in use")
 _keepers: list[subprocess.Popen[bytes]] = []
 
 
-def join_server(settings: SparkSettings, name: str) -> tuple[Server, SessionFile]:
-    """Return the project's server, started if need be, and the mark of a session on it: release that at its end.
+def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, SessionFile]:
+    """Return the project's server, started if necessary, and the session's lock file: release it with the session.
 
-    Of two processes that ask at the same moment one starts it. Raises ``TransientError``: ``spark.server_failed``
-    (it does not start), ``spark.unreachable`` (it runs, does not answer, and others use it), ``spark.server_busy``,
-    ``spark.server_differs`` (others use one of another Spark or Python).
+    Of two processes that call this at once, one starts the server. Raises ``TransientError``: ``spark.server_failed``
+    (it does not start), ``spark.unreachable`` (it runs but does not answer, and others use it), ``spark.server_busy``,
+    ``spark.server_differs`` (others use one with a different Spark or Python).
     """
     files = ServerFiles(settings.home)
     with files.locked(_START_SECONDS * 2):
@@ -50,8 +50,8 @@ def join_server(settings: SparkSettings, name: str) -> tuple[Server, SessionFile
         return server, files.hold_session(name)
 
 
-def start_server(settings: SparkSettings) -> tuple[Server, bool]:
-    """Return the server and whether it was started by this call. Raises as :func:`join_server`."""
+def start_server(settings: SparkSettings) -> tuple[SparkServer, bool]:
+    """Return the server and whether this call started it. Raises as :func:`join_server` does."""
     before = ServerFiles(settings.home).read()
     server, mark = join_server(settings, "spark start")
     mark.release()
@@ -59,9 +59,9 @@ def start_server(settings: SparkSettings) -> tuple[Server, bool]:
 
 
 def stop_server(home: Path) -> dict[str, Any] | None:
-    """End the server, by force if it takes longer than ten seconds; what there was to stop, ``None`` if nothing.
+    """Stop the server, by force after ten seconds; return what was stopped, ``None`` if nothing was running.
 
-    Sessions that are open lose it: their pipelines fail with ``spark.session_lost``.
+    Pipelines with an open session on it fail with ``spark.session_lost``.
     """
     files = ServerFiles(home)
     with _locked_if_there(files):
@@ -70,14 +70,14 @@ def stop_server(home: Path) -> dict[str, Any] | None:
             files.forget()
             return None
         cut_off = files.sessions()
-        # first, so that whose job fails now knows why
+        # first, so that a client whose job fails now knows why
         files.forget(server)
         forced = end(server.pid, server.started, _STOP_SECONDS)
     return {"pid": server.pid, "forced": forced, "sessions": cut_off}
 
 
 def server_status(home: Path) -> dict[str, Any]:
-    """What is known of the server; asks it for an answer for at most ten seconds. Starts and changes nothing."""
+    """Return the server's status; wait at most ten seconds for its answer. Starts and changes nothing."""
     files = ServerFiles(home)
     server = files.read()
     if server is None or not server.is_alive():
@@ -99,7 +99,7 @@ def server_status(home: Path) -> dict[str, Any]:
 
 @contextmanager
 def _locked_if_there(files: ServerFiles) -> Generator[None]:
-    """Stopping makes no folder, and breaks into a start that hangs."""
+    """Lock the folder if it exists; go on without the lock if a start hangs, so that a stop can interrupt it."""
     if not files.folder.is_dir():
         yield
         return
@@ -112,8 +112,11 @@ def _locked_if_there(files: ServerFiles) -> Generator[None]:
         yield
 
 
-def _running(files: ServerFiles) -> Server | None:
-    """The server that runs, if it can be used; one that nobody can use is ended."""
+def _running(files: ServerFiles) -> SparkServer | None:
+    """Return the running server if it can be used; stop an unusable one that has no sessions.
+
+    Raises ``TransientError`` for an unusable server with open sessions.
+    """
     server = files.read()
     if server is None or not server.is_alive():
         return None
@@ -130,14 +133,14 @@ def _running(files: ServerFiles) -> Server | None:
     return None
 
 
-def _came_up(server: Server) -> bool:
-    """Whoever started it may have been killed while it still came up."""
+def _came_up(server: SparkServer) -> bool:
+    """Wait for the server to listen, as the process that started it may have been killed; return whether it does."""
     while server.is_alive() and time.time() - server.since < _START_SECONDS and not is_up(server.pid, server.port):
         time.sleep(_TICK)
     return is_up(server.pid, server.port)
 
 
-def _started(files: ServerFiles, settings: SparkSettings) -> Server:
+def _started(files: ServerFiles, settings: SparkSettings) -> SparkServer:
     for left in reversed(range(_TRIES)):
         if server := _attempt(files, settings):
             make_archive_later()
@@ -149,8 +152,8 @@ def _started(files: ServerFiles, settings: SparkSettings) -> Server:
     raise _failed(files)
 
 
-def _attempt(files: ServerFiles, settings: SparkSettings) -> Server | None:
-    """Starts a server and waits until it answers; ``None`` if it ended or hung."""
+def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
+    """Start a server and wait until it answers; return ``None`` if it ended or hung."""
     if files.log.exists():
         files.log.replace(files.log.with_suffix(".log.1"))
     plan = launch_plan(files, settings, archive=True)
@@ -158,7 +161,7 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> Server | None:
     try:
         server = _wait(files, plan["server"]["token"], keeper)
     finally:
-        # it has secrets in it, and was read
+        # it holds secrets, and the server has read it
         files.conf.unlink(missing_ok=True)
     if server is None:
         return None
@@ -168,8 +171,8 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> Server | None:
     return None
 
 
-def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> Server | None:
-    """The server once it listens, or what it was before it ended. One that takes too long is ended."""
+def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> SparkServer | None:
+    """Return the server once it listens, or its last known record if it ended. Stop one that takes too long."""
     deadline = time.monotonic() + _START_SECONDS
     found = None
     while keeper.poll() is None:
@@ -184,8 +187,8 @@ def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> Se
     return found
 
 
-def _kept(files: ServerFiles, settings: SparkSettings) -> Server:
-    """Gives a server whose keeper was killed a new one."""
+def _kept(files: ServerFiles, settings: SparkSettings) -> SparkServer:
+    """Start a new keeper for a server whose keeper was killed."""
     keeper = _spawn_keeper(files, {"adopt": True, "idle": settings.idle})
     while keeper.poll() is None:
         server = files.read()
@@ -196,8 +199,8 @@ def _kept(files: ServerFiles, settings: SparkSettings) -> Server:
 
 
 def _spawn_keeper(files: ServerFiles, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """It and the server inherit no stream and no lock: whoever reads our output need not wait for them."""
-    command = [sys.executable, "-m", "conduit_dagster.spark.server_keeper"]
+    """Start a keeper. It and the server inherit no stream and no lock: no reader of our output waits for them."""
+    command = [sys.executable, "-m", "conduit_dagster.spark.server_monitor"]
     with files.log.open("ab") as log:
         keeper = subprocess.Popen(
             command, cwd=files.folder, env=_keeper_environment(), stdin=subprocess.PIPE, stdout=log, stderr=log,
@@ -233,7 +236,7 @@ def _failed(files: ServerFiles) -> TransientError:
     )
 
 
-def _slow(files: ServerFiles, server: Server | None) -> TransientError:
+def _slow(files: ServerFiles, server: SparkServer | None) -> TransientError:
     if server is not None:
         end(server.pid, server.started, _STOP_SECONDS)
     return TransientError(
@@ -244,7 +247,7 @@ def _slow(files: ServerFiles, server: Server | None) -> TransientError:
     )
 
 
-def _silent(server: Server) -> TransientError:
+def _silent(server: SparkServer) -> TransientError:
     return TransientError(
         f"the shared Spark server {server.url} (pid {server.pid}) runs, but did not answer for"
         f" {_ANSWER_SECONDS:.0f} s, and other pipelines use it",
@@ -253,7 +256,7 @@ def _silent(server: Server) -> TransientError:
     )
 
 
-def _differs(server: Server, about: dict[str, str]) -> TransientError:
+def _differs(server: SparkServer, about: dict[str, str]) -> TransientError:
     return TransientError(
         f"the shared Spark server is Spark {server.spark} for {server.python}, this is {about['spark']} for"
         f" {about['python']}, and other pipelines use it",

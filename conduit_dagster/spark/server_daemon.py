@@ -1,7 +1,7 @@
-"""The parent of the shared server's Python workers: ends when it has had none for a minute or two.
+"""The parent of the shared server's Python workers: exits once it has had no workers for a minute or two.
 
-Spark gives each session a parent of its own (46 MB) and keeps it after the session's end: a server that lives for
-weeks would collect them. Spark starts a new one when it finds the old one gone.
+Spark starts one parent per session (46 MB) and keeps it after the session's end, so a server that runs for weeks
+would accumulate them. Spark starts a new one when it finds the old one gone.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pyspark import daemon
 
 from conduit_dagster.spark import worker_daemon
 
-# Spark ends a worker that was idle for a minute
+# Spark stops a worker that has been idle for a minute
 _SECONDS = float(os.environ.get("CONDUIT_WORKER_DAEMON_SECONDS", "60"))
 
 
 class _Watch:
-    """Looks now and then whether there are workers."""
+    """A periodic check for workers."""
 
     def __init__(self) -> None:
         self._idle = 0
 
     def look(self, number: int, frame: FrameType | None) -> None:
-        """Asks the daemon to end after two looks in a row without a worker."""
+        """Send the daemon SIGTERM after two consecutive checks without a worker."""
         self._idle = 0 if _has_workers() else self._idle + 1
         if self._idle > 1:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -1,7 +1,7 @@
-"""What the shared server's processes know of each other: one folder, for its user alone. Standard library only.
+"""Files that the shared server's processes coordinate by: one folder, for its user alone. Standard library only.
 
-``lock`` is held while a server is started or stopped, ``server.json`` says where it is (with its token), and each
-open session holds a lock on a file of its own in ``sessions``: the system lets it go however the process ends.
+``lock`` is held while a server is started or stopped, ``server.json`` holds its address and token, and each open
+session holds a lock on its own file in ``sessions``: the system releases it however the process ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TICK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SparkServer:
     """A server that was started. ``conf`` holds digests: a value may be a secret."""
 
     pid: int
@@ -41,15 +41,15 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Without the token."""
+        """The server's URL, without the token."""
         return f"sc://localhost:{self.port}"
 
     def is_alive(self) -> bool:
-        """Whether its process runs."""
+        """Return whether the server's process is running."""
         return is_alive(self.pid, self.started)
 
     def is_kept(self) -> bool:
-        """Whether somebody looks after it."""
+        """Return whether the server's keeper is running."""
         return is_alive(self.keeper, self.keeper_started)
 
 
@@ -66,7 +66,7 @@ class ServerFiles:
         self._sessions = self.folder / "sessions"
 
     def make(self) -> None:
-        """Makes the folder; nobody else may look into it."""
+        """Create the folder, readable by its user only."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.folder.chmod(0o700)
@@ -74,19 +74,19 @@ class ServerFiles:
         except OSError as error:
             raise from_os_error(error, "the shared Spark server needs a folder") from error
 
-    def read(self) -> Server | None:
-        """The server that was last started, running or not; none where the file is missing or damaged."""
+    def read(self) -> SparkServer | None:
+        """Return the server that was started last, running or not; ``None`` if the file is missing or damaged."""
         try:
-            return Server(**json.loads(self._record.read_text(encoding="utf-8")))
+            return SparkServer(**json.loads(self._record.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return None
 
-    def write(self, server: Server) -> None:
-        """Keeps where the server is."""
+    def write(self, server: SparkServer) -> None:
+        """Store the server's record."""
         write_private(self._record, json.dumps(asdict(server)))
 
-    def forget(self, server: Server | None = None) -> None:
-        """Forgets the server, or whatever there is."""
+    def forget(self, server: SparkServer | None = None) -> None:
+        """Delete the record if it is this server's; without a server, any record."""
         if server is not None and self.read() != server:
             return
         try:
@@ -96,7 +96,7 @@ class ServerFiles:
 
     @contextmanager
     def locked(self, seconds: float) -> Generator[None]:
-        """Nobody else starts or stops a server meanwhile. Raises ``spark.server_busy`` after so many seconds."""
+        """Hold the lock for starting and stopping a server. Raises ``spark.server_busy`` after so many seconds."""
         self.make()
         with self._lock.open("ab") as file:
             deadline = time.monotonic() + seconds
@@ -107,18 +107,18 @@ class ServerFiles:
             yield
 
     def hold_session(self, name: str) -> SessionFile:
-        """Counts as an open session until it is let go or this process ends. Only under the lock."""
+        """Register an open session until it is released or this process ends. Call only under the lock."""
         self._sweep()
         path = self._sessions / f"{os.getpid()}-{secrets.token_hex(4)}"
         return SessionFile(path, {"pid": os.getpid(), "name": name, "since": time.time()})
 
     def sessions(self) -> list[dict[str, Any]]:
-        """The open sessions: pid, name, since."""
+        """Return the open sessions: pid, name, since."""
         found = [_session(path) for path in self._paths() if _is_held(path)]
         return [one for one in found if one is not None]
 
     def _sweep(self) -> None:
-        """A process that was killed leaves its file behind."""
+        """Delete files that killed processes left behind."""
         for path in self._paths():
             if not _is_held(path):
                 path.unlink(missing_ok=True)
@@ -131,7 +131,7 @@ class ServerFiles:
 
 
 class SessionFile:
-    """A file that is locked as long as a session is open."""
+    """A file that stays locked as long as a session is open."""
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
@@ -142,13 +142,13 @@ class SessionFile:
         self._file.flush()
 
     def release(self) -> None:
-        """The session is closed."""
+        """Delete and unlock the file: the session is closed."""
         self._path.unlink(missing_ok=True)
         self._file.close()
 
 
 def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its user can read: whole or not at all."""
+    """Write a file that only its user can read, atomically."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""How the shared server is started: its configuration, its environment, its command."""
+"""Launch plan of the shared server: its configuration, environment and command."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.processes import free_port
-from conduit_dagster.spark.archive import archive_options
+from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
-from conduit_dagster.spark.settings import LOCAL, LOOPBACK, SparkSettings
 from conduit_dagster.spark.spark_home import spark_home
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOG = Path(__file__).with_name("log4j2-server.properties")
 _TOKEN = "spark.connect.authenticate.token"
 _PORT = "spark.connect.grpc.binding.port"
-# a client's own: they would turn the server into a client, or are another server's
+# meant for a client: they would turn the server into a client, or belong to another server
 _NOT_INHERITED = (
     "PYSPARK_GATEWAY_PORT",
     "PYSPARK_GATEWAY_SECRET",
@@ -33,7 +33,7 @@ _NOT_INHERITED = (
 
 
 def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> dict[str, Any]:
-    """What the keeper is told; writes the server's configuration, for its user alone."""
+    """Return the keeper's plan; write the server's configuration, readable by its user only."""
     conf = server_conf(settings)
     port, token = free_port(), secrets.token_urlsafe(24)
     own = {"spark.connect.grpc.binding.address": LOOPBACK, _PORT: str(port), _TOKEN: token}
@@ -46,14 +46,14 @@ def launch_plan(files: ServerFiles, settings: SparkSettings, archive: bool) -> d
 
 
 def runtime() -> dict[str, str]:
-    """What client and server must have in common."""
+    """Return what must be equal for client and server: the version of Spark and the Python executable."""
     import pyspark
 
     return {"spark": pyspark.__version__, "python": sys.executable}
 
 
 def server_conf(settings: SparkSettings) -> dict[str, str]:
-    """The configuration that the server starts with, but for where it listens."""
+    """Return the configuration that the server starts with, except for address, port and token."""
     own = {
         "spark.master": LOCAL,
         "spark.app.name": "conduit-dagster",
@@ -63,13 +63,13 @@ def server_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.pyspark.python": sys.executable,
         "spark.python.daemon.module": "conduit_dagster.spark.daemon_stub",
         "spark.python.unix.domain.socket.enabled": "true",
-        # one job at a time per pipeline, the oldest first: nobody waits for more than one step of each other one.
-        # FAIR settles ties by name, where TaskSet_1000 is before TaskSet_999: that one waits as long as Spark is busy
+        # one job at a time per pipeline, the oldest first: a pipeline waits for at most one step of each other one.
+        # FAIR breaks ties by name, where TaskSet_1000 precedes TaskSet_999, which then waits as long as Spark is busy
         "spark.scheduler.mode": "FIFO",
         "spark.ui.enabled": "false",
-        # a quiet pipeline says nothing for days; a killed client's session must go some time
+        # a quiet pipeline may send nothing for days; a killed client's session must expire eventually
         "spark.connect.session.manager.defaultSessionTimeout": "7d",
-        # kept for a UI that nobody sees
+        # kept for the UI, which is off
         "spark.ui.retainedJobs": "100",
         "spark.ui.retainedStages": "100",
         "spark.ui.retainedTasks": "1000",
@@ -81,12 +81,12 @@ def server_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def digests(conf: Mapping[str, str]) -> dict[str, str]:
-    """What two configurations are compared by: a value may be a secret."""
+    """Return digests of the entries, for comparing configurations: a value may be a secret."""
     return {key: hashlib.sha256(f"{key}={value}".encode()).hexdigest()[:16] for key, value in conf.items()}
 
 
 def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]:
-    """The whole environment of the server, and so of its workers: that of the process that starts it, mostly."""
+    """Return the server's whole environment, and so its workers': mostly that of the process that starts it."""
     python = settings.conf.get("spark.pyspark.python") or sys.executable
     options = [f"-Dlog4j2.configurationFile={_LOG.as_uri()}", "-XX:+ExitOnOutOfMemoryError"]
     if archive:
@@ -102,14 +102,14 @@ def server_environment(settings: SparkSettings, archive: bool) -> dict[str, str]
 
 
 def package_path() -> str:
-    """Where this package is found by a process in another folder."""
+    """Return the ``PYTHONPATH`` with which a process in another folder finds this package."""
     root = str(Path(__file__).resolve().parents[2])
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     return os.pathsep.join([*[part for part in given if part != root], root])
 
 
 def _command(conf: Path) -> list[str]:
-    # values of the configuration must not show in the list of processes
+    # values of the configuration must not appear in the process list
     options = ["--load-spark-defaults", "--properties-file", str(conf)]
     return [str(spark_home() / "bin" / "spark-submit"), *options, "--class", _CLASS, "spark-internal"]
 

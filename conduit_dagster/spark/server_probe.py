@@ -1,4 +1,4 @@
-"""Whether a server answers: a real call, with a deadline and with its token."""
+"""Health check of a server: a real call, with a deadline and the server's token."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conduit_dagster.spark.server_files import Server
+    from conduit_dagster.spark.server_files import SparkServer
 
 
-def loopback_channel(server: Server) -> Any:
-    """PySpark's channel builder for the server: the token is in no URL, and ``localhost`` is always IPv4.
+def loopback_channel(server: SparkServer) -> Any:
+    """Return PySpark's channel builder for the server: the token is in no URL, and ``localhost`` is always IPv4.
 
-    A host called ``localhost`` is what makes PySpark send a token without TLS.
+    PySpark sends a token without TLS only to a host called ``localhost``.
     """
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     class Loopback(DefaultChannelBuilder):
-        """Where the server really listens."""
+        """A channel to the address on which the server really listens."""
 
         @property
         def endpoint(self) -> str:
-            """Somebody else may listen on the IPv6 loopback."""
+            """The IPv4 address: another program may listen on the IPv6 loopback."""
             return f"127.0.0.1:{server.port}"
 
     channel = Loopback(server.url)
@@ -29,8 +29,8 @@ def loopback_channel(server: Server) -> Any:
     return channel
 
 
-def answered(server: Server, seconds: float) -> str | None:
-    """The version of Spark that the server tells, ``None`` if it does not answer in time or refuses the token."""
+def answered(server: SparkServer, seconds: float) -> str | None:
+    """Return the server's Spark version; ``None`` if it does not answer in time or refuses the token."""
     import grpc
     from pyspark.sql.connect.proto import base_pb2, base_pb2_grpc
 

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 from conduit_dagster.spark.classic import has_classic, inside_submit, open_classic
 from conduit_dagster.spark.connect import close_client, is_connect, open_connect
 from conduit_dagster.spark.gateway import jvm_ended
-from conduit_dagster.spark.settings import LOCAL, SHARED, SparkSettings
 from conduit_dagster.spark.shared import close_current, close_shared, open_shared
-from conduit_dagster.spark.sql.session import close_sql_session
+from conduit_dagster.spark.spark_settings import LOCAL, SHARED, SparkSettings
+from conduit_dagster.spark.sql.sql_session import close_sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,18 +25,18 @@ __all__ = [
     "parallelism",
 ]
 
-# ids of partitions are counted over a range with at least as many rows as any cluster has slots
+# partition ids are counted over a range with at least as many rows as any cluster has slots
 _MOST_SLOTS = 65_536
 
 _slots: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
 
 def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
-    """Return a session, the one this process already has where there is one.
+    """Return a session: the one that this process already has, or a new one.
 
     A process with a classic session cannot also be a Connect client, and its JVM outlives the session: the
-    first call decides about ``verbose`` and Java. A session whose JVM or shared server was killed is replaced, so
-    that whoever starts a pipeline again asks here again. The caller's SIGINT handler stays.
+    first call decides on ``verbose`` and Java. A session whose JVM or shared server was killed is replaced, so
+    call this again when restarting a pipeline. The caller's SIGINT handler is kept.
     """
     if settings.shared:
         return open_shared(settings, app_name)
@@ -44,7 +44,7 @@ def open_session(settings: SparkSettings, app_name: str) -> SparkSession:
 
 
 def close_session(spark: SparkSession) -> None:
-    """End the session; a Connect server goes on. Safe to call twice, and when the JVM was killed."""
+    """End the session; a Connect server keeps running. Safe to call twice, and after the JVM was killed."""
     _slots.pop(spark, None)
     close_sql_session(spark)
     if not is_connect(spark):
@@ -55,15 +55,15 @@ def close_session(spark: SparkSession) -> None:
 
 
 def default_url(several: bool) -> str:
-    """Where Spark runs if nobody has said so: shared where this run is one of several that run at once.
+    """Return the URL to use when none is configured: shared if this run is one of several that run at once.
 
-    A process that has a session, or that ``spark-submit`` runs, stays with what it has.
+    A process that has a session, or that ``spark-submit`` runs, keeps what it has.
     """
     return SHARED if several and not has_classic() and not inside_submit() else LOCAL
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Return how many tasks run at once, as far as Spark says; Connect is asked once per session."""
+    """Return how many tasks run at once, according to Spark; computed once per Connect session."""
     if not is_connect(spark):
         return spark.sparkContext.defaultParallelism
     if spark not in _slots:

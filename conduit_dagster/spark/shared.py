@@ -15,11 +15,11 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.spark.classic import has_classic
 from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, unreachable
 from conduit_dagster.spark.server import join_server, stop_server
-from conduit_dagster.spark.server_files import Server, ServerFiles, SessionFile
+from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import digests
 from conduit_dagster.spark.server_probe import loopback_channel
-from conduit_dagster.spark.settings import SparkSettings
-from conduit_dagster.spark.sql.session import close_sql_session, origin_of
+from conduit_dagster.spark.spark_settings import SparkSettings
+from conduit_dagster.spark.sql.sql_session import close_sql_session, origin_of
 from conduit_dagster.spark.sql_conf import connect_conf
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ log = structlog.get_logger("conduit.spark")
 
 @dataclass(frozen=True, slots=True)
 class _Open:
-    """A session, its server, and the mark that says it is in use."""
+    """A session, its server, and the lock file that marks it as open."""
 
     spark: SparkSession
-    server: Server
+    server: SparkServer
     mark: SessionFile
     settings: SparkSettings
 
@@ -45,15 +45,15 @@ class _Open:
 
 _lock = threading.RLock()
 _open: _Open | None = None
-# sessions whose server had ended: there is nothing to give back
+# sessions that were dropped: there is nothing left to release
 _left: WeakSet[SparkSession] = WeakSet()
 
 
 def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
-    """Return the process's session on the project's server; a new one where the server has ended. Thread-safe.
+    """Return the process's session on the project's server; a new one if the server has ended. Thread-safe.
 
-    Raises as :func:`~conduit_dagster.spark.server.join_server`; ``FatalError`` (``spark.session_taken``) in a
-    process that has a session of its own.
+    Raises as :func:`~conduit_dagster.spark.server.join_server` does, and ``FatalError`` (``spark.session_taken``) in
+    a process that has a classic session.
     """
     global _open
     if has_classic():
@@ -67,7 +67,7 @@ def open_shared(settings: SparkSettings, app_name: str) -> SparkSession:
 
 
 def close_shared(spark: SparkSession) -> bool:
-    """End the session if it is one on the shared server; whether it is. The server goes on."""
+    """End the session if it is on the shared server; return whether it is. The server keeps running."""
     with _lock:
         if _open is not None and _open.spark is spark:
             _drop(_open)
@@ -76,7 +76,7 @@ def close_shared(spark: SparkSession) -> bool:
 
 
 def server_ended(spark: SparkSession) -> bool:
-    """Whether this is a session on a shared server that has ended or is being stopped. Waits for nothing."""
+    """Return whether this is a session on a shared server that has ended or is being stopped. Does not block."""
     opened, spark = _open, origin_of(spark)
     if opened is None or opened.spark is not spark:
         return spark in _left
@@ -85,14 +85,14 @@ def server_ended(spark: SparkSession) -> bool:
 
 
 def close_current() -> None:
-    """End this process's session on the shared server, if it has one: whichever it is by now."""
+    """End this process's current session on the shared server, if there is one."""
     with _lock:
         if _open is not None:
             _drop(_open)
 
 
 def _drop(old: _Open) -> None:
-    """Gives the session back; a server that is gone is asked nothing."""
+    """Release the session, without a call if the server is gone."""
     _leave(old)
     if old.server.is_alive():
         close_sql_session(old.spark)
@@ -101,7 +101,7 @@ def _drop(old: _Open) -> None:
 
 
 def _leave(old: _Open) -> None:
-    """Other threads may still be told by the old session that its server is gone: it is not closed under them."""
+    """Drop the session without closing it: other threads may still learn from it that its server is gone."""
     global _open
     _open = None
     _left.add(old.spark)
@@ -109,7 +109,7 @@ def _leave(old: _Open) -> None:
 
 
 def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
-    """Opens a session: on a new server, if the one there has another configuration and nobody else is on it."""
+    """Open a session; on a new server if the current one has another configuration and no other session."""
     from pyspark.errors import PySparkException
 
     server, mark = join_server(settings, app_name)
@@ -131,32 +131,32 @@ def _joined(settings: SparkSettings, app_name: str, alone: bool) -> _Open:
     return opened
 
 
-def _client(server: Server) -> SparkSession:
+def _client(server: SparkServer) -> SparkSession:
     from pyspark.sql.connect.session import SparkSession as Client
 
-    # what makes pyspark.sql.functions speak to a server
+    # this makes pyspark.sql.functions use a server
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     spark = Client.builder.channelBuilder(loopback_channel(server)).create()
     spark.client.set_retry_policies([_policy(server)])
     return spark  # type: ignore[return-value]  # pyright: ignore
 
 
-def _policy(server: Server) -> RetryPolicy:
-    """Tries again as long as the server's process lives: what failed then is over at once, not after 25 s."""
+def _policy(server: SparkServer) -> RetryPolicy:
+    """Return a policy that retries while the server is alive; once it is gone, calls fail at once, not after 25 s."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     class WhileAlive(DefaultPolicy):
-        """A server that was killed does not come back under its port."""
+        """Retry policy that ends with the server's process: a killed server does not come back on its port."""
 
         def can_retry(self, e: BaseException) -> bool:
-            """Whether another call may succeed."""
+            """Return whether another call may succeed."""
             return server.is_alive() and super().can_retry(e)
 
     return WhileAlive(max_retries=TRIES, max_backoff=MOST_BACKOFF_MS)
 
 
-def _configured(spark: SparkSession, server: Server, settings: SparkSettings) -> list[str]:
-    """Sets what the server was not started with; returns what only its start can set."""
+def _configured(spark: SparkSession, server: SparkServer, settings: SparkSettings) -> list[str]:
+    """Set the options that differ from the server's; return the keys that can only be set at its start."""
     for key, value in connect_conf(settings).items():
         spark.conf.set(key, value)
     others = _others(server, settings.conf)
@@ -167,7 +167,7 @@ def _configured(spark: SparkSession, server: Server, settings: SparkSettings) ->
     return fixed
 
 
-def _others(server: Server, conf: Mapping[str, str]) -> list[str]:
+def _others(server: SparkServer, conf: Mapping[str, str]) -> list[str]:
     return [key for key, digest in digests(conf).items() if server.conf.get(key) != digest]
 
 

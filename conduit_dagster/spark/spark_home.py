@@ -1,4 +1,4 @@
-"""Where Spark's own files are."""
+"""Location of Spark's own files."""
 # pyright: reportPrivateUsage=none
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def spark_home() -> Path:
-    """``SPARK_HOME``, else what PySpark itself takes: its own folder, as a rule."""
+    """Return ``SPARK_HOME``, else PySpark's own choice: usually its own folder."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(os.environ.get("SPARK_HOME") or _find_spark_home())

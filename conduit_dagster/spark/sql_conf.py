@@ -1,19 +1,19 @@
-"""What every session of ours is set to."""
+"""Spark settings of every session."""
 
 from __future__ import annotations
 
 import os
 
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 
 
 def sql_conf(settings: SparkSettings) -> dict[str, str]:
-    """The settings of a session, whatever it runs on."""
+    """Return the settings for a session, wherever it runs."""
     own = {
-        # a step is one stage; planning it anew while it runs only costs
+        # a step is one stage; replanning it while it runs only costs time
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        # a simplified one leaves causes out, and with them the class of an error that was wrapped
+        # a simplified traceback omits causes, and with them the class of a wrapped error
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
     }
     shuffles = settings.parallelism or (os.cpu_count() if settings.local or settings.shared else None)
@@ -23,7 +23,7 @@ def sql_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def connect_conf(settings: SparkSettings) -> dict[str, str]:
-    """The same for a Connect server's session, where the default parallelism is not ours to set."""
+    """Return the settings for a Connect server's session, where ``spark.default.parallelism`` is not ours to set."""
     own = sql_conf(settings)
     if settings.parallelism:
         own["spark.sql.leafNodeDefaultParallelism"] = str(settings.parallelism)

@@ -1,7 +1,7 @@
 """The parent of Spark's Python workers on a local master; Spark runs it as a module (``spark.python.daemon.module``).
 
-It is PySpark's own, but for one thing: a worker that finds its JVM gone ends without a word. PySpark's prints a stack
-trace, which on a local master lands on the terminal of whoever stopped the pipeline, now and then.
+It is PySpark's own except that a worker exits silently when its JVM is gone. PySpark's prints a stack trace, which on a
+local master sometimes reaches the terminal of the user who stopped the pipeline.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _serve = daemon.worker
 
 
 def serve(sock: socket.socket, authenticated: bool) -> int:
-    """What a forked worker does; its exit code. A failed task is not told here: it is in what the JVM was sent."""
+    """Run a forked worker and return its exit code. A failed task does not show here: it was reported to the JVM."""
     try:
         return _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):

@@ -1,1 +1,1 @@
-"""What must outlive a process: positions, steps, deliveries, leases, the dead-letter index, history."""
+"""Durable state: positions, steps, deliveries, leases, the dead-letter index, history."""

@@ -1,4 +1,4 @@
-"""Which project a state store belongs to: an id in the store and the same one in the project's home."""
+"""Association of a state store with its project: the same id in the store and in the project's home."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster import storage
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
 from conduit_dagster.state.database import insert_if_absent, is_outage, open_database, place_of, reading, unreachable
-from conduit_dagster.state.history import Retention, retain
-from conduit_dagster.state.schema import meta
+from conduit_dagster.state.history import HistoryRetention, retain
+from conduit_dagster.state.tables import meta
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
@@ -23,7 +23,7 @@ _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
 
 
 def open_store(url: str, home: Path) -> sa.Engine:
-    """The project's store, opened and known to be its own. Raises as ``open_database`` and :func:`claim_store` do."""
+    """Open the project's store and claim it. Raises as ``open_database`` and :func:`claim_store` do."""
     engine = open_database(url)
     try:
         claim_store(engine, home)
@@ -34,10 +34,10 @@ def open_store(url: str, home: Path) -> sa.Engine:
 
 
 def claim_store(engine: sa.Engine, home: Path) -> str:
-    """Makes the store and the project's ``home`` folder know each other; gives their common id.
+    """Associate the store with the project's ``home`` folder; return their common id.
 
-    A home without an id adopts the store's, a new store the home's; of two that claim at the same moment one wins.
-    Raises ``FatalError`` (``state.foreign``) where both have one and they differ, ``TransientError`` where the store
+    A home without an id adopts the store's, a new store the home's; of two concurrent claims one wins.
+    Raises ``FatalError`` (``state.foreign``) if both have an id and they differ, ``TransientError`` if the store
     (``state.unreachable``) or the folder cannot be written.
     """
     try:
@@ -56,7 +56,7 @@ def claim_store(engine: sa.Engine, home: Path) -> str:
 
 
 def _stored(engine: sa.Engine, fresh: str) -> str:
-    """The store's id; ``fresh`` becomes it where there is none."""
+    """Return the store's id; set it to ``fresh`` if there is none."""
     with reading(engine) as connection:
         found = connection.execute(_STORED).scalar_one_or_none()
     if found is not None:
@@ -74,9 +74,9 @@ def _read(file: Path) -> str:
 
 
 def _write(home: Path, value: str) -> str:
-    """Keeps the id in the home unless it has one by now; gives the one that it has."""
+    """Write the id to the home unless it has one by now; return the id that it has."""
     home.mkdir(parents=True, exist_ok=True)
-    # whole or not at all, and never over another one
+    # atomically, and never over an existing id
     storage.put_new(str(home / _FILE), f"{value}\n".encode())
     return _read(home / _FILE)
 
@@ -92,8 +92,8 @@ def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError
 
 
 def project_store(project: Project) -> sa.Engine:
-    """Opens it, and creates it where there is none. Raises as :func:`~conduit_dagster.state.claim.open_store` does."""
+    """Open the project's store; create it if there is none. Raises as :func:`open_store` does."""
     database = open_store(project.state_url, project.home)
     kept = project.settings.state.history
-    retain(database, Retention(kept.keep, kept.most))
+    retain(database, HistoryRetention(kept.keep, kept.most))
     return database

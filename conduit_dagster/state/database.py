@@ -1,4 +1,4 @@
-"""Opening the state store's database: SQLite or PostgreSQL."""
+"""Access to the state store's database: SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.state import migrations, schema
+from conduit_dagster.state import migrations, tables
 
-# SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, without their extended parts
+# SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
 _READ_ONLY = "25006"  # after a failover the address may still lead to a standby
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether the store was not there, busy or out of resources: the same transaction may get through later.
+    """Return whether the store was unreachable, busy or out of resources: the same transaction may succeed later.
 
-    An error in a statement or in its data is none.
+    An error in a statement or in its data is not an outage.
     """
     if not isinstance(error, DBAPIError):
         return False
@@ -36,22 +36,22 @@ def is_outage(error: BaseException) -> bool:
 
 
 def place_of(engine: sa.Engine) -> str:
-    """The store's URL as it may be shown: without its password, and without options, which may hold one."""
+    """Return the store's URL for display: without its password, and without options, which may hold one."""
     return engine.url.set(query={}).render_as_string(hide_password=True)
 
 
 def cause_of(error: BaseException) -> str:
-    """What the database's driver said, on one line; without the statement and its values."""
+    """Return the database driver's message on one line, without the statement and its values."""
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     return " ".join(str(said).split())
 
 
-def unreachable(engine: sa.Engine, error: BaseException, doing: str) -> TransientError:
-    """The error that a user sees. ``doing`` says what could not be done."""
+def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> TransientError:
+    """Return the error for the user. ``doing``: what could not be done; ``engine``: the store, if known."""
     return TransientError(
         f"{doing}: {cause_of(error)}",
         code="state.unreachable",
-        place=place_of(engine),
+        place=None if engine is None else place_of(engine),
         fix="check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in"
         " conduit.yaml; nothing was lost, run again",
     )
@@ -67,19 +67,19 @@ _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
     "application_name": "conduit-dagster",
-    # a server that is gone without a word is noticed after 10 to 25 s, by us and by it
+    # a peer that vanished without closing the connection is detected after 10 to 25 s, on both sides
     "keepalives_idle": 10,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
-    # a frozen owner inside a transaction holds the pipeline's row: nobody waits for it longer than this
+    # a frozen owner inside a transaction holds the pipeline's row: no process waits for it longer than this
     "options": "-c lock_timeout=10s -c idle_in_transaction_session_timeout=10s"
     " -c tcp_keepalives_idle=10 -c tcp_keepalives_interval=5 -c tcp_keepalives_count=3",
 }
 
 
 def open_database(url: str) -> sa.Engine:
-    """A connected engine whose tables are there, in the version that this program knows; an older one is migrated.
+    """Return a connected engine; create the tables, or migrate them to the version that this program knows.
 
     A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``) and
     ``FatalError`` (``state.url``, ``state.version``, ``state.unusable``).
@@ -100,7 +100,7 @@ def open_database(url: str) -> sa.Engine:
 
 
 def make_engine(url: str) -> sa.Engine:
-    """An engine for the store at ``url``, not connected yet; its tables may be missing or old.
+    """Return an engine for the store at ``url``, not connected yet; its tables may be missing or old.
 
     Raises ``FatalError`` (``state.url``).
     """
@@ -111,8 +111,16 @@ def make_engine(url: str) -> sa.Engine:
         event.listen(engine, "begin", _begin_immediate)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
-    # READ COMMITTED: a guard that waited for the pipeline's row sees the epoch that it has then
-    return sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")
+    # READ COMMITTED: a guard that waited for the pipeline's row sees the row's current epoch
+    engine = sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")
+    event.listen(engine, "do_connect", _connect_timed)
+    return engine
+
+
+def _connect_timed(_dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> Any:
+    from conduit_dagster.state.timed_connection import TimedConnection  # imports the driver, which SQLite does not need
+
+    return TimedConnection.connect(*args, **settings)
 
 
 def _parse(url: str) -> sa.URL:
@@ -155,14 +163,14 @@ def _make_folder(engine: sa.Engine) -> None:
 
 def _prepare(engine: sa.Engine) -> None:
     with reading(engine) as connection:  # an up-to-date store is opened without waiting for a writer
-        if migrations.version_of(connection) == schema.VERSION:
+        if migrations.version_of(connection) == tables.VERSION:
             return
     with engine.begin() as connection:
         migrations.migrate(connection, place_of(engine))
 
 
 def _configure_sqlite(connection: Any, _: Any) -> None:
-    connection.isolation_level = None  # BEGIN is ours: the driver's own would start read transactions
+    connection.isolation_level = None  # we issue BEGIN: the driver's own would start read transactions
     cursor = connection.cursor()
     for pragma in ("synchronous=FULL", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -171,7 +179,7 @@ def _configure_sqlite(connection: Any, _: Any) -> None:
 
 
 def _use_wal(cursor: Any) -> None:
-    """Of several that open a new file at once SQLite refuses this to all but one, without waiting."""
+    """Switch to WAL, with retries: when several open a new file at once, SQLite refuses all but one without waiting."""
     until = time.monotonic() + _WAL_SECONDS
     while True:
         try:
@@ -184,24 +192,24 @@ def _use_wal(cursor: Any) -> None:
 
 
 def _begin_immediate(connection: sa.Connection) -> None:
-    # two writers must meet at the beginning, not after one of them has read what the other changes
+    # two writers must conflict at the beginning, not after one has read what the other changes
     options = connection.get_execution_options()
     busy = int(options.get(BUSY, _BUSY_MS))
-    if connection.info.get(BUSY) != busy:  # kept with SQLite's own connection, as the setting is
+    if connection.info.get(BUSY) != busy:  # kept with the driver's connection, to which the setting applies
         connection.exec_driver_sql(f"PRAGMA busy_timeout={busy}").close()
         connection.info[BUSY] = busy
     connection.exec_driver_sql("BEGIN" if options.get(_READS, False) else "BEGIN IMMEDIATE")
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
-    """A connection that only reads, all of it at one moment: it waits for no writer, and no writer for it."""
+    """Return a read-only connection with a consistent snapshot: it waits for no writer, and no writer waits for it."""
     if engine.dialect.name == "sqlite":
         return engine.execution_options(**{_READS: True}).connect()
     return engine.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True).connect()
 
 
 def insert_if_absent(connection: sa.Connection, table: sa.Table, **values: Any) -> bool:
-    """Inserts a row unless its key is there; says whether it did. Of two at the same moment one does."""
+    """Insert a row unless its key exists; return whether it was inserted. Of two concurrent calls one inserts."""
     row = _insert(connection, table).values(**values).on_conflict_do_nothing().returning(sa.literal_column("1"))
     return connection.execute(row).first() is not None
 
@@ -212,7 +220,7 @@ def put(
     rows: Sequence[Mapping[str, Any]],
     only: Callable[[Any], sa.ColumnElement[bool]] | None = None,
 ) -> None:
-    """Inserts rows, in one statement; one whose key is there gets the new values, where ``only`` says so of these."""
+    """Insert or update rows in one statement; ``only`` builds the condition for an update from the new values."""
     if not rows:
         return
     insert, keys = _insert(connection, table), [column.name for column in table.primary_key]

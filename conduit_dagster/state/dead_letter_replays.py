@@ -1,4 +1,4 @@
-"""Dead letters on their way once more: chosen by one transaction, closed by that of the step that sent them."""
+"""Replays of dead letters: one transaction selects them, the transaction of the step that sent them closes them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.dead_letters import Key, Wanted, behind, conditions, pieces_of, up_to
+from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, behind, conditions, pieces_of, up_to
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.pipeline_state import REPLAY
-from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import LetterPart, Plan
+from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
 
 
 class Chosen(NamedTuple):
-    """A letter that is sent again."""
+    """A letter selected for a replay."""
 
     step: int
     number: int
@@ -30,17 +30,17 @@ class Chosen(NamedTuple):
 
 
 class LetterReplays:
-    """The replays of one pipeline, for the owner of its lease. A letter is in at most one."""
+    """The replays of one pipeline, for the owner of its lease. A letter is in at most one replay."""
 
     def __init__(self, transactions: Transactions, pipeline: str) -> None:
         self._transactions = transactions
         self._run = transactions.run
         self._id = pipeline
 
-    def begin(self, replay: int, names: Mapping[str, str], unit: Mapping[str, Any], wanted: Wanted) -> int:
-        """Takes the open letters that are meant; gives how many. ``names``: source to the name of its replay.
+    def begin(self, replay: int, names: Mapping[str, str], unit: Mapping[str, Any], wanted: DeadLetterQuery) -> int:
+        """Move the selected open letters into the replay; return their number. ``names``: source to its replay's name.
 
-        Letters whose record is not in the archive, or whose source is not among ``names``, stay as they are.
+        Letters whose record is not in the archive, or whose source is not among ``names``, are left unchanged.
         """
 
         def work(connection: sa.Connection) -> int:
@@ -56,12 +56,12 @@ class LetterReplays:
         return self._run(work)
 
     def last(self) -> int:
-        """The highest id of a replay that anything was sent by; 0 where there was none."""
+        """Return the highest id of a replay in the index; 0 if there is none."""
         highest = sa.select(sa.func.max(dead_letters.c.replay)).where(dead_letters.c.pipeline == self._id)
         return int(self._transactions.read(lambda connection: connection.execute(highest).scalar_one()) or 0)
 
     def end_of(self, replay: int, origin: str, start: Key | None, records: int) -> Key | None:
-        """The last letter of a step of so many behind ``start``; None where there is none left."""
+        """Return the last letter of a step of at most ``records`` letters after ``start``; None if none is left."""
 
         def work(connection: sa.Connection) -> Key | None:
             found = sa.select(dead_letters.c.step, dead_letters.c.number).where(*self._mine(replay, origin, start))
@@ -73,7 +73,7 @@ class LetterReplays:
         return self._transactions.read(work)
 
     def between(self, replay: int, origin: str, start: Key | None, end: Key) -> list[Chosen]:
-        """The letters of a step, in order; also of one that is done or prepared."""
+        """Return the letters of a step, in order; also of one that is prepared or done."""
 
         def work(connection: sa.Connection) -> list[Chosen]:
             column = dead_letters.c
@@ -87,7 +87,7 @@ class LetterReplays:
         return self._transactions.read(work)
 
     def parts(self, names: Iterable[str]) -> dict[str, LetterPart]:
-        """Files of the archive, as they were written."""
+        """Return files of the archive by name, as recorded when they were written."""
 
         def work(connection: sa.Connection) -> dict[str, LetterPart]:
             column = dead_letter_parts.c
@@ -109,7 +109,7 @@ class LetterReplays:
         return found if start is None else [*found, behind(start)]
 
     def give_back(self, kept: Plan | None = None) -> int:
-        """Letters that no step has taken on are open again. ``kept``: a replay's step that is prepared and not done."""
+        """Reopen letters that no step took; return their number. ``kept``: a replay's step, prepared and not done."""
 
         def work(connection: sa.Connection) -> int:
             mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
@@ -126,7 +126,7 @@ class LetterReplays:
         return self._run(work)
 
     def outcome(self, replay: int) -> list[dict[str, Any]]:
-        """What became of a replay's letters: how many by state, node and code. Those that were given back are none."""
+        """Return the number of a replay's letters by state, node and code, without those that were given back."""
 
         def work(connection: sa.Connection) -> list[dict[str, Any]]:
             column = dead_letters.c
@@ -138,11 +138,11 @@ class LetterReplays:
         return self._transactions.read(work)
 
     def ended(self, replay: int, **facts: Any) -> None:
-        """All of its letters are closed or open again."""
+        """Record the end of a replay: all of its letters are closed or open again."""
         self._run(lambda connection: record_event(connection, self._id, "replayed", replay=replay, **facts))
 
-    def discard(self, wanted: Wanted, note: str, by: str) -> int:
-        """Closes open letters for good; gives how many. Their records stay in queue and archive."""
+    def discard(self, wanted: DeadLetterQuery, note: str, by: str) -> int:
+        """Close open letters for good; return their number. Their records stay in queue and archive."""
 
         def work(connection: sa.Connection) -> int:
             values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
@@ -156,12 +156,12 @@ class LetterReplays:
         return self._run(work)
 
     def kept_parts(self) -> set[str]:
-        """The names of all files that the index names. Raises ``LeaseLost`` where somebody else may add to it."""
+        """Return the names of all files in the index. Raises ``LeaseLost`` if another owner may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
 
 
-def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: Wanted) -> int:
+def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: DeadLetterQuery) -> int:
     usable = (dead_letters.c.part != "", dead_letters.c.source.in_(names))
     values = {"state": "replaying", "replay": replay}
     return sum(
@@ -170,8 +170,8 @@ def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[st
     )
 
 
-def _selections(pipeline: str, wanted: Wanted) -> Iterable[list[sa.ColumnElement[bool]]]:
-    """What to say behind WHERE, statement by statement; only open letters."""
+def _selections(pipeline: str, wanted: DeadLetterQuery) -> Iterable[list[sa.ColumnElement[bool]]]:
+    """Yield the WHERE conditions of each statement; only open letters."""
     return (conditions(pipeline, some._replace(states=("open",))) for some in wanted.pieces())
 
 
@@ -181,7 +181,7 @@ def _origin(connection: sa.Connection, pipeline: str, name: str) -> str:
 
 
 def close_letters(connection: sa.Connection, pipeline: str, plan: Plan) -> None:
-    """Part of the transaction in which a replay's step is done: what did not fail again is closed."""
+    """Close the letters that did not fail again, in the transaction that finishes a replay's step."""
     for span in plan.ranges:
         column = dead_letters.c
         mine = [column.pipeline == pipeline, column.replay == plan.replay, column.state == "replaying"]
@@ -192,7 +192,7 @@ def close_letters(connection: sa.Connection, pipeline: str, plan: Plan) -> None:
 
 
 def drop_sources(connection: sa.Connection, pipeline: str) -> None:
-    """The sources that stand for replays that are over."""
+    """Delete the sources that stand for replays, once these are over."""
     found = connection.execute(sa.select(sources.c.source, sources.c.unit).where(sources.c.pipeline == pipeline))
     over = [name for name, unit in found if json.loads(unit).get("plugin") == REPLAY]
     if over:

@@ -1,4 +1,4 @@
-"""The index of dead letters: written as parts of the transactions of the protocol, and read by filter and page."""
+"""The index of dead letters: written within the transactions of the protocol, read by filter and page."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters, words
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+from conduit_dagster.state.tables import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters, words
 
 _KEPT_CLOSED = 100_000
-"""At least so many letters that were replayed or discarded are remembered; open ones always are."""
+"""Minimum number of replayed or discarded letters that are kept; open ones always are."""
 
 
-class Letters(NamedTuple):
+class StepDeadLetters(NamedTuple):
     """The dead letters of a step."""
 
     parts: Sequence[LetterPart] = ()
     rows: Callable[[], Iterable[list[DeadLetter]]] = list
-    """Read as often as the transaction is tried, a few thousand at a time."""
+    """Batches of a few thousand letters; called once per attempt of the transaction."""
 
 
 class Missed(NamedTuple):
-    """A record of which another copy fails in the same step: it has its letter."""
+    """A record whose copy fails for another destination in the same step: it already has its letter."""
 
     source: str
     offset: int
     destinations: Sequence[str]
-    """As ``DeadLetter.missed`` has them."""
+    """Destinations without a copy, as in ``DeadLetter.missed``."""
 
 
-def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: Letters) -> None:
-    """All of a step's letters, numbered in their order."""
+def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: StepDeadLetters) -> None:
+    """Insert all letters of a step, numbered in order."""
     insert_parts(connection, pipeline, plan.step, letters.parts)
     number = 0
     for rows in letters.rows():
@@ -51,7 +51,7 @@ _COLUMNS = (*_OWN, *(name for name in DeadLetter._fields if name != "again"))
 
 
 def _insert(connection: sa.Connection, own: tuple[str, int, int], number: int, rows: Sequence[DeadLetter]) -> None:
-    # tuples, past SQLAlchemy's own treatment of each value: that takes as long as the database itself
+    # tuples, bypassing SQLAlchemy's processing of each value, which takes as long as the database itself
     quoted = map(connection.dialect.identifier_preparer.quote, _COLUMNS)
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
     marks = ", ".join([mark] * len(_COLUMNS))
@@ -62,7 +62,7 @@ def _insert(connection: sa.Connection, own: tuple[str, int, int], number: int, r
 
 
 def _held(row: DeadLetter) -> DeadLetter:
-    # past the columns' own types as well
+    # this bypasses the column types as well, so apply them here
     return row._replace(
         position=words(row.position),
         code=words(row.code, LONGEST_CODE),
@@ -72,7 +72,7 @@ def _held(row: DeadLetter) -> DeadLetter:
 
 
 def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
-    """A letter that was found at publishing, behind those of its step."""
+    """Add a letter that was found at publishing, after the others of its step."""
     insert_parts(connection, pipeline, step, [part])
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
@@ -80,14 +80,14 @@ def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLet
 
 
 def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Missed) -> None:
-    """One more destination has no copy of a record whose letter is there."""
+    """Add further destinations without a copy to the existing letter of a record."""
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     at = (dead_letters.c.source == missed.source, dead_letters.c.offset == missed.offset)
     _merge_missed(connection, [*mine, *at], missed.destinations)
 
 
 def fail_again(connection: sa.Connection, pipeline: str, rows: Sequence[DeadLetter]) -> None:
-    """Letters that a replay could not deliver stay open, with their new reason; their queue has them already."""
+    """Reopen letters that a replay could not deliver, with their new reason; their queue has them already."""
     column = dead_letters.c
     for row in rows:
         assert row.again is not None
@@ -96,7 +96,7 @@ def fail_again(connection: sa.Connection, pipeline: str, rows: Sequence[DeadLett
         values = {"state": "open", "attempt": column.attempt + 1, **told}
         still = (*mine, column.state == "replaying")
         if not connection.execute(sa.update(dead_letters).where(*still).values(**values)).rowcount:
-            # another destination refuses it as well
+            # another destination has refused it as well
             _merge_missed(connection, mine, json.loads(row.missed or "[]"))
 
 
@@ -108,9 +108,9 @@ def _merge_missed(connection: sa.Connection, mine: Sequence[sa.ColumnElement[boo
 
 
 def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str]) -> None:
-    """Destinations that left the file have missed nothing any more; letters that only they had missed are closed.
+    """Remove destinations that left the file from open letters; close letters that only they had missed.
 
-    One that is put back is a new one: a replay must not bring it what it is sent as such.
+    A destination that is put back counts as new: a replay must not send it what it gets as a new one.
     """
     column = dead_letters.c
     mine = (column.pipeline == pipeline, column.state.in_(("open", "replaying")), column.missed != "")
@@ -127,7 +127,7 @@ def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str])
 
 
 def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
-    """Files of the archive that the index names from now on."""
+    """Add files of the archive to the index."""
     values = [
         {"pipeline": pipeline, "step": step, "part": p.name, "letters": p.letters, "bytes": p.bytes, "sha256": p.sha256}
         for p in parts
@@ -137,7 +137,7 @@ def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Seq
 
 
 def forget_closed(connection: sa.Connection, pipeline: str) -> None:
-    """Letters that were closed long ago, and the names of files without a letter left."""
+    """Delete letters that were closed long ago, and the names of files that have no letters left."""
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.state.in_(("replayed", "discarded")))
     newest = sa.select(dead_letters.c.closed_ns).where(*mine).order_by(dead_letters.c.closed_ns.desc())
     cut = newest.offset(_KEPT_CLOSED).limit(1).scalar_subquery()
@@ -149,7 +149,7 @@ def forget_closed(connection: sa.Connection, pipeline: str) -> None:
 
 
 Key = tuple[int, int]
-"""A letter's step and number: they order the letters of a pipeline as they were found."""
+"""A letter's step and number: the order in which a pipeline's letters were found."""
 OPEN = ("open", "replaying")
 STATES = ("open", "replaying", "replayed", "discarded")
 _PAGE = 20_000
@@ -158,17 +158,17 @@ _KEY = sa.tuple_(dead_letters.c.step, dead_letters.c.number)
 
 
 def pieces_of(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Few enough each for one statement."""
+    """Return pieces of the values, each small enough for one statement."""
     return (values[first : first + _MANY] for first in range(0, len(values), _MANY))
 
 
 def letter_id(row: Any) -> str:
-    """How people call a letter: ``PIPELINE/STEP.NUMBER``."""
+    """Return a letter's id as shown to users: ``PIPELINE/STEP.NUMBER``."""
     return f"{row['pipeline']}/{row['step']}.{row['number']}"
 
 
-class Wanted(NamedTuple):
-    """Which letters of a pipeline; what is None does not matter."""
+class DeadLetterQuery(NamedTuple):
+    """Filter for a pipeline's letters; None matches everything."""
 
     states: Sequence[str] = OPEN
     node: str | None = None
@@ -181,16 +181,16 @@ class Wanted(NamedTuple):
     """A file of the archive."""
     keys: Sequence[Key] | None = None
 
-    def pieces(self) -> Iterator[Wanted]:
-        """The same letters, with few enough keys each for one statement."""
+    def pieces(self) -> Iterator[DeadLetterQuery]:
+        """Yield queries for the same letters, each with few enough keys for one statement."""
         if self.keys is None:
             yield self
             return
         yield from (self._replace(keys=some) for some in pieces_of(self.keys))
 
 
-def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:
-    """As they stand behind WHERE."""
+def conditions(pipeline: str, wanted: DeadLetterQuery) -> list[sa.ColumnElement[bool]]:
+    """Return the WHERE conditions of a query."""
     column = dead_letters.c
     found = [column.pipeline == pipeline, column.state.in_(wanted.states)]
     for name in ("node", "code", "source", "namespace", "part"):
@@ -206,17 +206,17 @@ def conditions(pipeline: str, wanted: Wanted) -> list[sa.ColumnElement[bool]]:
 
 
 def behind(key: Key) -> sa.ColumnElement[bool]:
-    """Letters that were found after this one."""
+    """Return the condition for letters found after this one."""
     return sa.tuple_(*key) < _KEY
 
 
 def up_to(key: Key) -> sa.ColumnElement[bool]:
-    """This letter and those before it."""
+    """Return the condition for this letter and those before it."""
     return sa.tuple_(*key) >= _KEY
 
 
-def reasons(engine: sa.Engine, pipeline: str, wanted: Wanted) -> list[dict[str, Any]]:
-    """How many letters there are by state, node and code; the most frequent first."""
+def reasons(engine: sa.Engine, pipeline: str, wanted: DeadLetterQuery) -> list[dict[str, Any]]:
+    """Return the number of letters by state, node and code, the most frequent first."""
     column, many = dead_letters.c, sa.func.count().label("letters")
     grouped = sa.select(column.state, column.node, column.code, many).where(*conditions(pipeline, wanted))
     ordered = grouped.group_by(column.state, column.node, column.code).order_by(many.desc(), column.node, column.code)
@@ -224,21 +224,21 @@ def reasons(engine: sa.Engine, pipeline: str, wanted: Wanted) -> list[dict[str, 
         return [dict(row) for row in connection.execute(ordered).mappings()]
 
 
-def newest(engine: sa.Engine, pipeline: str, wanted: Wanted, limit: int) -> list[dict[str, Any]]:
-    """The newest letters, the newest first."""
+def newest(engine: sa.Engine, pipeline: str, wanted: DeadLetterQuery, limit: int) -> list[dict[str, Any]]:
+    """Return the newest letters, newest first."""
     return [dict(row) for row in next(pages(engine, pipeline, wanted, newest_first=True, size=limit), [])]
 
 
 def pages(
     engine: sa.Engine,
     pipeline: str,
-    wanted: Wanted,
+    wanted: DeadLetterQuery,
     *,
     newest_first: bool = False,
     columns: Sequence[str] = (),
     size: int = _PAGE,
 ) -> Iterator[Sequence[sa.RowMapping]]:
-    """All of them in their order, or back from the newest, a page per read transaction; all columns unless some."""
+    """Yield pages of letters in order, or newest first, one read transaction per page; ``columns`` empty: all."""
     column, where = dead_letters.c, conditions(pipeline, wanted)
     order = (column.step.desc(), column.number.desc()) if newest_first else (column.step, column.number)
     last: Key | None = None

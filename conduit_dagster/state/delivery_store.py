@@ -1,4 +1,4 @@
-"""The transactions of publishing: how far each delivery is, and dead letters that are found on the way."""
+"""The transactions of publishing: the progress of each delivery, and dead letters found at publishing."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from conduit_dagster.state.consumer_offsets import Moves, move_offsets
 from conduit_dagster.state.dead_letters import Missed, add_letter, add_missed, fail_again, insert_parts
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
-from conduit_dagster.state.offsets import Moves, move_offsets
-from conduit_dagster.state.schema import consumers, dead_letters, deliveries, sources
-from conduit_dagster.state.steps import DeadLetter, Letter, LetterPart, Plan, Progress
+from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LateLetter, LetterPart, Plan
+from conduit_dagster.state.tables import consumers, dead_letters, deliveries, sources
 
 
 class DeliveryStore:
@@ -28,7 +28,7 @@ class DeliveryStore:
     def delivered(
         self, step: int, consumer: str, records: int, target: Mapping[str, Any], moves: Moves, skip: int = 0
     ) -> None:
-        """Line 6: one delivery is published and durable; the consumer's offsets move past it."""
+        """Line 6: finish a delivery that is published and durable; move the consumer's offsets past it."""
 
         def work(connection: sa.Connection) -> None:
             end_delivery(connection, self._id, step, consumer, records, target, skip)
@@ -36,8 +36,8 @@ class DeliveryStore:
 
         self._run(work)
 
-    def progress(self, step: int, consumer: str, progress: Progress, moves: Moves) -> None:
-        """A part of a delivery is acked."""
+    def progress(self, step: int, consumer: str, progress: DeliveryProgress, moves: Moves) -> None:
+        """Record that a part of a delivery is acked."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, step, consumer, progress)
@@ -49,15 +49,15 @@ class DeliveryStore:
         self,
         plan: Plan,
         consumer: str,
-        progress: Progress,
+        progress: DeliveryProgress,
         row: DeadLetter,
         part: LetterPart,
         source: str,
         moves: Moves,
     ) -> None:
-        """A record that was nacked before, and that a destination refuses: the queue has its dead letter already.
+        """Nack a record that was nacked before and that a destination refuses: the queue already has its dead letter.
 
-        Of a replay its letter stays open, with its new reason; for a destination that was added later it gets a letter.
+        In a replay its letter stays open, with the new reason; for a destination that was added later it gets a letter.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -73,13 +73,13 @@ class DeliveryStore:
         self._run(work)
 
     def _count_nack(self, connection: sa.Connection, source: str) -> None:
-        # the step's own counts come when it is done, with this record among the acked ones
+        # the step's counts are added when it is done, with this record among the acked ones
         mine = (sources.c.pipeline == self._id, sources.c.source == source)
         values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
         connection.execute(sa.update(sources).where(*mine).values(**values))
 
-    def missed(self, step: int, consumer: str, progress: Progress, missed: Missed, moves: Moves) -> None:
-        """A part of a delivery is handled, and its record, which has its dead letter, did not get there either."""
+    def missed(self, step: int, consumer: str, progress: DeliveryProgress, missed: Missed, moves: Moves) -> None:
+        """Record progress past a record that has its dead letter already and that this destination missed as well."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, step, consumer, progress)
@@ -88,8 +88,8 @@ class DeliveryStore:
 
         self._run(work)
 
-    def split(self, step: int, consumer: str, progress: Progress, cause: str) -> None:
-        """A bulk error that names no record: what is left of the delivery is sent as children from here on."""
+    def split(self, step: int, consumer: str, progress: DeliveryProgress, cause: str) -> None:
+        """Split a delivery after a bulk error that names no record: the rest of it is sent as children from here on."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, step, consumer, progress)
@@ -101,15 +101,15 @@ class DeliveryStore:
         self,
         plan: Plan,
         consumer: str,
-        progress: Progress,
+        progress: DeliveryProgress,
         window: str,
         row: DeadLetter,
         part: LetterPart,
         source: str,
-        letter: Letter,
+        letter: LateLetter,
         moves: Moves,
     ) -> None:
-        """A record that a destination refused at publishing: the window, the index and its own dead-letter delivery."""
+        """Nack a record that a destination refused at publishing: write window, index and its dead-letter delivery."""
 
         def work(connection: sa.Connection) -> None:
             put_progress(connection, self._id, plan.step, consumer, progress)
@@ -120,7 +120,7 @@ class DeliveryStore:
         self._run(work, window=window)
 
     def _add_letter(
-        self, connection: sa.Connection, plan: Plan, row: DeadLetter, part: LetterPart, letter: Letter
+        self, connection: sa.Connection, plan: Plan, row: DeadLetter, part: LetterPart, letter: LateLetter
     ) -> None:
         add_letter(connection, self._id, plan.step, row, part)
         own = {"pipeline": self._id, "step": plan.step, "consumer": letter.delivery.consumer}
@@ -128,8 +128,8 @@ class DeliveryStore:
         text = msgspec.json.encode(letter).decode()
         connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
 
-    def retarget_letter(self, step: int, letter: Letter) -> None:
-        """A dead letter that is not published yet gets another target."""
+    def retarget_letter(self, step: int, letter: LateLetter) -> None:
+        """Change the target of a dead letter that is not published yet."""
         text = msgspec.json.encode(letter).decode()
 
         def work(connection: sa.Connection) -> None:
@@ -139,7 +139,7 @@ class DeliveryStore:
         self._run(work)
 
     def is_nacked(self, step: int, source: str, offset: int) -> bool:
-        """Whether the record made a nack before: one record makes at most one."""
+        """Return whether the record was nacked before: one record makes at most one nack."""
 
         def work(connection: sa.Connection) -> bool:
             mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == step)
@@ -149,9 +149,9 @@ class DeliveryStore:
         return self._transactions.read(work)
 
     def nacked_offsets(self, names: Sequence[str], start: int, stop: int) -> list[int]:
-        """Offsets in ``[start, stop)`` of records that were nacked when they were read under any of these names.
+        """Return the offsets in ``[start, stop)`` of records that were nacked when read under any of these names.
 
-        As far as the index of dead letters reaches back.
+        Only as far back as the index of dead letters reaches.
         """
 
         def work(connection: sa.Connection) -> list[int]:
@@ -163,7 +163,7 @@ class DeliveryStore:
         return self._transactions.read(work)
 
     def dropped(self, step: int, consumer: str, records: int, cause: str) -> None:
-        """At-most-once: the rest of a delivery that failed is given up, counted and named."""
+        """Give up the rest of a failed at-most-once delivery; count it and record it in the history."""
         detail = {"step": step, "consumer": consumer, "records": records, "cause": cause[:500]}
 
         def work(connection: sa.Connection) -> None:
@@ -174,8 +174,10 @@ class DeliveryStore:
         self._run(work)
 
 
-def put_progress(connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: Progress) -> None:
-    """How far a delivery is, also back."""
+def put_progress(
+    connection: sa.Connection, pipeline: str, step: int, consumer: str, progress: DeliveryProgress
+) -> None:
+    """Store the progress of a delivery; it may also go back."""
     values: dict[str, Any] = {"handled": progress.handled, "pending": msgspec.json.encode(progress).decode()}
     if progress.split:
         values["state"] = "split"
@@ -191,7 +193,7 @@ def end_delivery(
     target: Mapping[str, Any],
     skip: int = 0,
 ) -> None:
-    """A delivery is done, ``records`` of it by sending; one that is done already changes nothing."""
+    """Mark a delivery as done, with ``records`` records sent; do nothing if it is done already."""
     still = (*_delivery(pipeline, step, consumer, skip), deliveries.c.state.in_(("open", "split")))
     first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending=""))
     if first.rowcount:

@@ -1,8 +1,8 @@
-"""When a source is another one: which data it has meant, under which generation, and where each was left.
+"""Generations of sources: which data each source id has read, under which generation, and where it was left.
 
 One rule for ``log: positions`` and ``log: records`` (DELIVERY.md, When the pipeline changes): data that was read before
-goes on where it was, under its own generation; any other gets a generation above every one that this source's id was
-ever given, whether or not it has left the file meanwhile.
+resumes where it was left, under its own generation; other data gets a generation above all that this source's id was
+ever given, whether or not the source was removed from the file meanwhile.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import sqlalchemy as sa
 from conduit_dagster.state.database import put
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import DROPPED
-from conduit_dagster.state.schema import generations
+from conduit_dagster.state.tables import generations
 
 LOGGED = "log"
-"""What a source's unit has in it when its positions are offsets of its log."""
+"""Key in a source's unit when its positions are offsets of its log."""
 _MARKS = (LOGGED, DROPPED)
 
 
 @dataclass(frozen=True)
 class SourceUnit:
-    """Which data a source reads: its plugin and its identity settings, as JSON values.
+    """Identity of the data that a source reads: its plugin and its identity settings, as JSON values.
 
-    Paths inside the project count relative to it, so that a project may be moved as a whole.
+    Paths inside the project are compared relative to it, so that a project may be moved as a whole.
     """
 
     data: Mapping[str, Any]
@@ -37,18 +37,18 @@ class SourceUnit:
     """The project's folder, as an absolute path."""
 
     def is_same_as(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored unit names the same data, read through a log or not."""
+        """Return whether a stored unit names the same data, read through a log or not."""
         return _plain(self.data, self.root) == _plain(stored, self.root)
 
     def text(self, logged: bool = False) -> str:
-        """As the store keeps it."""
+        """Return the unit as stored."""
         mark = {LOGGED: "records"} if logged else {}
         return json.dumps({**_plain(self.data, self.root), **mark}, sort_keys=True)
 
 
 def _plain(unit: Mapping[str, Any], root: str) -> dict[str, Any]:
     kept = {key: value for key, value in unit.items() if key not in _MARKS}
-    # what a stored unit has been through
+    # the same JSON round trip that a stored unit went through
     return json.loads(json.dumps(_relative(kept, root)))
 
 
@@ -61,22 +61,22 @@ def _relative(value: Any, root: str) -> Any:
 
 
 def inside(path: str, root: str) -> str:
-    """A path that lies in the project's folder, relative to it; any other text as it is."""
+    """Return a path in the project's folder relative to it; any other text unchanged."""
     return path.removeprefix(root.rstrip("/") + "/")
 
 
 class Left(NamedTuple):
-    """Where a source stood when it last meant some data."""
+    """Generation and position of a source when it last read some data."""
 
     generation: int
     position: Any
 
 
 def first_generation() -> int:
-    """The least generation of a source that this store sees for the first time: the time, in seconds.
+    """Return the first generation of a source that is new to this store: the time, in seconds.
 
-    A store that is begun anew must not give deliveries the names of the lost one's: a destination that stores hashes
-    would take them for delivered, and their records would be lost without a word.
+    A new store must not reuse the delivery hashes of a lost one: a destination that stores hashes would take the
+    deliveries for delivered, and their records would be lost silently.
     """
     return int(time.time())
 
@@ -89,9 +89,9 @@ class Generations:
         self._id = pipeline
 
     def new(self, source: str, unit: str) -> int:
-        """A generation that this id never had; ``unit``: what it is for, as :meth:`SourceUnit.text` gives it.
+        """Return a generation that this id never had; ``unit``: its data, as :meth:`SourceUnit.text` returns it.
 
-        Rows are never removed, so none is given twice: another delivery would get the hash of one that is delivered.
+        Rows are never removed, so none is reused: otherwise a new delivery would get the hash of a delivered one.
         """
         mine = (generations.c.pipeline == self._id, generations.c.source == source)
         highest = self._connection.execute(sa.select(sa.func.max(generations.c.generation)).where(*mine)).scalar()
@@ -100,7 +100,7 @@ class Generations:
         return generation
 
     def leave(self, source: str, unit: str, left: Left) -> None:
-        """Remembers where a source stands: with :meth:`recall` it goes on there, should it mean that data again."""
+        """Store a source's position, so that :meth:`recall` finds it if the source reads that data again."""
         self._put(source, left.generation, unit, json.dumps(left.position))
 
     def _put(self, source: str, generation: int, unit: str, position: str) -> None:
@@ -108,7 +108,7 @@ class Generations:
         put(self._connection, generations, [{**own, "unit": unit, "position": position}])
 
     def recall(self, source: str, unit: SourceUnit) -> Left | None:
-        """Where this data was left; None where this id never meant it."""
+        """Return where this data was left; None if this id never read it."""
         columns = (generations.c.generation, generations.c.unit, generations.c.position)
         mine = (generations.c.pipeline == self._id, generations.c.source == source, generations.c.position != "")
         rows = self._connection.execute(sa.select(*columns).where(*mine).order_by(generations.c.generation.desc()))
@@ -121,9 +121,9 @@ class Generations:
 def change_unit(
     connection: sa.Connection, pipeline: str, row: Mapping[Any, Any], position: Any, unit: SourceUnit, initial: Any
 ) -> Left:
-    """Where a source goes on that means other data from now on: where it left that, else at its ``initial``.
+    """Switch a source to other data; return where it goes on: where that data was left, else at ``initial``.
 
-    ``row``: of the source, as it is; ``position``: where the data that it meant so far is left.
+    ``row``: the source's current row; ``position``: the position at which its previous data is left.
     """
     source, known = row["source"], Generations(connection, pipeline)
     was = {key: value for key, value in json.loads(row["unit"]).items() if key not in _MARKS}

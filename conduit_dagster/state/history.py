@@ -1,4 +1,4 @@
-"""The history of a pipeline: writing events, kept by age and number; reading them; and each as one line of text."""
+"""The history of a pipeline: writing events, with retention by age and number; reading them; one-line summaries."""
 
 from __future__ import annotations
 
@@ -12,41 +12,41 @@ import sqlalchemy as sa
 
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import history, pipelines
+from conduit_dagster.state.tables import history, pipelines
 
 _OPTION: Final = "conduit_history"
 SOURCE_CHANGED: Final = "source_changed"
 REMEMBERED: Final = 100
-"""So many of these are kept whatever their age: a source that means its former data again goes on where it was left."""
+"""Number of source changes kept whatever their age: a source that reads former data again resumes where it was left."""
 _STRIDE, _BITS, _LEVEL = 0x9E3779B1, 0xFFFFFFFF, 26
 
 
 @dataclass(frozen=True)
-class Retention:
-    """How much of a pipeline's history is kept."""
+class HistoryRetention:
+    """Retention of a pipeline's history."""
 
     keep: float = 90 * 86_400.0
     """Seconds."""
     most: int = 10_000
 
     def oldest(self, now_ns: int) -> int:
-        """The time, in ns, before which an event is too old."""
+        """Return the time, in ns, before which an event is too old."""
         return max(0, now_ns - int(self.keep * 1e9))
 
 
-def retain(engine: sa.Engine, retention: Retention) -> None:
-    """Sets how much of the history is kept, for whatever is written through ``engine`` from here on."""
+def retain(engine: sa.Engine, retention: HistoryRetention) -> None:
+    """Set how much of the history is kept, for everything written through ``engine`` from here on."""
     engine.update_execution_options(**{_OPTION: retention})
 
 
-def retention_of(options: Any) -> Retention:
-    """What :func:`retain` set; the default where it was not called. ``options``: an engine's, or a connection's."""
+def retention_of(options: Any) -> HistoryRetention:
+    """Return what :func:`retain` set, else the default. ``options``: an engine's, or a connection's."""
     found = options.get(_OPTION)
-    return found if isinstance(found, Retention) else Retention()
+    return found if isinstance(found, HistoryRetention) else HistoryRetention()
 
 
 def record_event(connection: sa.Connection, pipeline: str, event: str, **detail: Any) -> None:
-    """Adds an event, in the transaction of what it tells of. At about every 64th one, old ones of the pipeline go."""
+    """Add an event, in the transaction of what it records. About every 64th event prunes the pipeline's old ones."""
     now = time.time_ns()
     values = {"pipeline": pipeline, "at_ns": now, "event": event, "detail": json.dumps(detail)}
     number = connection.execute(history.insert().values(**values).returning(history.c.id)).scalar_one()
@@ -55,12 +55,12 @@ def record_event(connection: sa.Connection, pipeline: str, event: str, **detail:
 
 
 def _is_due(number: int) -> bool:
-    # pipelines share the numbers: spread such that none that writes every n-th one is always, or never, due
+    # pipelines share the numbers: hashed, so that a pipeline that writes every n-th one is not always, or never, due
     return (number * _STRIDE & _BITS) >> _LEVEL == 0
 
 
-def prune(connection: sa.Connection, pipeline: str, retention: Retention, now_ns: int) -> int:
-    """Removes what is too old or too much; how many events went."""
+def prune(connection: sa.Connection, pipeline: str, retention: HistoryRetention, now_ns: int) -> int:
+    """Delete events that are too old or too many; return how many were deleted."""
     mine = history.c.pipeline == pipeline
     newest = sa.select(history.c.id).where(mine).order_by(history.c.id.desc())
     cut = newest.offset(retention.most).limit(1).scalar_subquery()
@@ -76,7 +76,7 @@ _LINE = 400
 
 
 def said(event: str, detail: Detail) -> str:
-    """One line for people: ``failed: chaos.injected in orders:in: ...``. ``detail`` is shown as it is given."""
+    """Return an event as one line: ``failed: chaos.injected in orders:in: ...``. ``detail`` is not masked here."""
     try:
         told = _SAID.get(event, _plain)(detail)
     except (KeyError, TypeError, ValueError):
@@ -137,7 +137,7 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
 
 
 def duration(seconds: float) -> str:
-    """``4s``, ``500ms``, ``2m30s``, ``1h5m``: the two greatest units."""
+    """Return a duration in its two greatest units: ``4s``, ``500ms``, ``2m30s``, ``1h5m``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     left, parts = round(seconds), list[str]()
@@ -155,7 +155,7 @@ _BOTH: Final = (PROVISIONED, DEPROVISIONED)
 
 @dataclass(frozen=True)
 class Event:
-    """One event, without secrets."""
+    """An event, without secrets."""
 
     at_ns: int
     event: str
@@ -163,11 +163,11 @@ class Event:
 
 
 def events(engine: sa.Engine, pipeline: str, limit: int, since_ns: int = 0) -> list[Event]:
-    """The newest events that are kept, the newest last; none of a pipeline that never ran."""
+    """Return the newest events that are kept, newest last; none for a pipeline that never ran."""
     retention = retention_of(engine.get_execution_options())
     oldest = max(since_ns, retention.oldest(time.time_ns()))
     mine = (history.c.pipeline == pipeline, history.c.at_ns >= oldest)
-    # what is to go is not shown any more, though it goes later only
+    # expired events are not shown, even if they are not deleted yet
     newest = sa.select(history).where(*mine).order_by(history.c.id.desc()).limit(min(limit, retention.most))
     with reading(engine) as connection:
         rows = connection.execute(newest).mappings().all()
@@ -183,12 +183,12 @@ def _masked(value: Any) -> Any:
 
 
 def deprovision(engine: sa.Engine, pipeline: str) -> bool:
-    """Records that the pipeline's file is gone, once; False where that is known, or the pipeline is not.
+    """Record that the pipeline's file is gone; return False if that is recorded already or the pipeline is unknown.
 
-    Stops nothing: whoever calls it has stopped the pipeline. Its state stays, for the day its file comes back.
+    Stops nothing: the caller has stopped the pipeline. Its state is kept in case its file comes back.
     """
     with engine.begin() as connection:
-        # locked: of two that find out at the same moment one says it
+        # locked: of two concurrent calls only one records it
         mine = sa.select(pipelines.c.file).where(pipelines.c.pipeline == pipeline).with_for_update()
         row = connection.execute(mine).first()
         if row is None or _newest(connection, pipeline, *_BOTH) == DEPROVISIONED:
@@ -198,7 +198,7 @@ def deprovision(engine: sa.Engine, pipeline: str) -> bool:
 
 
 def provision(connection: sa.Connection, pipeline: str, file: str, first: bool) -> None:
-    """Records that the pipeline is there, where it is ``first`` seen or was gone. In the transaction of its start."""
+    """Record that the pipeline is there, if it is seen ``first`` or was gone. Part of the transaction of its start."""
     if first or _newest(connection, pipeline, *_BOTH) == DEPROVISIONED:
         record_event(connection, pipeline, PROVISIONED, file=file)
 
@@ -210,7 +210,7 @@ def _newest(connection: sa.Connection, pipeline: str, *kinds: str) -> str | None
 
 
 def gone(engine: sa.Engine) -> set[str]:
-    """The pipelines that were deprovisioned, and did not come back."""
+    """Return the pipelines that were deprovisioned and did not come back."""
     last = sa.select(sa.func.max(history.c.id)).where(history.c.event.in_(_BOTH)).group_by(history.c.pipeline)
     away = sa.select(history.c.pipeline).where(history.c.id.in_(last), history.c.event == DEPROVISIONED)
     with reading(engine) as connection:
@@ -218,9 +218,9 @@ def gone(engine: sa.Engine) -> set[str]:
 
 
 def restarts_of(connection: sa.Connection, pipeline: str) -> int | None:
-    """How many restarts there were in all, as its newest one tells; None where no restart is in the history."""
+    """Return the total number of restarts, from the newest restart event; None if there is none in the history."""
     mine = (history.c.pipeline == pipeline, history.c.event == "restarted")
     newest = sa.select(history.c.detail).where(*mine).order_by(history.c.id.desc()).limit(1)
     text = connection.execute(newest).scalar_one_or_none()
-    # one of an older version does not say it
+    # an event of an older version has no total
     return None if text is None else int(json.loads(text).get("total", 1))

@@ -15,12 +15,13 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conduit_dagster.processes import identity, is_dead
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.database import BUSY, insert_if_absent, is_outage, reading, unreachable
-from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.tables import pipelines
 
 
 class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of anybody
-    """Somebody else owns the pipeline now; this process must not decide anything any more."""
+    """Raised when another process owns the pipeline: this one must not decide anything any more."""
 
 
 class Lease:
@@ -32,7 +33,7 @@ class Lease:
         self.pipeline = pipeline
         self.epoch = epoch
         self.before: Mapping[str, Any] = before or {}
-        """The owner whose lease was taken over, and what it told of itself; empty where the pipeline was free."""
+        """The owner whose lease was taken over, with its own facts; empty if the pipeline was free."""
         self._engine = engine
         self._seconds = seconds
         self._ended = threading.Event()
@@ -45,14 +46,14 @@ class Lease:
                 with self._engine.begin() as connection:
                     connection.execute(self._mine().values(heartbeat=pipelines.c.heartbeat + 1))
             except SQLAlchemyError:
-                continue  # the next transaction of the protocol says it, with the epoch checked
+                continue  # the next transaction of the protocol raises, and checks the epoch
 
     def _mine(self) -> sa.Update:
         return sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline, pipelines.c.epoch == self.epoch)
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
-        """Part of every transaction of the protocol: it commits only under our epoch."""
-        # a heartbeat as well: on SQLite the thread's own waits for a transaction, however long that takes
+        """Raise ``LeaseLost`` unless the epoch is still ours: part of every transaction of the protocol."""
+        # counts as a heartbeat too: on SQLite the thread's own waits for a transaction, however long that takes
         beat = pipelines.c.heartbeat + 1
         changed = connection.execute(self._mine().values(updated_ns=time.time_ns(), heartbeat=beat, **values))
         if changed.rowcount != 1:
@@ -63,10 +64,10 @@ class Lease:
             )
 
     def abandon(self, last: Callable[[sa.Connection], None]) -> None:
-        """Gives the pipeline up although a thread of this process may still go on with it, in one transaction.
+        """Give the pipeline up in one transaction, although a thread of this process may still be working on it.
 
-        Under a new epoch: whatever that thread does from here on is what a frozen owner does. ``last``: what else the
-        transaction says; not called where the pipeline is another process's by now.
+        The epoch is raised, so from here on that thread is fenced like a frozen owner. ``last``: further work in the
+        transaction; not called if another process owns the pipeline by now.
         """
         self._ended.set()
         with self._engine.begin() as connection:
@@ -74,25 +75,25 @@ class Lease:
                 last(connection)
 
     def release(self) -> None:
-        """Ends the heartbeat and frees the pipeline for the next run at once."""
+        """Stop the heartbeat and free the pipeline for the next run immediately."""
         self._ended.set()
         self._thread.join()
         try:
             with self._engine.begin() as connection:
                 connection.execute(self._mine().values(owner=""))
         except SQLAlchemyError:
-            return  # whoever comes next waits for the lease's time
+            return  # the next owner waits until the lease times out
 
 
 def owner_text(**facts: Any) -> str:
-    """This process as the store knows an owner, and what it tells of itself for whoever takes over."""
+    """Return this process's identity as stored for an owner, with facts for its successor."""
     return json.dumps({**identity(os.getpid()), **facts})
 
 
 def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callable[[], bool] = lambda: False) -> Lease:
-    """Takes the pipeline over, when it is free or its owner is dead or silent for ``seconds``.
+    """Acquire the pipeline's lease once it is free, or its owner is dead or silent for ``seconds``.
 
-    Raises ``TransientError`` (``lease.held``) when the owner shows a heartbeat.
+    Raises ``TransientError`` (``lease.held``) if the owner shows a heartbeat.
     """
     _ensure(engine, pipeline)
     seen = _look(engine, pipeline)
@@ -104,18 +105,18 @@ def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callabl
             raise _held(pipeline, now["owner"])
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
-        raise _held(pipeline, seen["owner"])  # asked to stop while waiting: the owner was never found silent
+        raise _held(pipeline, seen["owner"])  # cancelled while waiting: the owner was not found silent
     before = json.loads(seen["owner"]) if seen["owner"] else None
     return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds, before)
 
 
 def is_free(owner: str) -> bool:
-    """Whether nobody holds the lease, going by the owner that the store names."""
+    """Return whether the lease is free, given the stored owner."""
     return not owner or is_dead(json.loads(owner))
 
 
 def _held(pipeline: str, owner: str) -> TransientError:
-    who = json.loads(owner) if owner else None  # None: it was taken and released while we looked
+    who = json.loads(owner) if owner else None  # None: it was acquired and released meanwhile
     where = f", in process {who['pid']} on {who['host']}" if who else ""
     return TransientError(
         f"pipeline {pipeline} is already running{where}",
@@ -126,8 +127,8 @@ def _held(pipeline: str, owner: str) -> TransientError:
 
 def _ensure(engine: sa.Engine, pipeline: str) -> None:
     fresh: dict[str, Any] = {
-        "pipeline": pipeline, "epoch": 0, "heartbeat": 0, "owner": "", "status": "stopped", "reason": "user",
-        "error": "", "next_step": 1, "window": "", "file": "", "updated_ns": time.time_ns(),
+        "pipeline": pipeline, "epoch": 0, "heartbeat": 0, "owner": "", "status": PipelineStatus.STOPPED,
+        "reason": "user", "error": "", "next_step": 1, "window": "", "file": "", "updated_ns": time.time_ns(),
     }  # fmt: skip
     with engine.begin() as connection:
         insert_if_absent(connection, pipelines, **fresh)
@@ -140,7 +141,7 @@ def _look(engine: sa.Engine, pipeline: str) -> dict[str, Any]:
 
 
 def _take(engine: sa.Engine, pipeline: str, seen: dict[str, Any]) -> int:
-    """Compare and set of the epoch: of two contenders one wins."""
+    """Raise the epoch by compare-and-set and return it: of two contenders one wins."""
     epoch = int(seen["epoch"]) + 1
     with engine.begin() as connection:
         changed = connection.execute(
@@ -160,10 +161,10 @@ _BUSY_MS = 500  # SQLite's own wait for its lock, within which nothing can inter
 
 
 class Transactions:
-    """Runs the transactions of one lease, one after the other; make one object per lease.
+    """Runner of one lease's transactions, one after the other; create one object per lease.
 
-    An attempt under way is not interrupted: on a server that is gone it takes up to 10 s longer than ``patience``
-    (seconds), on one that is frozen, with its connections open, until it goes on.
+    A running attempt is not interrupted: on a server that is gone it takes up to 10 s longer than ``patience``
+    (seconds); on one that is frozen, with its connections open, until the server resumes.
     """
 
     def __init__(
@@ -173,22 +174,22 @@ class Transactions:
         self._lease = lease
         self._patience = patience
         self._interrupted = interrupted
-        # another transaction of ours between a lost answer and its repetition would hide the token
+        # another transaction of ours between a lost answer and its retry would overwrite the token
         self._turn = threading.Lock()
 
     def run(self, work: Callable[[sa.Connection], T], **values: Any) -> T:
-        """``work`` and ``values`` of the pipeline's row in one transaction, exactly once; gives what ``work`` gave.
+        """Apply ``work`` and ``values`` of the pipeline's row in one transaction, exactly once; return work's result.
 
         ``work`` may be called again after an attempt that was rolled back. Raises ``LeaseLost``, and
-        ``TransientError`` (``state.unreachable``) after ``patience`` or when interrupted: whether the last attempt
-        was applied is then not known.
+        ``TransientError`` (``state.unreachable``) after ``patience`` or when interrupted: it is then unknown whether
+        the last attempt was applied.
         """
         once = _Once(self._lease, work, values)
         with self._turn:
             return self._patiently(lambda: once.attempt(self._engine))
 
     def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """What ``work`` reads, all of it at one moment. Does not look at the lease."""
+        """Return the result of ``work``, run on a consistent snapshot. Does not check the lease."""
 
         def attempt() -> T:
             with reading(self._engine) as connection:
@@ -210,7 +211,7 @@ class Transactions:
             wait = min(2 * wait, _LONGEST_WAIT)
 
     def _wait(self, seconds: float) -> bool:
-        """False when there is no time left, or nobody who wants to wait."""
+        """Wait so long; return False if no time was left or a stop was requested."""
         until = time.monotonic() + seconds
         while not self._interrupted():
             left = until - time.monotonic()
@@ -221,12 +222,12 @@ class Transactions:
 
 
 class _Once(Generic[T]):
-    """One transaction and its attempts, known in the store by one token."""
+    """One transaction and its attempts, identified in the store by one token."""
 
     def __init__(self, lease: Lease, work: Callable[[sa.Connection], T], values: dict[str, Any]) -> None:
         self._lease, self._work, self._values = lease, work, values
         self._token = secrets.token_hex(16)
-        self._sent: list[T] = []  # what the work gave in attempts whose commit was sent
+        self._sent: list[T] = []  # results of attempts whose commit was sent
 
     def attempt(self, engine: sa.Engine) -> T:
         with engine.begin() as connection:
@@ -238,6 +239,6 @@ class _Once(Generic[T]):
         return value
 
     def _is_applied(self, connection: sa.Connection) -> bool:
-        # locked: an attempt that the server still commits, after its answer was given up, is waited for
+        # locked: waits for an earlier attempt that the server is still committing
         mine = sa.select(pipelines.c.txn).where(pipelines.c.pipeline == self._lease.pipeline)
         return connection.execute(mine.with_for_update()).scalar_one_or_none() == self._token

@@ -1,4 +1,4 @@
-"""Sources of a pipeline that logs its records; and the way there and back, without reading anything twice."""
+"""Sources of a pipeline that logs its records; and switching logging on and off without reading anything twice."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.generations import LOGGED, Generations, SourceUnit, change_unit
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
-from conduit_dagster.state.schema import consumers, log_parts, logs, sources
+from conduit_dagster.state.tables import consumers, log_parts, logs, sources
 
 
 class LogRegistry:
-    """Makes the sources of one pipeline known, within a transaction of ``PipelineStore.registering``."""
+    """Registration of one pipeline's logged sources, within a transaction of ``PipelineStore.registering``."""
 
     def __init__(self, connection: sa.Connection, pipeline: str) -> None:
         self._connection = connection
@@ -24,10 +24,10 @@ class LogRegistry:
         self._generations = Generations(connection, pipeline)
 
     def register(self, source: str, unit: SourceUnit, initial: Any) -> None:
-        """A source that is read through its log; ``initial`` is the real source's.
+        """Register a source that is read through its log; ``initial`` is the real source's position.
 
-        One that was read without goes on where it stands. One that means other data now is logged, behind what the
-        log has, from where that data was left, else from its beginning.
+        A source that was read without a log goes on at its position. One that now reads other data is logged from
+        where that data was left, else from its beginning, and appended to its log.
         """
         row = self._connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
         if row is None:
@@ -43,7 +43,7 @@ class LogRegistry:
         if not unit.is_same_as(stored):
             left = change_unit(self._connection, self._id, row, position, unit, initial)
             values["generation"], position = left
-            # the positions of the old data say nothing to the new source: it is not acked at them
+            # positions of the old data mean nothing to the new source: it must not be acked at them
             old = (log_parts.c.pipeline == self._id, log_parts.c.source == source)
             self._connection.execute(sa.update(log_parts).where(*old).values(position="null"))
         if is_logged:
@@ -55,7 +55,7 @@ class LogRegistry:
         self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
 
     def _read_position(self, source: str) -> Any:
-        """The source's own position up to which it is in its log."""
+        """Return the source's own position up to which it is logged."""
         return LogStore(self._id).state(self._connection, source).position
 
     def _begin(self, source: str, offset: int, position: Any) -> None:
@@ -63,7 +63,7 @@ class LogRegistry:
         self._connection.execute(logs.insert().values(**values))
 
     def register_joined(self, joined: str, unit: SourceUnit, members: list[str]) -> None:
-        """Several logs that are read as one; begins where its members stand."""
+        """Register several logs that are read as one; starts at the offsets of its members."""
         text = unit.text()
         row = self._connection.execute(sa.select(sources.c.unit).where(*self._source(joined))).first()
         if row is None:
@@ -81,9 +81,9 @@ class LogRegistry:
         )
 
     def register_catch_up(self, name: str, source: str, consumer: str) -> None:
-        """What a destination that is not known yet missed of a source: its whole log, up to where the pipeline stands.
+        """Register what a new destination missed of a source: its whole log, up to the pipeline's offset.
 
-        Before the consumer is registered; of one that is known nothing changes.
+        Call before the consumer is registered; does nothing for one that is known.
         """
         mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
         if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
@@ -95,17 +95,17 @@ class LogRegistry:
         promised = {"destination": consumer, "first": first, "upto": upto}
         unit = json.dumps({"plugin": "catch-up", "source": source, **promised})
         fresh = {"records": first, "acked": 0, "filtered": 0, "nacked": 0}
-        # never that of an earlier time: it is to get everything again
+        # never an earlier generation: the destination must get everything again
         generation = self._generations.new(name, unit)
         values = {"pipeline": self._id, "source": name, "unit": unit, "position": json.dumps(first)}
         self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
         record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
 
     def drop_catch_ups(self, present: set[str]) -> None:
-        """Those that the file does not ask for any more; what was left of them is in the history.
+        """End catch-ups that the file no longer asks for; record what was left of them in the history.
 
-        What one was sent stays known while its consumer is in the file: a dead letter that is replayed must not bring
-        that destination a record of which the log has brought it a copy.
+        The range that one has sent stays known while its consumer is in the file: a replayed dead letter must not send
+        that destination a record that it already got from the log.
         """
         for name, unit, position in self._catch_ups():
             if name not in present:
@@ -114,8 +114,10 @@ class LogRegistry:
                 self._connection.execute(sa.update(sources).where(*self._source(name)).values(unit=ended))
 
     def retire_catch_ups(self, consumers: Collection[str]) -> None:
-        """Those of destinations that are none of these: in the transaction that retires them, or one that is put back
-        would be taken for one that was sent what the log held."""
+        """Delete the catch-ups of destinations not in ``consumers``, in the transaction that retires these.
+
+        Otherwise a destination that is put back would be taken for one that got what the log held.
+        """
         for name, unit, position in self._catch_ups():
             if unit["destination"] not in consumers:
                 self._tell_rest(unit, position)
@@ -132,7 +134,7 @@ class LogRegistry:
             record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
 
     def leave(self, present: set[str]) -> None:
-        """Joined sources that are read one by one again: each goes on where the join stands."""
+        """Split joined sources that are read one by one again: each goes on at the join's position."""
         rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings().all()
         for row in rows:
             if row["source"] in present or json.loads(row["unit"]).get("plugin") != "join":
@@ -143,7 +145,7 @@ class LogRegistry:
             self._connection.execute(sa.delete(sources).where(*self._source(row["source"])))
 
     def unlog(self, source: str) -> None:
-        """A source that is read without its log from now on. Raises ``FatalError`` where the log is not read up."""
+        """Switch a source to reading without its log. Raises ``FatalError`` if the log is not fully read."""
         row = self._connection.execute(sa.select(sources).where(*self._source(source))).mappings().first()
         unit = {} if row is None else json.loads(row["unit"])
         if row is None or unit.pop(LOGGED, None) is None:
@@ -152,7 +154,7 @@ class LogRegistry:
         log = self._connection.execute(sa.select(logs).where(*mine)).mappings().one()
         if json.loads(row["position"]) != log["next_offset"]:
             raise _not_read_up(source)
-        # the position is that of the data that was logged, whatever the file names now
+        # the position belongs to the data that was logged, whatever the file names now
         values = {"unit": json.dumps(unit, sort_keys=True), "position": log["position"]}
         self._connection.execute(sa.update(sources).where(*self._source(source)).values(**values))
         self._connection.execute(sa.delete(logs).where(*mine))

@@ -1,6 +1,6 @@
 """The manifest of the commit logs: which files hold which offsets. The records are in the files, never here.
 
-Every function takes a connection, so that it can be a part of a larger transaction of the protocol.
+Every function takes a connection, so that it can be part of a larger transaction of the protocol.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.database import put
-from conduit_dagster.state.schema import log_parts, logs
+from conduit_dagster.state.tables import log_parts, logs
 
 DEFAULT_SEGMENT_BYTES = 1_000_000_000
-"""Reference 4: a segment of this size is closed and a new one becomes active."""
+"""Size at which a segment is closed and a new one becomes active (reference 4)."""
 
 
 class LogPart(msgspec.Struct, frozen=True):
@@ -32,7 +32,7 @@ class LogPart(msgspec.Struct, frozen=True):
     """The first offset of its segment."""
     name: str
     entries: int
-    """How many it holds: ``next - first`` until it is compacted, then fewer."""
+    """Number of entries: ``next - first`` until it is compacted, then fewer."""
     bytes: int
     sha256: str
     nacked: int = 0
@@ -43,11 +43,11 @@ class LogPart(msgspec.Struct, frozen=True):
 
 
 class LogState(NamedTuple):
-    """How far a source is in the log."""
+    """Extent of a source's log."""
 
     next_offset: int
     position: Any
-    """The source's position up to which it is in the log; None where nothing is."""
+    """The source's position up to which it is logged; None if nothing is logged."""
 
 
 class Segment(NamedTuple):
@@ -60,22 +60,22 @@ class Segment(NamedTuple):
     nacked: int
     bytes: int
     active: bool
-    """The newest one, and the only one that is appended to."""
+    """Whether it is the newest segment, the only one that is appended to."""
 
 
 class LogStore:
-    """The manifest of one pipeline's logs. Only the pipeline's owner may call what changes it."""
+    """The manifest of one pipeline's logs. Only the pipeline's owner may change it."""
 
     def __init__(self, pipeline: str) -> None:
         self._pipeline = pipeline
 
     def state(self, connection: sa.Connection, source: str) -> LogState:
-        """Where the next append goes on."""
+        """Return the offset and the source's position at which the next append goes on."""
         row = connection.execute(sa.select(logs).where(*self._log(source))).mappings().first()
         return LogState(0, None) if row is None else LogState(row["next_offset"], json.loads(row["position"]))
 
     def segment_for_append(self, connection: sa.Connection, source: str, size: int = DEFAULT_SEGMENT_BYTES) -> int:
-        """The segment of the next append: the active one, or a new one once that has ``size`` bytes (CASES C19)."""
+        """Return the next append's segment: the active one, or a new one once that has ``size`` bytes (CASES C19)."""
         newest = sa.select(sa.func.max(log_parts.c.segment)).where(*self._parts(source)).scalar_subquery()
         mine = (*self._parts(source), log_parts.c.segment == newest)
         first, bytes_ = connection.execute(
@@ -86,16 +86,16 @@ class LogStore:
         return self.state(connection, source).next_offset
 
     def position_before(self, connection: sa.Connection, source: str, offset: int) -> Any:
-        """The source's position after the last file that ends at ``offset`` or before; None where there is none."""
+        """Return the source's position after the last file that ends at or before ``offset``; None if there is none."""
         where = (*self._parts(source), log_parts.c.next <= offset)
         newest = sa.select(log_parts.c.position).where(*where).order_by(log_parts.c.first.desc()).limit(1)
         text = connection.execute(newest).scalar_one_or_none()
         return None if text is None else json.loads(text)
 
     def commit(self, connection: sa.Connection, source: str, parts: Sequence[LogPart], position: Any) -> None:
-        """Makes an append a part of the log. Its files must be durable, and their folder synced, before.
+        """Commit an append to the log. Its files must already be durable, and their folder synced.
 
-        Raises ``FatalError`` where the parts are not the log's continuation.
+        Raises ``FatalError`` if the parts do not continue the log.
         """
         offset = self.state(connection, source).next_offset
         for part in parts:
@@ -108,7 +108,7 @@ class LogStore:
         put(connection, logs, [{**own, "next_offset": offset, "position": json.dumps(position)}])
 
     def parts(self, connection: sa.Connection, source: str, start: int = 0, stop: int | None = None) -> list[LogPart]:
-        """The files that overlap ``start <= offset < stop``, in order."""
+        """Return the files that overlap ``start <= offset < stop``, in order."""
         where = [*self._parts(source), log_parts.c.next > start]
         if stop is not None:
             where.append(log_parts.c.first < stop)
@@ -116,7 +116,7 @@ class LogStore:
         return [_part(row) for row in rows]
 
     def segments(self, connection: sa.Connection, source: str) -> list[Segment]:
-        """The segments in order; the last one is active."""
+        """Return the segments in order; the last one is active."""
         part = log_parts.c
         sums = (sa.func.count(), sa.func.sum(part.entries), sa.func.sum(part.nacked), sa.func.sum(part.bytes))
         query = (
@@ -129,7 +129,7 @@ class LogStore:
         return [Segment(*row, active=row is rows[-1]) for row in rows]
 
     def swap(self, connection: sa.Connection, source: str, old: Sequence[LogPart], new: LogPart) -> bool:
-        """Puts a compacted file in the place of all files of its segment; False where they are not those any more."""
+        """Replace all files of a segment by a compacted one; return False if they are no longer the ``old`` ones."""
         mine = (*self._parts(source), log_parts.c.segment == new.segment)
         names = set(connection.execute(sa.select(log_parts.c.name).where(*mine)).scalars())
         if names != {part.name for part in old}:
@@ -150,7 +150,7 @@ class LogStore:
 
 
 def whole_from(parts: Sequence[LogPart], end: int) -> int:
-    """The first offset from which on none is missing in these files of a log that ends before offset ``end``.
+    """Return the first offset from which none is missing in these files of a log that ends before offset ``end``.
 
     A step reads no range with gaps.
     """

@@ -1,4 +1,4 @@
-"""What the state store knows of pipelines, for people and for other processes than the owner."""
+"""Views of the state store's pipelines, for users and for processes other than the owner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.pipeline_state import REPLAY
-from conduit_dagster.state.schema import (
+from conduit_dagster.state.tables import (
     collections,
     consumers,
     history,
@@ -21,14 +21,14 @@ from conduit_dagster.state.schema import (
 
 
 def pipeline_rows(engine: sa.Engine) -> dict[str, dict[str, Any]]:
-    """Status, reason and first error of every pipeline that ever ran, by id."""
+    """Return status, reason and first error of every pipeline that ever ran, by id."""
     with reading(engine) as connection:
         rows = connection.execute(sa.select(pipelines).order_by(pipelines.c.pipeline)).mappings().all()
     return {row["pipeline"]: _pipeline(row) for row in rows}
 
 
 def locked_row(connection: sa.Connection, pipeline: str) -> dict[str, Any] | None:
-    """As of :func:`pipeline_rows`; nothing of it changes before the transaction ends. None: it never ran."""
+    """Return a row of :func:`pipeline_rows`, locked until the transaction ends; None if the pipeline never ran."""
     mine = sa.select(pipelines).where(pipelines.c.pipeline == pipeline).with_for_update()
     row = connection.execute(mine).mappings().first()
     return None if row is None else _pipeline(row)
@@ -50,7 +50,7 @@ def _pipeline(row: Any) -> dict[str, Any]:
 
 
 def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """Position and counts of each source, over all its runs. Dead letters on their way again are none."""
+    """Return position and counts of each source, over all its runs, without the sources that stand for replays."""
     with reading(engine) as connection:
         rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline).order_by(sources.c.source))
         return [
@@ -69,9 +69,9 @@ def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 
 def real_source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """As :func:`source_rows`, but one row per source of the file, with its own position.
+    """Return :func:`source_rows`, but with one row per source of the file, with its own position.
 
-    A logged source stands where its log ends; one of a join has the join's counts.
+    The position of a logged source is where its log ends; a source of a join has the join's counts.
     """
     with reading(engine) as connection:
         found = connection.execute(sa.select(logs).where(logs.c.pipeline == pipeline)).mappings()
@@ -87,7 +87,7 @@ def real_source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """How many records each consumer got, over all runs."""
+    """Return the number of records delivered to each consumer, over all runs."""
     with reading(engine) as connection:
         mine = sa.select(consumers).where(consumers.c.pipeline == pipeline).order_by(consumers.c.consumer)
         return [
@@ -97,7 +97,7 @@ def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 
 def offset_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """The offsets of every consumer, per source and namespace; ``*`` is the source's overall one."""
+    """Return the offsets of every consumer, per source and namespace; ``*`` is the source's overall offset."""
     mine = sa.select(offsets).where(offsets.c.pipeline == pipeline)
     mine = mine.order_by(offsets.c.consumer, offsets.c.source, offsets.c.namespace)
     with reading(engine) as connection:
@@ -105,7 +105,7 @@ def offset_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 
 def collection_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
-    """Where each collection of each source stands: in its copy, at its end, or in sync."""
+    """Return the state of each collection of each source: in its copy, at the end of the copy, or in sync."""
     mine = sa.select(collections).where(collections.c.pipeline == pipeline)
     with reading(engine) as connection:
         ordered = mine.order_by(collections.c.source, collections.c.namespace)
@@ -113,14 +113,14 @@ def collection_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
 
 
 def log_names(engine: sa.Engine, pipeline: str) -> list[str]:
-    """The sources whose records are logged."""
+    """Return the sources whose records are logged."""
     mine = sa.select(logs.c.source).where(logs.c.pipeline == pipeline).order_by(logs.c.source)
     with reading(engine) as connection:
         return list(connection.execute(mine).scalars())
 
 
 def newest_events(engine: sa.Engine, pipeline: str, limit: int) -> list[dict[str, Any]]:
-    """The newest events of a pipeline's history, the newest first."""
+    """Return the newest events of a pipeline's history, newest first."""
     newest = sa.select(history).where(history.c.pipeline == pipeline).order_by(history.c.id.desc()).limit(limit)
     with reading(engine) as connection:
         return [

@@ -1,4 +1,4 @@
-"""All that a run needs to know of a pipeline's past to go on."""
+"""State of a pipeline that a run needs in order to go on."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from conduit_dagster.state.schema import consumers, deliveries, pipelines, sources, steps
-from conduit_dagster.state.steps import Decision, Letter, Memory, Plan, Progress, SourceCount
+from conduit_dagster.state.steps import Decision, DeliveryProgress, LateLetter, Memory, Plan, SourceCount
+from conduit_dagster.state.tables import consumers, deliveries, pipelines, sources, steps
 
 OPEN = ("planned", "prepared")
 REPLAY = "replay"
-"""What the unit of a source names as its plugin that stands for the letters of a replay."""
+"""Plugin name in the unit of a source that stands for the letters of a replay."""
 DROPPED = "dropped"
-"""What the unit of a source says whose place in another pipeline's log is not kept any more (``readers.py``)."""
-_decode = msgspec.json.Decoder(Progress).decode
+"""Key in the unit of a source for which another pipeline's log is no longer held (``readers.py``)."""
+_decode = msgspec.json.Decoder(DeliveryProgress).decode
 
 
 @dataclass
 class SourceState:
-    """Where a source stands."""
+    """Position and identity of a source."""
 
     generation: int
     unit: dict[str, Any]
@@ -32,12 +32,12 @@ class SourceState:
 
     @property
     def late(self) -> str:
-        """The destination that catches up on it; empty: it is a source that all of them read."""
+        """The destination that catches up on this source; empty if all destinations read it."""
         return self.unit["destination"] if self.unit.get("plugin") == "catch-up" else ""
 
     @property
     def is_replay(self) -> bool:
-        """Whether it stands for dead letters that are sent again."""
+        """Whether the source stands for the dead letters of a replay."""
         return self.unit.get("plugin") == REPLAY
 
 
@@ -47,20 +47,20 @@ class OpenStep:
 
     plan: Plan
     decision: Decision | None
-    """None while it is only planned."""
+    """None while the step is only planned."""
     delivered: frozenset[str]
-    """Consumers whose own delivery is done, or void."""
-    progress: dict[str, Progress]
-    """How far the others are, where they have begun."""
-    letters: tuple[Letter, ...]
-    """Dead letters that were found at publishing and are still to be published."""
+    """Consumers whose own delivery is done or void."""
+    progress: dict[str, DeliveryProgress]
+    """Progress of the other consumers' deliveries."""
+    letters: tuple[LateLetter, ...]
+    """Dead letters found at publishing that are still to be published."""
     void: frozenset[str] = frozenset()
-    """Consumers that were retired with their delivery open. One of them may be back as a new one."""
+    """Consumers that were retired with their delivery open. One of them may have come back as a new consumer."""
 
 
 @dataclass
 class PipelineState:
-    """As the last committed transaction left it."""
+    """The pipeline's state after the last committed transaction."""
 
     next_step: int
     window: str
@@ -70,23 +70,23 @@ class PipelineState:
     last_plan: Plan | None = None
     """The newest step that is not void."""
     memory: dict[str, Memory] = field(default_factory=dict[str, Memory])
-    """What processors remember after the newest step that is prepared or done."""
+    """Processors' memory after the newest step that is prepared or done."""
     decided: int = 0
     """The number of that step, as the state was loaded."""
 
     def prepared(self, decision: Decision) -> None:
-        """What the transaction of line 5 made of it."""
+        """Apply what the transaction of line 5 changed."""
         self.window, self.memory = decision.window, decision.memory
         for delivery in decision.deliveries:
             if decision.once and delivery.parts:
                 self.delivered(delivery.consumer, delivery.expected)
 
     def delivered(self, consumer: str, target: Mapping[str, Any]) -> None:
-        """What a delivery's transaction made of it."""
-        self.targets[consumer] = json.loads(json.dumps(target))  # the same value as a later run is given
+        """Apply what a delivery's transaction changed."""
+        self.targets[consumer] = json.loads(json.dumps(target))  # the same value as a later run loads
 
     def finished(self, plan: Plan, decision: Decision) -> None:
-        """What a step's last transaction made of it: of a source that was rewound meanwhile, nothing."""
+        """Apply what a step's last transaction changed; nothing for a source that was rewound meanwhile."""
         for span in plan.ranges:
             known = self.sources.get(span.source)
             if known is not None and known.generation == span.generation:
@@ -95,7 +95,7 @@ class PipelineState:
 
 
 def load(connection: sa.Connection, pipeline: str) -> PipelineState:
-    """Reads it all in one transaction."""
+    """Load the whole state in one transaction."""
     row = connection.execute(sa.select(pipelines).where(pipelines.c.pipeline == pipeline)).mappings().one()
     state = PipelineState(row["next_step"], row["window"])
     for source in connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings():
@@ -112,7 +112,7 @@ def load(connection: sa.Connection, pipeline: str) -> PipelineState:
 
 
 def _unit(text: str) -> dict[str, Any]:
-    """Which data it is; whether somebody waits for its reader says nothing of that."""
+    """Return the identity of the data, without the mark of a dropped reader, which is not part of it."""
     unit = json.loads(text)
     unit.pop(DROPPED, None)
     return unit
@@ -136,13 +136,13 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
         msgspec.json.decode(row["decision"], type=Decision),
         frozenset(one["consumer"] for one in own if one["state"] not in ("open", "split")),
         {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
-        tuple(msgspec.json.decode(one["staged"], type=Letter) for one in children if one["state"] == "open"),
+        tuple(msgspec.json.decode(one["staged"], type=LateLetter) for one in children if one["state"] == "open"),
         frozenset(one["consumer"] for one in own if one["state"] == "void"),
     )
 
 
-def _progress(row: Any) -> Progress:
-    return _decode(row["pending"]) if row["pending"] else Progress(row["handled"])
+def _progress(row: Any) -> DeliveryProgress:
+    return _decode(row["pending"]) if row["pending"] else DeliveryProgress(row["handled"])
 
 
 def _memory(connection: sa.Connection, pipeline: str) -> tuple[int, dict[str, Memory]]:

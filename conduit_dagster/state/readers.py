@@ -1,7 +1,7 @@
-"""Pipelines that read the log of another one: who they are, and how far each of them is.
+"""Pipelines that read another pipeline's log, and the progress of each.
 
-A reader is known by its own source's row, which names the log. Its position moves in the very transaction that ends
-its step, so no ack can be lost on the way to the other pipeline, and none can come too early.
+A reader is identified by its own source's row, which names the log. Its position moves in the same transaction that
+ends its step, so no ack can be lost on the way to the other pipeline, and none can come too early.
 """
 
 from __future__ import annotations
@@ -15,43 +15,43 @@ import sqlalchemy as sa
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import DROPPED, OPEN
-from conduit_dagster.state.schema import logs, pipelines, sources, steps
+from conduit_dagster.state.tables import logs, pipelines, sources, steps
 
 PLUGIN = "pipeline"
-"""What the unit of a source names as its plugin that reads another pipeline."""
+"""Plugin name in the unit of a source that reads another pipeline."""
 
 
-class Reader(NamedTuple):
-    """A source of a pipeline that reads the log of a source of another one."""
+class ReadingSource(NamedTuple):
+    """A source that reads the log of another pipeline's source."""
 
     pipeline: str
     connector: str
     of: tuple[str, str]
-    """Pipeline and source whose log it is."""
+    """Pipeline and source of the log that it reads."""
     offset: int
-    """The first offset that it still needs."""
+    """The first offset that the reader still needs."""
     dropped: bool = False
 
     @property
     def name(self) -> str:
-        """As operators see it."""
+        """The reader's name as operators see it."""
         return f"{self.pipeline}:{self.connector}"
 
 
 def log_unit(pipeline: str, source: str) -> dict[str, Any]:
-    """The unit of a source that reads a log of another pipeline."""
+    """Return the unit of a source that reads another pipeline's log."""
     return {"plugin": PLUGIN, "pipeline": pipeline, "source": source}
 
 
 def _log_of(unit: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The log that a source reads; None for what is no reader. A project's own plugin may have the same name."""
+    """Return the log that a source reads; None if it is not a reader: a project's own plugin may have the same name."""
     log = unit.get("pipeline"), unit.get("source")
     is_reader = unit.get("plugin") == PLUGIN and all(isinstance(name, str) for name in log)
     return cast(tuple[str, str], log) if is_reader else None
 
 
-def _every(connection: sa.Connection) -> Iterator[Reader]:
-    # a reader that logs its records itself has in its own log what it has taken
+def _every(connection: sa.Connection) -> Iterator[ReadingSource]:
+    # a reader that logs its records itself has everything that it took in its own log
     own = sa.and_(logs.c.pipeline == sources.c.pipeline, logs.c.source == sources.c.source)
     columns = (sources.c.pipeline, sources.c.source, sources.c.unit, sources.c.position, logs.c.position.label("read"))
     query = sa.select(*columns).join_from(sources, logs, own, isouter=True)
@@ -61,11 +61,11 @@ def _every(connection: sa.Connection) -> Iterator[Reader]:
         if (log := _log_of(unit)) is not None:
             position = json.loads(row["read"] if unit.get("log") and row["read"] is not None else row["position"])
             if isinstance(position, int):
-                yield Reader(row["pipeline"], row["source"], log, position, DROPPED in unit)
+                yield ReadingSource(row["pipeline"], row["source"], log, position, DROPPED in unit)
 
 
-def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[Reader]:
-    """The readers of a pipeline's logs, or of the log of one source; those that were dropped are none."""
+def readers_of(connection: sa.Connection, pipeline: str, source: str | None = None) -> list[ReadingSource]:
+    """Return the readers of a pipeline's logs, or of one source's log, without those that were dropped."""
     return [
         reader
         for reader in _every(connection)
@@ -74,19 +74,19 @@ def readers_of(connection: sa.Connection, pipeline: str, source: str | None = No
 
 
 def held_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
-    """The first offset of a log that a reader still needs; None: nobody reads it."""
+    """Return the first offset of a log that a reader still needs; None if the log has no readers."""
     return min((reader.offset for reader in readers_of(connection, pipeline, source)), default=None)
 
 
-def drop(connection: sa.Connection, reader: Reader, by: str) -> None:
-    """The log waits for it no more. It keeps its place: one that comes back goes on there, or says what is gone."""
+def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:
+    """Stop holding the log for a reader. It keeps its position: on return it resumes there, or reports the gap."""
     _mark(connection, reader, True)
     detail = {"reader": reader.name, "log": ":".join(reader.of), "offset": reader.offset, "by": by}
     for pipeline in (reader.pipeline, reader.of[0]):
         record_event(connection, pipeline, "reader_dropped", **detail)
 
 
-def _mark(connection: sa.Connection, reader: Reader, dropped: bool) -> None:
+def _mark(connection: sa.Connection, reader: ReadingSource, dropped: bool) -> None:
     mine = (sources.c.pipeline == reader.pipeline, sources.c.source == reader.connector)
     unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
     unit.pop(DROPPED, None)
@@ -95,16 +95,16 @@ def _mark(connection: sa.Connection, reader: Reader, dropped: bool) -> None:
 
 
 class ReaderRegistry:
-    """The logs that one pipeline reads, within a transaction of ``PipelineStore.registering``."""
+    """Registry of the logs that one pipeline reads, within a transaction of ``PipelineStore.registering``."""
 
     def __init__(self, connection: sa.Connection, pipeline: str) -> None:
         self._connection = connection
         self._id = pipeline
 
     def admit(self, source: str, unit: Mapping[str, Any], initial: Any) -> Any:
-        """Where a source begins that is new: ``initial``, or, of one that reads a log, the oldest whole offset.
+        """Return where a new source begins: ``initial``, or, if it reads a log, the oldest offset without later gaps.
 
-        Before the source itself is registered. One that was dropped is a reader again.
+        Call before the source itself is registered. A reader that was dropped becomes one again.
         """
         for reader in self._own():
             if reader.connector == source and reader.dropped:
@@ -113,20 +113,20 @@ class ReaderRegistry:
         log = _log_of(unit)
         if log is None:
             return initial
-        # a reader comes while nothing is compacted: whoever compacts holds this row until its files are swapped
+        # no reader is admitted during a compaction: that holds this row until its files are swapped
         row = sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == log[0])
         self._connection.execute(row.with_for_update())
         return oldest(self._connection, *log)
 
     def retire(self, present: Collection[str]) -> None:
-        """Of sources that the file has no more: the logs that they read wait for them no longer."""
+        """Drop the readers among the sources that are no longer in the file."""
         if self._has_open_steps():
             return  # a step that reads one of them may still be finished, once the file has it again
         for reader in self._own():
             if reader.connector not in present and not reader.dropped:
                 drop(self._connection, reader, "the pipeline's file")
 
-    def _own(self) -> list[Reader]:
+    def _own(self) -> list[ReadingSource]:
         return [reader for reader in _every(self._connection) if reader.pipeline == self._id]
 
     def _has_open_steps(self) -> bool:
@@ -135,7 +135,7 @@ class ReaderRegistry:
 
 
 def oldest(connection: sa.Connection, pipeline: str, source: str) -> int:
-    """The first offset of a log from which on none is missing; 0 where nothing is logged yet."""
+    """Return the first offset of a log from which none is missing; 0 if nothing is logged yet."""
     log = LogStore(pipeline)
     end = log.state(connection, source).next_offset
     return whole_from(log.parts(connection, source), end) if end else 0

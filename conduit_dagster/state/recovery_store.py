@@ -1,4 +1,4 @@
-"""What recovery keeps of a pipeline: its failures, its restarts, and what somebody asked of it."""
+"""Recovery state of pipelines: failures, restarts, and operators' requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.recovery.policy import FRESH, Past
 from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.schema import recoveries
+from conduit_dagster.state.tables import recoveries
 
 Asked = Literal["", "start", "stop", "force", "renew"]
 """``renew``: stop, and begin again with the file as it is now."""
@@ -22,44 +22,44 @@ _STOPS: Final = ("stop", "force", "renew")
 
 @dataclass(frozen=True)
 class RecoveryState:
-    """A pipeline's row; times in ns since the epoch."""
+    """A pipeline's recovery row; times in ns since the epoch."""
 
     run: str = ""
     """The run that began last."""
     reported: str = ""
-    """The last run whose failure was reported by somebody else than the run itself."""
+    """The last run whose failure another process reported."""
     failure: int = 0
-    """How many failures there were: the number names the restart that follows it."""
+    """Number of failures so far; it identifies the restart that follows the last one."""
     past: Past = FRESH
     restart_at_ns: int = 0
-    """When the pending restart is due; 0 where none is pending."""
+    """When the pending restart is due; 0 if none is pending."""
     cause: dict[str, Any] | None = None
     """The newest error."""
     asked: Asked = ""
-    """What an operator asked for and nobody has done yet."""
+    """An operator's request that has not been carried out yet."""
     asked_ns: int = 0
     digest: str = ""
-    """Of the pipeline's file as the run that began last read it."""
+    """Digest of the pipeline's file, as read by the run that began last."""
 
     @property
     def stop_asked(self) -> bool:
-        """Whether a run is to end."""
+        """Whether the run was asked to end."""
         return self.asked in _STOPS
 
 
 NEVER: Final = RecoveryState()
-"""Of a pipeline that never ran."""
+"""State of a pipeline that never ran."""
 
 
 def read(connection: sa.Connection, pipeline: str) -> RecoveryState:
-    """The row; that of a pipeline that never ran where there is none."""
+    """Return the pipeline's recovery state; ``NEVER`` if it has no row."""
     mine = sa.select(recoveries).where(recoveries.c.pipeline == pipeline)
     row = connection.execute(mine).mappings().one_or_none()
     return NEVER if row is None else _state(row)
 
 
 def recovery_rows(engine: sa.Engine) -> dict[str, RecoveryState]:
-    """All rows, by pipeline."""
+    """Return all recovery states, by pipeline."""
     with reading(engine) as connection:
         rows = connection.execute(sa.select(recoveries)).mappings().all()
     return {row["pipeline"]: _state(row) for row in rows}
@@ -80,7 +80,7 @@ def _state(row: Any) -> RecoveryState:
 
 
 def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
-    """Changes columns of the row, which is made where there is none. ``past`` and ``cause`` as objects."""
+    """Update columns of the row, creating it if there is none. ``past`` and ``cause`` are passed as objects."""
     if (past := values.pop("past", None)) is not None:
         values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
     if "cause" in values:
@@ -100,9 +100,9 @@ def ask(
     by: str,
     unless: Callable[[sa.Connection], bool] = lambda connection: False,
 ) -> bool:
-    """Leaves word for whoever runs the pipeline, or is to run it. Needs no lease: only its owner acts on it.
+    """Leave a request for the process that runs the pipeline, or will. Needs no lease: only the owner acts on it.
 
-    False where ``unless``, which is asked in the same transaction, says so.
+    Return False, leaving none, if ``unless``, evaluated in the same transaction, is true.
     """
     with engine.begin() as connection:
         if unless(connection):

@@ -1,4 +1,4 @@
-"""How a pipeline's life goes on: begun, failed, waiting, recovered, ended. Each in one transaction of its lease."""
+"""Status transitions of a pipeline: begun, failed, waiting, recovered, ended. Each in one transaction of its lease."""
 
 from __future__ import annotations
 
@@ -10,60 +10,61 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH, GiveUp, Past, Policy, Wait, decide
 from conduit_dagster.state import recovery_store
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.recovery_store import RecoveryState
-from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.tables import pipelines
 
 Error = Mapping[str, Any]
-"""As ``run --json`` shows it: code, message, node, place, fix, fatal."""
+"""An error as ``run --json`` shows it: code, message, node, place, fix, fatal."""
 
 
 @dataclass(frozen=True)
-class Start:
-    """Who begins, and as what."""
+class RunStart:
+    """Identity of a run, and why it was started."""
 
     run: str
-    """The run's id: Dagster's, or one of our own."""
+    """The run's id: Dagster's, or our own."""
     file: str = ""
     digest: str = ""
     restart: int | None = None
-    """The number of the failure after which this is the restart; None: a start that somebody asked for."""
+    """The number of the failure that this run restarts after; None for a requested start."""
     past: Past = FRESH
-    """With what a start begins its count: restarts that could not be recorded."""
+    """Initial count of a requested start: restarts that could not be recorded."""
 
 
 @dataclass(frozen=True)
 class Failed:
-    """What follows a failure."""
+    """The decision that follows a failure."""
 
-    status: str
-    """``recovering`` or ``degraded``."""
+    status: PipelineStatus
+    """``RECOVERING`` or ``DEGRADED``."""
     failure: int
     wait: Wait | None
-    """None where the pipeline was given up."""
+    """None if the pipeline was given up."""
 
 
-class Life:
+class StatusStore:
     """The status of one pipeline, for the owner of its lease (reference 3, Pipeline state management)."""
 
     def __init__(self, transactions: Transactions, pipeline: str) -> None:
         self._transactions, self._id = transactions, pipeline
 
-    def begin(self, start: Start) -> RecoveryState | None:
-        """The run begins; None where it was a restart that is not wanted any more (CASES B10, B11).
+    def begin(self, start: RunStart) -> RecoveryState | None:
+        """Begin the run; return None if it is a restart that is no longer wanted (CASES B10, B11).
 
-        A start that somebody asked for begins a new count; a restart goes on with the old one, and stays
-        ``recovering`` until it is shown to work.
+        A requested start resets the restart count; a restart continues it, and stays ``recovering`` until it is shown
+        to work.
         """
 
         def work(connection: sa.Connection) -> RecoveryState | None:
             state = recovery_store.read(connection, self._id)
             if start.restart is None:
                 return self._started(connection, start)
-            # exactly one restart per failure, whoever else was told to do it
+            # exactly one restart per failure, even if several processes were told to do it
             if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
                 return None
             values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
@@ -74,20 +75,20 @@ class Life:
 
         return self._transactions.run(work, **({"file": start.file} if start.file else {}))
 
-    def _started(self, connection: sa.Connection, start: Start) -> RecoveryState:
+    def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
         first = recovery_store.read(connection, self._id).run == ""
         recovery_store.write(connection, self._id, **fresh, cause=None)
-        self._set(connection, "recovering" if start.past.attempt else "running")
+        self._set(connection, PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING)
         provision(connection, self._id, start.file, first)
         self._event(connection, "started", run=start.run)
         return recovery_store.read(connection, self._id)
 
     def recovered(self, attempt: int) -> None:
-        """A record was acked end to end, or a window passed without an error (B12)."""
+        """Mark the pipeline as running: a record was acked end to end, or a window passed without an error (B12)."""
 
         def work(connection: sa.Connection) -> None:
-            self._set(connection, "running")
+            self._set(connection, PipelineStatus.RUNNING)
             self._event(connection, "recovered", attempt=attempt)
 
         self._transactions.run(work)
@@ -100,10 +101,10 @@ class Life:
         also: Callable[[sa.Connection], None] = lambda connection: None,
         reported: bool = False,
     ) -> Failed:
-        """Decides what follows and records it with the failure: restarted after a wait, or given up.
+        """Decide what follows a failure and record both: a restart after a wait, or giving up.
 
-        ``policy`` None: there is no recovery. ``also``: what belongs into the same transaction. ``reported``: the
-        run could not say it itself.
+        ``policy`` None: no recovery. ``also``: further work in the same transaction. ``reported``: the run could not
+        report its failure itself.
         """
         now = time.time_ns()
 
@@ -123,31 +124,35 @@ class Life:
                 self._give_up(connection, error, decision)
             recovery_store.write(connection, self._id, **values)
             wait = decision if isinstance(decision, Wait) else None
-            return Failed("recovering" if wait else "degraded", state.failure + 1, wait)
+            return Failed(PipelineStatus.RECOVERING if wait else PipelineStatus.DEGRADED, state.failure + 1, wait)
 
         return self._transactions.run(work)
 
     def _wait(self, connection: sa.Connection, error: Error, wait: Wait, failure: int) -> None:
         mine = sa.select(pipelines.c.status, pipelines.c.error).where(pipelines.c.pipeline == self._id)
         status, first = connection.execute(mine).one()
-        # the first error of an outage is kept: what follows is often only its consequence
-        self._set(connection, "recovering", error=json.loads(first) if first and status == "recovering" else error)
+        # the first error of an outage is kept: later ones are often only its consequences
+        self._set(
+            connection,
+            PipelineStatus.RECOVERING,
+            error=json.loads(first) if first and status == PipelineStatus.RECOVERING else error,
+        )
         told = {"attempt": wait.attempt, "delay": wait.delay, "restart_at_ns": wait.at_ns, "failure": failure}
         self._event(connection, "waiting", **told)
 
     def _give_up(self, connection: sa.Connection, error: Error, given_up: GiveUp | None) -> None:
         reason = {} if given_up is None else {"given_up": given_up.reason}
-        self._set(connection, "degraded", error={**error, **reason})
+        self._set(connection, PipelineStatus.DEGRADED, error={**error, **reason})
         self._event(connection, "degraded", error=dict(error), **reason)
 
     def ended(
         self,
-        status: str,
+        status: PipelineStatus,
         reason: str = "",
         error: Error | None = None,
         also: Callable[[sa.Connection], None] = lambda connection: None,
     ) -> None:
-        """The end that is nobody's failure: a stop, by force or not. Nothing is pending after it."""
+        """End the run without a failure: a stop, by force or not. Clear the pending restart and request."""
 
         def work(connection: sa.Connection) -> None:
             also(connection)
@@ -155,17 +160,23 @@ class Life:
 
         self._transactions.run(work)
 
-    def _end(self, connection: sa.Connection, status: str, reason: str, error: Error | None, **detail: Any) -> None:
+    def _end(
+        self, connection: sa.Connection, status: PipelineStatus, reason: str, error: Error | None, **detail: Any
+    ) -> None:
         self._set(connection, status, reason, error)
         recovery_store.write(connection, self._id, restart_at_ns=0, asked="")
         detail |= {"reason": reason} if reason else {}
         self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
 
-    def abandoned(self, status: str, reason: str, error: Error | None, where: str) -> Callable[[sa.Connection], None]:
-        """The same of a run that hangs, as a part of the transaction that fences it off; ``where`` it hangs."""
+    def abandoned(
+        self, status: PipelineStatus, reason: str, error: Error | None, where: str
+    ) -> Callable[[sa.Connection], None]:
+        """Return :meth:`ended` for a hung run, as part of the transaction that fences it; ``where``: where it hangs."""
         return lambda connection: self._end(connection, status, reason, error, hung=where)
 
-    def _set(self, connection: sa.Connection, status: str, reason: str = "", error: Error | None = None) -> None:
+    def _set(
+        self, connection: sa.Connection, status: PipelineStatus, reason: str = "", error: Error | None = None
+    ) -> None:
         values = {"status": status, "reason": reason, "error": json.dumps(dict(error)) if error else ""}
         connection.execute(sa.update(pipelines).where(pipelines.c.pipeline == self._id).values(**values))
 

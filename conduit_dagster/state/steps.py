@@ -1,4 +1,4 @@
-"""What a step is at rest: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
+"""The stored form of a step: its plan, and the decision that is fixed when it is prepared (DELIVERY.md, One step)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 
 
 class Part(msgspec.Struct, frozen=True):
-    """What one task staged for one delivery."""
+    """The file that one task staged for one delivery."""
 
     name: str
     records: int
@@ -27,9 +27,9 @@ class Range(msgspec.Struct, frozen=True):
     start: Any
     end: Any
     offset: int
-    """How many records of the source lie before it: the offset of its first record."""
+    """Number of the source's records before the range: the offset of its first record."""
     origin: str = ""
-    """The connector whose records these are, where it is not ``source`` itself: of a catch-up, or of dead letters."""
+    """The connector whose records these are, if it is not ``source`` itself: for a catch-up or dead letters."""
 
     @property
     def connector(self) -> str:
@@ -37,90 +37,90 @@ class Range(msgspec.Struct, frozen=True):
         return self.origin or self.source
 
 
-class Reach(msgspec.Struct, frozen=True):
-    """The positions ``(start, end]`` of a source itself, where its records are logged while a step stages them."""
+class LoggedRange(msgspec.Struct, frozen=True):
+    """The positions ``(start, end]`` of a source itself, when its records are logged while a step stages them."""
 
     start: Any
     end: Any
 
 
 class MemoryPart(msgspec.Struct, frozen=True):
-    """A file of what a processor remembers: what one step added, or all that mattered then."""
+    """A file of a processor's memory: what one step added, or everything that still mattered then."""
 
     name: str
     entries: int
     bytes: int
     sha256: str
     number: int
-    """The newest entry's: how many records had come to the processor."""
+    """Number of the newest entry: how many records had come to the processor."""
     at_ns: int
-    """The newest entry's time."""
+    """Time of the newest entry."""
 
 
 class Memory(msgspec.Struct, frozen=True):
-    """What a processor remembers, in the order in which it came."""
+    """A processor's memory, in order of arrival."""
 
     parts: list[MemoryPart] = []
     count: int = 0
-    """Records with a key that have come to it."""
+    """Number of records with a key that have come to the processor."""
     generations: dict[str, int] = {}
-    """Those that the sources had."""
+    """The generations that the sources had."""
 
     def under(self, generations: Mapping[str, int]) -> Memory:
-        """What a step begins with: nothing, once a source was rewound or has become another one."""
+        """Return the memory that a step begins with: without parts if a source was rewound or reads other data."""
         same = all(generations.get(source, was) == was for source, was in self.generations.items())
         return Memory(self.parts if same else [], self.count, dict(generations))
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """Written before anything is read."""
+    """The plan of a step, written before anything is read."""
 
     step: int
     clock_ns: int
     """The step's time: ``now()`` and ``readAt``, so that a repeat gives the same bytes."""
     ranges: list[Range]
     targets: dict[str, dict[str, str | None]] = {}
-    """What each destination was when the step was planned: its plugin and what it owns."""
+    """Each destination when the step was planned: its plugin and what it owns."""
     hashes: dict[str, str] = {}
-    """The delivery hash of each consumer, computed once; under the empty name the step's own, for processors."""
+    """The delivery hash of each consumer, computed once; the empty name has the step's own hash, for processors."""
     reads: str = "positions"
-    """What its ranges are: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
+    """What its ranges hold: ``positions`` of the sources, or offsets of the log of ``records`` or of its ``join``."""
     only: str = ""
-    """The destination that this step is for, which catches up; empty: all of them."""
+    """The only destination of this step, which catches up; empty for all of them."""
     nacked: dict[str, list[int]] = {}
-    """Of a step for one destination: by source, offsets of records that made their nack and dead letter before."""
-    logs: dict[str, Reach] = {}
-    """Of a step that is logged as it is staged: by source, what it reads of the source itself."""
+    """In a step for one destination: by source, offsets of records that were nacked before and have a dead letter."""
+    logs: dict[str, LoggedRange] = {}
+    """In a step whose records are logged while it is staged: by source, the range that it reads from the source."""
     replay: int = 0
-    """Of a step that sends dead letters again: which replay's; positions in its ranges are keys of letters."""
+    """The replay whose dead letters this step sends; positions in its ranges are then keys of letters. 0: none."""
     memory: dict[str, Memory] = {}
-    """By node, what processors remember of the steps before: a repeat of the step meets the same."""
+    """Processors' memory of the previous steps, by node: a repeat of the step starts with the same."""
     named: list[dict[str, Any]] = []
-    """The ranges as they are in delivery hashes: names of parts need no source (P8: the source may be gone)."""
+    """The ranges as used in delivery hashes: part names must not need the source (P8: the source may be gone)."""
 
     def is_for(self, consumer: str) -> bool:
-        """Whether this destination is one of those that it moves on."""
+        """Return whether the step advances this destination."""
         return self.only in ("", consumer)
 
 
 class SourceCount(msgspec.Struct):
-    """What became of the records of one source: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""
+    """Outcome counts of one source's records: ``read`` = ``acked`` + ``nacked``; filtered ones are acked."""
 
     read: int = 0
     filtered: int = 0
     nacked: int = 0
 
 
-class Seen(msgspec.Struct):
+class LastInNamespace(msgspec.Struct):
     """The last record of one namespace in a step."""
 
     ordinal: int
     """Its place in the step's range of its source, from 0."""
     mode: str = "sync"
-    """copy | complete | sync: where the collection stands after it."""
+    """State of the collection after this record: copy | complete | sync."""
 
 
-Namespaces = dict[str, dict[str, Seen]]
+Namespaces = dict[str, dict[str, LastInNamespace]]
 """Source to namespace to its last record."""
 
 
@@ -134,43 +134,43 @@ class StagedDelivery(msgspec.Struct, frozen=True):
     parts: list[Part]
     target: dict[str, Any]
     skip: int = 0
-    """What its name holds: 0, or the place of a dead letter that was found at publishing."""
+    """The skip in its name: 0, or the place of a dead letter that was found at publishing."""
     expected: dict[str, Any] = {}
-    """The target behind it; at-most-once goes on from there whether it was published or not."""
+    """The target after this delivery; at-most-once goes on from there whether or not it was published."""
     origins: list[Part] = []
-    """Beside the parts, where each record comes from, of a destination that stages something else than records."""
+    """Next to the parts, the origin of each record, for a destination that stages something other than records."""
 
     @property
     def records(self) -> int:
-        """How many records it holds."""
+        """Number of records in the delivery."""
         return sum(part.records for part in self.parts)
 
 
-class Child(msgspec.Struct, frozen=True):
+class DeliveryChild(msgspec.Struct, frozen=True):
     """A range of a split delivery's records that is still to be sent."""
 
     skip: int
     take: int
     single: bool = False
-    """One record at a time."""
+    """Whether its records are sent one at a time."""
 
 
-class Progress(msgspec.Struct, frozen=True):
-    """How far a delivery is that was acked in part, or split."""
+class DeliveryProgress(msgspec.Struct, frozen=True):
+    """Progress of a delivery that was partly acked, or split."""
 
     handled: int = 0
-    """Records of it that are handled, from the front."""
-    pending: list[Child] = []
-    """What is still to be sent, in order, once it is split."""
+    """Number of its records that are handled, from the front."""
+    pending: list[DeliveryChild] = []
+    """Children still to be sent, in order, once it is split."""
     split: bool = False
-    """It is sent as children, also when all of them are sent: never under its own name again."""
+    """Whether it is sent as children; stays true once all are sent: it is never sent under its own name again."""
     namespaces: dict[str, int] = {}
-    """Namespace to the last place in it that is handled, where acks went ahead of ``handled``."""
+    """Last handled place by namespace, where acks went ahead of ``handled``."""
     refused: int = 0
-    """Records among the handled ones that the destination refused."""
+    """Number of handled records that the destination refused."""
 
 
-class Letter(msgspec.Struct, frozen=True):
+class LateLetter(msgspec.Struct, frozen=True):
     """A dead letter that was found at publishing: a delivery of its own (DELIVERY.md, When publishing fails)."""
 
     delivery: StagedDelivery
@@ -181,7 +181,7 @@ class Letter(msgspec.Struct, frozen=True):
     nack: tuple[str, str]
     """Code and message."""
     archive: tuple[str, int] = ("", 0)
-    """File and row of the archive that hold the record: where its staging is lost it is staged again from there."""
+    """File and row of the record in the archive: if its staging is lost, it is staged again from there."""
 
 
 class DeadLetter(NamedTuple):
@@ -196,15 +196,15 @@ class DeadLetter(NamedTuple):
     message: str
     namespace: str = ""
     hash: str = ""
-    """Of the delivery that takes it to the dead-letter queue."""
+    """Hash of the delivery that takes it to the dead-letter queue."""
     missed: str = ""
-    """The destinations that have no copy of the record, as JSON; empty: none has."""
+    """The destinations without a copy of the record, as JSON; empty: none has one."""
     part: str = ""
     """The file of the archive that holds the record."""
     line: int = 0
     """Its row in that file."""
     again: tuple[int, int] | None = None
-    """Of a letter that failed again, its step and number: it keeps its place in the index."""
+    """Step and number of a letter that failed again: it keeps its place in the index."""
 
 
 class LetterPart(msgspec.Struct, frozen=True):
@@ -217,27 +217,27 @@ class LetterPart(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Fixed in one transaction; from there on it never changes, whatever happens to code, file or process."""
+    """The decision of a step, fixed in one transaction and final, whatever happens to code, file or process."""
 
     splits: list[list[dict[str, Any]]]
-    """The splits of each task, so that staging that is lost can be rebuilt to the same parts."""
+    """The splits of each task, so that lost staging can be rebuilt to the same parts."""
     sources: dict[str, SourceCount]
     deliveries: list[StagedDelivery]
     window: str
     filtered: dict[str, int] = {}
-    """Records that each node dropped, destination by destination for those behind the fan-out."""
+    """Number of records that each node dropped, counted per destination for nodes behind the fan-out."""
     nacked: dict[str, int] = {}
     """Nacks by ``node code``."""
     namespaces: Namespaces = {}
     once: bool = False
-    """At-most-once: positions and offsets moved with it, and it is never sent again."""
+    """At-most-once: positions and offsets moved with the decision, and it is never sent again."""
     memory: dict[str, Memory] = {}
-    """By node, what processors remember from here on."""
+    """Processors' memory from here on, by node."""
 
 
 def encode(value: msgspec.Struct) -> str:
-    """As the store keeps it."""
+    """Return the value as stored."""
     return msgspec.json.encode(value).decode()
 
 
-learn(Plan, Decision, Letter, Progress)
+learn(Plan, Decision, LateLetter, DeliveryProgress)

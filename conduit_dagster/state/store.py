@@ -9,22 +9,22 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.connector_registrations import Registry
+from conduit_dagster.state.consumer_offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
-from conduit_dagster.state.dead_letters import Letters, forget_closed, insert_letters
+from conduit_dagster.state.dead_letters import StepDeadLetters, forget_closed, insert_letters
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Lease, Transactions, owner_text
 from conduit_dagster.state.log_registry import LogRegistry
-from conduit_dagster.state.offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.pipeline_state import PipelineState, load
-from conduit_dagster.state.registry import Registry
-from conduit_dagster.state.schema import consumers, deliveries, sources, steps
-from conduit_dagster.state.status_store import Life
+from conduit_dagster.state.status_store import StatusStore
 from conduit_dagster.state.steps import Decision, Plan, SourceCount, StagedDelivery, encode
+from conduit_dagster.state.tables import consumers, deliveries, sources, steps
 
 T = TypeVar("T")
 _KEPT_STEPS = 50
-"""At least; what is older goes every so many steps."""
+"""Minimum number of steps kept; older ones are deleted every so many steps."""
 
 
 class PipelineStore:
@@ -41,33 +41,33 @@ class PipelineStore:
         self.transactions = transactions
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
         self.replays = LetterReplays(transactions, lease.pipeline)
-        self.life = Life(transactions, lease.pipeline)
+        self.life = StatusStore(transactions, lease.pipeline)
 
     @property
     def epoch(self) -> int:
-        """The lease's: higher than that of any owner before."""
+        """The lease's epoch: higher than that of any previous owner."""
         return self._lease.epoch
 
     def tell(self, **facts: Any) -> None:
-        """What the next owner is to know of this one (``Lease.before``)."""
+        """Store facts about this owner for the next one (``Lease.before``)."""
         self._run(lambda connection: None, owner=owner_text(**facts))
 
     def load(self) -> PipelineState:
-        """The state as the last committed transaction left it."""
+        """Return the state after the last committed transaction."""
         return self.transactions.read(lambda connection: load(connection, self._id))
 
     def registering(self, work: Callable[[Registry, LogRegistry], T]) -> T:
-        """Runs what makes connectors known in one transaction; ``work`` may be called again after one that failed."""
+        """Run the registration of connectors in one transaction; ``work`` may be called again after a failed one."""
         return self._run(lambda connection: work(Registry(connection, self._id), LogRegistry(connection, self._id)))
 
     # -- one step -----------------------------------------------------------------------------------------------
 
     def plan(self, plan: Plan) -> None:
-        """Line 1. Nothing is read before it is committed."""
+        """Line 1: store the plan. Nothing is read before it is committed."""
         self._run(lambda connection: self._insert(connection, plan), next_step=plan.step + 1)
 
     def replan(self, void: int, successor: Plan | None) -> None:
-        """Line 4: step ``void``, every later one, and the shorter successor in one transaction."""
+        """Line 4: void step ``void`` and every later one, and store the shorter successor, in one transaction."""
 
         def work(connection: sa.Connection) -> None:
             self._void_from(connection, void)
@@ -85,19 +85,19 @@ class PipelineStore:
         connection.execute(sa.update(steps).where(*mine).values(state=state, **values))
 
     def _void_from(self, connection: sa.Connection, step: int) -> None:
-        # only what was never prepared: a prepared step is never taken back
+        # only steps that were never prepared: a prepared step is never taken back
         mine = (steps.c.pipeline == self._id, steps.c.step >= step, steps.c.state == "planned")
         connection.execute(sa.update(steps).where(*mine).values(state="void"))
 
     def void(self, step: int) -> None:
-        """Drops a planned step and every later one; none of them was prepared."""
+        """Void a planned step and every later one; none of them was prepared."""
         self._run(lambda connection: self._void_from(connection, step))
 
-    def prepare(self, plan: Plan, decision: Decision, letters: Letters, moves: Moves | None = None) -> None:
-        """Line 5. Nothing is published before it, and from here the decision never changes.
+    def prepare(self, plan: Plan, decision: Decision, letters: StepDeadLetters, moves: Moves | None = None) -> None:
+        """Line 5: store the decision. Nothing is published before, and from here on the decision never changes.
 
         With ``moves`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
-        what is not published then is never published.
+        what is not published after that is never published.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -112,7 +112,7 @@ class PipelineStore:
         self._run(work, window=decision.window)
 
     def _delivery(self, plan: Plan, delivery: StagedDelivery, once: bool) -> dict[str, Any]:
-        # an empty delivery is done here
+        # an empty delivery is already done
         state = "open" if delivery.parts and not once else "done"
         own = {"pipeline": self._id, "step": plan.step, "consumer": delivery.consumer, "skip": 0}
         return {**own, "hash": delivery.hash, "state": state, "handled": 0, "pending": "", "staged": ""}
@@ -127,7 +127,7 @@ class PipelineStore:
                 connection.execute(sa.update(consumers).where(*mine).values(**values, target=target))
 
     def retarget(self, plan: Plan, decision: Decision) -> None:
-        """Where the settings say so, a delivery that is not published yet gets another target. Nothing else changes."""
+        """Change the targets of unpublished deliveries, as the settings say. Nothing else changes."""
 
         def work(connection: sa.Connection) -> None:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
@@ -136,9 +136,9 @@ class PipelineStore:
         self._run(work)
 
     def done(self, plan: Plan, decision: Decision, moves: Moves, names: Sequence[str]) -> None:
-        """Line 7: after everything published is durable, one transaction moves the sources' positions.
+        """Line 7: move the sources' positions in one transaction, after everything published is durable.
 
-        ``names``: the consumers that move past it, those that had nothing of it with the others.
+        ``names``: the consumers whose offsets move past the step, including those without records in it.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -170,7 +170,7 @@ class PipelineStore:
             self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
-        """Done and void steps do not pile up, nor do dead letters that are closed."""
+        """Delete old steps and deliveries, and dead letters that were closed long ago."""
         for table in (steps, deliveries):
             connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < step - _KEPT_STEPS))
         forget_closed(connection, self._id)
@@ -178,7 +178,7 @@ class PipelineStore:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def voiding(self, step: int | None) -> Callable[[sa.Connection], None]:
-        """Drops what was planned from this step on, as a part of another transaction; None: nothing."""
+        """Return a function that voids planned steps from this one on in its transaction; None voids nothing."""
 
         def work(connection: sa.Connection) -> None:
             if step is not None:

@@ -20,17 +20,17 @@ class CaseError(Exception):
     """A test of a pipeline whose outcome is not as expected; its text says where."""
 
 
-def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PipelineFile | None:
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> PipelineTestFile | None:
     """Called by pytest for each file that it meets."""
     if file_path.suffix not in _SUFFIXES or not file_path.is_file():
         return None
     text = file_path.read_bytes()
     if not all(mark in text for mark in _MARKS):
         return None
-    return PipelineFile.from_parent(parent, path=file_path)
+    return PipelineTestFile.from_parent(parent, path=file_path)
 
 
-class PipelineFile(pytest.File):
+class PipelineTestFile(pytest.File):
     """A file of pipelines."""
 
     def collect(self) -> Iterator[pytest.Item]:

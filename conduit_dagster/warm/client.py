@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from conduit_dagster.processes import is_running, wait_for_end
-from conduit_dagster.warm.protocol import MODULES, Wanted, receive_answer, send_go, send_wanted, socket_path
+from conduit_dagster.warm.protocol import MODULES, ForkRequest, receive_answer, send_go, send_wanted, socket_path
 
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Threads of a numeric library would not survive the fork."""
@@ -24,7 +24,7 @@ class NotWarmError(Exception):
     """There is no parent, or it gave no child: start a process in the usual way."""
 
 
-class Child:
+class ForkedProcess:
     """A process that a parent forked. It is held until :meth:`begin`, and ends where that never comes.
 
     A context manager: at its end nobody listens any more. One that has begun lives on.
@@ -61,7 +61,9 @@ class Child:
             os.kill(self.process["pid"], signal.SIGTERM)
 
 
-def spawn(role: str, wanted: Wanted, streams: list[int], python: str = sys.executable, seconds: float = 60.0) -> Child:
+def spawn(
+    role: str, wanted: ForkRequest, streams: list[int], python: str = sys.executable, seconds: float = 60.0
+) -> ForkedProcess:
     """A child of the role's parent, held; the parent is started where there is none.
 
     Raises :class:`NotWarmError` when ``seconds`` were not enough, where this system can't, and where its user does not
@@ -83,7 +85,7 @@ def spawn(role: str, wanted: Wanted, streams: list[int], python: str = sys.execu
     raise NotWarmError("its parent gave no answer")
 
 
-def _asked(connection: socket.socket, wanted: Wanted, streams: list[int], deadline: float) -> Child | None:
+def _asked(connection: socket.socket, wanted: ForkRequest, streams: list[int], deadline: float) -> ForkedProcess | None:
     """None where the parent's code has changed, or it ended just now."""
     answer = None
     try:
@@ -95,7 +97,7 @@ def _asked(connection: socket.socket, wanted: Wanted, streams: list[int], deadli
     finally:
         if answer is None:
             connection.close()
-    return None if answer is None else Child(answer["process"], connection)
+    return None if answer is None else ForkedProcess(answer["process"], connection)
 
 
 def _connected(role: str, path: Path, python: str, environment: dict[str, str], deadline: float) -> socket.socket:

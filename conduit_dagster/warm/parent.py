@@ -17,14 +17,14 @@ from pathlib import Path
 
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import identity
-from conduit_dagster.warm.protocol import Wanted, receive_go, receive_wanted, send_answer
+from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_wanted, send_answer
 
 
 @dataclass(frozen=True)
 class Held:
     """What a child that was just forked shall become, and whom it asks before it does."""
 
-    wanted: Wanted
+    wanted: ForkRequest
     streams: list[int]
     connection: socket.socket
 

@@ -37,7 +37,7 @@ _GO = b"+"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ForkRequest:
     """A Python module to run as a process: ``python -m MODULE WORDS`` in a folder, with this whole environment."""
 
     module: str
@@ -48,19 +48,19 @@ class Wanted:
     """Whether it leaves the terminal and the process group of whoever asked."""
 
 
-def send_wanted(connection: socket.socket, wanted: Wanted, streams: list[int]) -> None:
+def send_wanted(connection: socket.socket, wanted: ForkRequest, streams: list[int]) -> None:
     """With the three file descriptors that become the child's standard streams."""
     data = json.dumps(asdict(wanted)).encode()
     socket.send_fds(connection, [_HEAD.pack(len(data))], streams)
     connection.sendall(data)
 
 
-def receive_wanted(connection: socket.socket) -> tuple[Wanted, list[int]]:
+def receive_wanted(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
     """What :func:`send_wanted` sent. Raises ``OSError`` or ``ValueError`` for anything else."""
     head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
     if len(head) != _HEAD.size or len(streams) != _STREAMS:
         raise ValueError("not a request")
-    return Wanted(**json.loads(_exactly(connection, _HEAD.unpack(head)[0]))), streams
+    return ForkRequest(**json.loads(_exactly(connection, _HEAD.unpack(head)[0]))), streams
 
 
 def send_answer(connection: socket.socket, **answer: Any) -> None:

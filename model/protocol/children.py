@@ -11,8 +11,8 @@ from model.protocol.state import (
     DONE,
     HOLE,
     NACKED,
+    PENDING,
     SPLIT,
-    TODO,
     TORN,
     WRITTEN,
     ZOMBIE,
@@ -58,7 +58,7 @@ def _with_part(step: Step, consumer: int, child: int, value: str) -> Step:
 def _split(place: Place, thread: Thread) -> Moves:
     """Record that a delivery is sent in children from now on."""
     step, total = step_of(place.process), len(step_of(place.process).decision[place.consumer])
-    split = step._replace(progress=replaced(step.progress, place.consumer, (TODO,) * total))
+    split = step._replace(progress=replaced(step.progress, place.consumer, (PENDING,) * total))
     claims = place.config.has(Rule.CLAIM_PARENT) and total > 1
     return [(f"split {place.consumer}", mark(place, split, Thread("claim parent" if claims else "children")))]
 
@@ -81,7 +81,7 @@ def _children(place: Place, thread: Thread) -> Moves:
     """Send the next child, each after the previous one's ack."""
     step, consumer = step_of(place.process), place.consumer
     parts = step.progress[consumer]
-    child = next((i for i, part in enumerate(parts) if part == TODO), None)
+    child = next((i for i, part in enumerate(parts) if part == PENDING), None)
     if child is None:
         return [("children done", turn(place, Thread("ended")))]
     record, name = step.decision[consumer][child], _name(place, child)

@@ -11,7 +11,7 @@ from model.protocol.state import (
     DONE,
     ENDED,
     HOLE,
-    TODO,
+    PENDING,
     TORN,
     Config,
     Ledger,
@@ -70,7 +70,7 @@ def _publish_unprepared(config: Config, state: State, process: Process, step: St
         prepared=True,
         token=token_of(config, process, step),
         decision=decision,
-        progress=tuple(TODO if rows else DONE for rows in decision),
+        progress=tuple(PENDING if rows else DONE for rows in decision),
         base=_ends_of_files(config, state),
     )
     after = with_outcomes(state, ledger)
@@ -141,7 +141,7 @@ def _progress(config: Config, decision: tuple[tuple[int, ...], ...]) -> tuple[An
     def part(kind: str, rows: tuple[int, ...]) -> Any:
         if not rows:
             return DONE
-        return (TODO,) * len(rows) if kind == "direct" else TODO
+        return (PENDING,) * len(rows) if kind == "direct" else PENDING
 
     return tuple(part(kind, rows) for kind, rows in zip(config.kinds, decision, strict=True))
 

@@ -19,7 +19,7 @@ from model.protocol.shared import Moves, fails, moved_to, threads_of, zombie_end
 from model.protocol.state import (
     DONE,
     ENDED_THREAD,
-    TODO,
+    PENDING,
     Config,
     Process,
     State,
@@ -89,7 +89,7 @@ def _rebuild(config: Config, state: State, process: Process) -> Moves:
     again = step._replace(token=token, decision=decision)
     if decision != step.decision:
         parts = zip(step.progress, decision, strict=True)
-        again = again._replace(progress=tuple(DONE if part == DONE or not rows else TODO for part, rows in parts))
+        again = again._replace(progress=tuple(DONE if part == DONE or not rows else PENDING for part, rows in parts))
     after = with_step(state, again)._replace(staging=state.staging | {(token, ledger)})
     return [("rebuild staging", moved_to(after, process, "publish", step=again, threads=threads_of(again)))]
 
@@ -97,7 +97,7 @@ def _rebuild(config: Config, state: State, process: Process) -> Moves:
 def _has_trace(config: Config, state: State, step: Step) -> bool:
     """Return whether anything of a step is published."""
     for part, rows in zip(step.progress, step.decision, strict=True):
-        if part != TODO and rows and not (isinstance(part, tuple) and set(part) == {TODO}):
+        if part != PENDING and rows and not (isinstance(part, tuple) and set(part) == {PENDING}):
             return True
     for place, (kind, held) in enumerate(zip(config.kinds, state.consumers, strict=True)):
         if kind == "file" and len(held) > step.base[place]:

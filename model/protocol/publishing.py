@@ -11,8 +11,8 @@ from model.protocol.shared import Moves, Place, fails, mark, step_of, transient,
 from model.protocol.state import (
     DONE,
     HOLE,
+    PENDING,
     SPLIT,
-    TODO,
     TORN,
     WRITTEN,
     Config,
@@ -53,7 +53,7 @@ def _may_start(config: Config, step: Step, consumer: int) -> bool:
     last = len(config.kinds) - 1
     letters = step.progress[last]
     # dead letters first: no destination before the step's own are published
-    return consumer == last or letters == DONE or TODO not in letters or not config.has(Rule.LETTERS_FIRST)
+    return consumer == last or letters == DONE or PENDING not in letters or not config.has(Rule.LETTERS_FIRST)
 
 
 def _thread_moves(place: Place, thread: Thread) -> Moves:

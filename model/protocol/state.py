@@ -16,7 +16,7 @@ FAULTS = ("crash", "freeze", "flip", "lose", "error", "gone", "stop", "restart",
 TORN, ENDED, HOLE = -3, -5, 0
 """What a file may hold in place of a record: half of one, the line end behind half of one, nothing. (Not -1 and -2,
 which have the same hash.)"""
-DONE, TODO, NACKED = "done", "todo", "nacked"
+DONE, PENDING, NACKED = "done", "todo", "nacked"
 SPLIT, WRITTEN = "split", "written"
 Ledger = tuple[tuple[int, str], ...]
 """Records and their verdicts."""

@@ -16,9 +16,9 @@ from http_server import QuietHandler, serving
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.schema import consumers
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import consumers
 
 SECRET = "s3cr3t"
 ERROR = {
@@ -79,7 +79,7 @@ class Shop:
 
     def begin(self, pipeline: str) -> None:
         def work(store: PipelineStore) -> None:
-            store.life.begin(Start("r", f"{pipeline}.yaml"))
+            store.life.begin(RunStart("r", f"{pipeline}.yaml"))
             store.registering(lambda registry, _: registry.register_consumer("dead_letters", "dlq"))
 
         self.store(pipeline, work)

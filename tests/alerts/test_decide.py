@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.alerts.decide import Alert, Decided, Rules, Seen, Standing, decide, seen_of, unsent
+from conduit_dagster.alerts.decide import Alert, Decided, ReportedState, Rules, Standing, decide, seen_of, unsent
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND
@@ -17,8 +17,8 @@ RULES = Rules(growth=3, interval=60.0)
 class Ticks:
     """The sensor's ticks, one after the other."""
 
-    def __init__(self, rules: Rules = RULES, seen: Seen | None = None) -> None:
-        self.rules, self.seen, self.now = rules, Seen() if seen is None else seen, NOW
+    def __init__(self, rules: Rules = RULES, seen: ReportedState | None = None) -> None:
+        self.rules, self.seen, self.now = rules, ReportedState() if seen is None else seen, NOW
 
     def tick(self, *rows: Standing, after: float = 30.0) -> list[Alert]:
         self.now += round(after * SECOND)
@@ -124,7 +124,7 @@ def test_only_what_was_asked_for() -> None:
 # -- what could not be sent -----------------------------------------------------------------------------------------
 
 
-def failed(before: Seen | None, *rows: Standing, fails: str) -> tuple[Decided, Seen]:
+def failed(before: ReportedState | None, *rows: Standing, fails: str) -> tuple[Decided, ReportedState]:
     decided = decide(before, rows, RULES, NOW)
     seen = decided.seen
     for alert in decided.alerts:
@@ -138,7 +138,7 @@ def failed(before: Seen | None, *rows: Standing, fails: str) -> tuple[Decided, S
 def test_what_was_not_sent_is_decided_again_and_nothing_else(fails: str, other: str, later: float) -> None:
     rows = [row(status="degraded", dead_letters=5), row("q", "degraded")]
     rules = replace(RULES, on=frozenset({"degraded", "dead-letters"}))
-    decided, seen = failed(Seen(), *rows, fails=fails)
+    decided, seen = failed(ReportedState(), *rows, fails=fails)
     assert {alert.kind for alert in decided.alerts} == {fails, other}
     again = decide(seen, rows, rules, NOW + round(later * SECOND)).alerts
     assert again == [alert for alert in decided.alerts if alert.kind == fails]
@@ -146,7 +146,7 @@ def test_what_was_not_sent_is_decided_again_and_nothing_else(fails: str, other: 
 
 def test_a_second_outage_that_was_not_sent_is_still_another_one() -> None:
     down = row(status="degraded")
-    first = decide(Seen(), [down], RULES, NOW).seen
+    first = decide(ReportedState(), [down], RULES, NOW).seen
     _, seen = failed(first, replace(down, outage="r:2"), fails="degraded")
     assert len(decide(seen, [replace(down, outage="r:2")], RULES, NOW).alerts) == 1
     # the first one was reported

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.config.settings import address_of
+from conduit_dagster.config.project_settings import address_of
 
 
 def project(folder: Path, text: str, **env: str) -> Project:

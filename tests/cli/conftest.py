@@ -18,7 +18,7 @@ from scripted import Script
 from support import Lab
 from waiting import wait_until
 
-from conduit_dagster.cli import running, session
+from conduit_dagster.cli import running, verb_session
 from conduit_dagster.cli.main import main
 
 PIPELINE = """
@@ -107,7 +107,7 @@ def shared_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None
 
     # some verbs look it up when they need it, and what runs pipelines has it by a name of its own; both modules are
     # there before either is patched: one imported in between would take the patch for its own, and keep it
-    for module in (session, running):
+    for module in (verb_session, running):
         monkeypatch.setattr(module, "spark_session", shared)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.cli.demo_project import LINES, make_project
+from conduit_dagster.cli.demo import LINES, make_project
 from conduit_dagster.recovery.errors import FatalError
 
 

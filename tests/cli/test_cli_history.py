@@ -11,10 +11,10 @@ import pytest
 from as_owner import owned
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.moments import moment
+from conduit_dagster.engine.operate.parse_time import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 
 HOUR = 3600 * 1_000_000_000
 NOW = 1_785_600_000 * 1_000_000_000
@@ -32,7 +32,7 @@ ERROR = {
 def failing(project: Path) -> Path:
     """A project whose pipeline failed, and waits for its restart."""
     with owned(project) as store:
-        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
         store.life.failed(ERROR, Policy(min_delay=4.0), "first")
     return project
 

@@ -12,7 +12,7 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recovery_store import recovery_rows
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": False}
 
@@ -21,7 +21,7 @@ ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": Non
 def waiting(project: Path) -> Project:
     """A project whose pipeline waits for a restart that is an hour away."""
     with owned(project) as store:
-        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
         store.life.failed(ERROR, Policy(min_delay=3600, max_delay=3600), "first")
     return Project.find(project)
 
@@ -39,7 +39,7 @@ def test_start_leaves_word_for_whoever_starts_pipelines(run, waiting: Project) -
 
 def test_start_of_one_that_runs_asks_for_nothing(run, waiting: Project) -> None:
     with owned(waiting.root) as store:
-        store.life.begin(Start("second"))
+        store.life.begin(RunStart("second"))
         ran = run("pipelines", "start", "orders", "--json")
         assert recovery_rows(store.engine)["orders"].asked == ""
     assert (ran.code, ran.envelope["result"]) == (0, {"asked": False})

@@ -18,9 +18,9 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.schema import sources
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import sources
 
 READ = 'conduit_pipeline_records_read_total{pipeline="orders",source="in"} 7.0\n'
 
@@ -32,7 +32,7 @@ def known(project: Path) -> Path:
     database = open_store(found.state_url, found.home)
     lease = acquire(database, "orders", 10)
     store = PipelineStore(database, lease)
-    store.life.begin(Start("first", "pipelines/orders.yaml"))
+    store.life.begin(RunStart("first", "pipelines/orders.yaml"))
     store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0}))
     with database.begin() as connection:
         connection.execute(sources.update().values(records=7))

@@ -8,7 +8,7 @@ import pytest
 from as_owner import owned
 
 from conduit_dagster.state.generations import SourceUnit
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
 
@@ -17,7 +17,7 @@ ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": Non
 def failed(project: Path) -> Path:
     """A project whose pipeline ran and failed."""
     with owned(project) as store:
-        store.life.begin(Start("first", "pipelines/orders.yaml"))
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
         store.registering(
             lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.cli.markdown import reference_pages
+from conduit_dagster.cli.reference_pages import reference_pages
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PLUGIN = '''
@@ -64,7 +64,7 @@ def test_a_connector_is_described_as_source_and_destination(run, project: Path) 
     assert settings["path"]["required"]
     assert settings["on-gone"]["type"] == "one of `fail`, `skip`"
     assert settings["on-gone"]["default"] == "fail"
-    assert settings["on-gone"]["description"].startswith("What to do when a range")
+    assert settings["on-gone"]["description"].startswith("What to do when an unread range")
 
 
 def test_a_plugin_of_the_project_is_described_by_its_docstrings(run, own: Path) -> None:

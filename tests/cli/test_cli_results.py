@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from conduit_dagster.cli.outcome import failure
-from conduit_dagster.cli.results import finished, print_traces
-from conduit_dagster.cli.signals import Signals
+from conduit_dagster.cli.progress import finished, print_traces
+from conduit_dagster.cli.signals import CommandSignals
 from conduit_dagster.cli.terminal import console
-from conduit_dagster.engine.report import Progress, RunResult
+from conduit_dagster.cli.verb import failure
+from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import TransientError
 
@@ -19,12 +19,12 @@ def _failed() -> RunResult:
     error = TransientError("it broke", code="x.y", node="p:out", place="./out", fix="mend it")
     error.add_note("the task's own trace")
     error.__cause__ = ValueError("deep down")
-    progress = Progress(read=1_000, filtered=20, nacked=10, dead_lettered=10, delivered={"out": 970})
+    progress = RunProgress(read=1_000, filtered=20, nacked=10, dead_lettered=10, delivered={"out": 970})
     return RunResult("p", "degraded", "", error, progress)
 
 
 def test_a_failed_pipeline_is_exit_code_1_and_its_error_the_envelopes() -> None:
-    good = RunResult("good", "stopped", "system", None, Progress())
+    good = RunResult("good", "stopped", "system", None, RunProgress())
     outcome = finished([good, _failed()], [], None, False)
     assert outcome.exit == 1
     assert outcome.error is not None
@@ -66,7 +66,7 @@ def test_the_exit_code_follows_the_errors_code(code: str, exit_code: int) -> Non
 
 def test_the_first_signal_asks_and_the_second_forces() -> None:
     stop, said = StopFlag(), []
-    signals = Signals(stop, said.append)
+    signals = CommandSignals(stop, said.append)
     signals.deliver()
     assert not stop.requested
     signals.note(signal.SIGTERM)

@@ -31,7 +31,7 @@ def no_spark_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("Spark was asked for")
 
-    monkeypatch.setattr("conduit_dagster.cli.session.open_session", refuse)
+    monkeypatch.setattr("conduit_dagster.cli.verb_session.open_session", refuse)
 
 
 def test_findings_are_printed_and_nothing_is_started(run, project: Path, pipeline) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.cli.session import spark_settings
+from conduit_dagster.cli.verb_session import spark_settings
 from conduit_dagster.config.project import Project
-from conduit_dagster.spark.server_files import Server, ServerFiles
+from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 
 
 def test_without_a_server_status_and_stop_say_so_and_make_nothing(run, project: Path) -> None:
@@ -28,7 +28,9 @@ def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
 
     files = ServerFiles(project / ".conduit")
     files.make()
-    files.write(Server(os.getpid(), started_at(os.getpid()) or "", 1, "secret", time.time(), "4.3.0", "python", {}))
+    files.write(
+        SparkServer(os.getpid(), started_at(os.getpid()) or "", 1, "secret", time.time(), "4.3.0", "python", {})
+    )
     ran = run("spark", "status", "--json")
     assert ran.code == 1
     assert (ran.envelope["error"]["code"], ran.envelope["result"]["answers"]) == ("spark.unreachable", False)

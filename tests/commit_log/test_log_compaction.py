@@ -10,8 +10,8 @@ from kills import at, crashing
 
 from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_upto
 from conduit_dagster.commit_log.entries import decode_batch
-from conduit_dagster.commit_log.layout import hidden
-from conduit_dagster.commit_log.reader import MissingPartError, read, read_current
+from conduit_dagster.commit_log.log_reader import MissingPartError, read, read_current
+from conduit_dagster.commit_log.segment_layout import hidden
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.lease import LeaseLost, Transactions, acquire
 

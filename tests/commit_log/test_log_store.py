@@ -6,8 +6,8 @@ import pytest
 from commit_log_lab import PIPELINE, SOURCE, LogLab
 
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.consumer_offsets import offsets_of, set_offsets
 from conduit_dagster.state.log_store import LogState, Segment
-from conduit_dagster.state.offsets import offsets_of, set_offsets
 
 
 def state(log: LogLab) -> LogState:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from conduit_dagster.commit_log.binary import LogRecord, decode_log, encode_log_record, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, decode_entries, encode_entries
-from conduit_dagster.commit_log.reader import read
-from conduit_dagster.commit_log.writer import PartFile
+from conduit_dagster.commit_log.log_reader import read
+from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record
 from conduit_dagster.recovery.errors import FatalError
 

@@ -117,7 +117,7 @@ def test_no_value_raises(fields: dict[str, object], other: object) -> None:
 
 
 def _models(model: type[BaseModel]) -> list[type[BaseModel]]:
-    from conduit_dagster.config.check import section_at
+    from conduit_dagster.config.model_findings import section_at
 
     inner = [section_at(model, (name.replace("_", "-"),)) for name in model.model_fields]
     return [model, *(deeper for section in inner if section is not None for deeper in _models(section))]

@@ -19,7 +19,7 @@ from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 from conduit_dagster.state.claim import project_store
 
 Patch = pytest.MonkeyPatch
@@ -43,7 +43,7 @@ class Chain:
         self._database = project_store(Project.find(root, {}))
         row = {"pipeline": "a", "consumer": "first", "kind": "data", "delivered": 0, "step": 1, "target": ""}
         with self._database.begin() as connection:
-            connection.execute(schema.consumers.insert().values(**row))
+            connection.execute(tables.consumers.insert().values(**row))
         self.restart()
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Chain:
         told = {"naming": 2} if self._is_folder else {"inode": inode, "length": size}
         stored = json.dumps({"path": str(self._root / "out"), **told, **target})
         with self._database.begin() as connection:
-            connection.execute(sa.update(schema.consumers).values(target=stored))
+            connection.execute(sa.update(tables.consumers).values(target=stored))
 
     def replace(self, lines: list[str] = THEIRS) -> None:
         """By another file. The one that was there keeps its inode, under another name."""

@@ -14,9 +14,9 @@ from deltalake import DeltaTable
 from kills import hooked
 from waiting import at_once
 
-from conduit_dagster.connectors.columnar import writer as columns_writer
+from conduit_dagster.connectors.columnar import parquet_writer as columns_writer
+from conduit_dagster.connectors.connector_registry import find_destination
 from conduit_dagster.connectors.delta.destination import DeltaDestination
-from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.sdk import WriterTask
 
 

@@ -18,7 +18,7 @@ from kills import at, crashing
 from small_disk import no_file_beyond
 
 from conduit_dagster.connectors.delta import commits
-from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import WriterTask
 
@@ -93,16 +93,16 @@ def test_commits_of_others_in_between_are_fine(tmp_path: Path) -> None:
 def test_a_table_where_others_are_always_faster_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the table is followed by a foreign commit: the tries are bounded, nothing is in."""
     monkeypatch.setattr(commits, "ATTEMPTS", 3)
-    destination, opened = make(tmp_path), Table.open
+    destination, opened = make(tmp_path), DeltaTableLog.open
     delivery = stage(destination, 1, [numbers(1)])
 
-    def look(self: Table) -> DeltaTable | None:
+    def look(self: DeltaTableLog) -> DeltaTable | None:
         table = opened(self)
         write_deltalake(tmp_path / "table", pa.table({"i": [100]}), mode="append")
         return table
 
     with monkeypatch.context() as patch:
-        patch.setattr(Table, "open", look)
+        patch.setattr(DeltaTableLog, "open", look)
         with pytest.raises(TransientError) as raised:
             destination.publish(delivery)
     assert raised.value.code == "delta.contended"

@@ -14,16 +14,16 @@ from pydantic import ValidationError
 from waiting import at_once
 
 from conduit_dagster.connectors.delta.destination import DeltaDestinationSettings
-from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 
 def test_tasks_that_race_for_a_new_table_make_one(tmp_path: Path) -> None:
     """All go by the columns of the first."""
     for attempt in range(10):
-        table = Table(str(tmp_path / f"t{attempt}"))
+        table = DeltaTableLog(str(tmp_path / f"t{attempt}"))
 
-        def create(number: int, table: Table = table) -> str:
+        def create(number: int, table: DeltaTableLog = table) -> str:
             return table.create(pa.schema([(f"c{number}", pa.int64())])).schema().to_json()
 
         assert len(set(at_once(create, 4))) == 1
@@ -51,7 +51,7 @@ def test_what_was_compacted_vacuumed_and_checkpointed_is_still_held(tmp_path: Pa
 
 def test_checkpoints_come_by_themselves(tmp_path: Path) -> None:
     destination = make(tmp_path)
-    table = Table(str(tmp_path / "table")).create(pa.schema([("i", pa.int64())]))
+    table = DeltaTableLog(str(tmp_path / "table")).create(pa.schema([("i", pa.int64())]))
     for version in range(98):
         properties = CommitProperties(app_transactions=[Transaction("x", version)])
         table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
@@ -125,7 +125,7 @@ def test_a_path_that_can_be_no_folder_is_said_before_anything_is_read(tmp_path: 
 
 
 def test_secrets_of_a_url_are_not_shown() -> None:
-    assert Table("s3://user:secret@bucket/a/table?token=secret").address == "s3://bucket/a/table"
+    assert DeltaTableLog("s3://user:secret@bucket/a/table?token=secret").address == "s3://bucket/a/table"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.connectors.registry import destination_names, find_destination
-from conduit_dagster.engine.plugins import load_plugins
+from conduit_dagster.connectors.connector_registry import destination_names, find_destination
+from conduit_dagster.engine.plugin_loading import load_plugins
 from conduit_dagster.sdk import Destination, DirectDestination, DriverDestination, StagedDestination
 
 TEXT = """

@@ -16,7 +16,7 @@ import pytest
 from file_reading import MUCH, Reader, append
 from structlog.testing import capture_logs
 
-from conduit_dagster.connectors.file import steps
+from conduit_dagster.connectors.file import step_ranges
 
 AT_ONCE = {"unterminated-wait": "0s", "rotate-wait": "0s"}
 LONG = {"unterminated-wait": "1h", "rotate-wait": "1h"}
@@ -55,7 +55,7 @@ def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         sleep(seconds)
 
     # the module's own: a writer of these tests pauses as well
-    monkeypatch.setattr(steps, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
+    monkeypatch.setattr(step_ranges, "time", SimpleNamespace(sleep=nap, monotonic=time.monotonic))
     return found
 
 

@@ -12,7 +12,7 @@ from file_changes import NEW, OLD, rotate, write
 from file_reading import Reader, append
 
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import Found, Tracked
+from conduit_dagster.connectors.file.listing import FoundFile, Tracked
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -80,13 +80,13 @@ def test_what_makes_a_file_the_same(found: dict[str, int], same: bool) -> None:
     """Inode and birth; where one look has no birth, no time may have gone back."""
     tracked = Tracked("a", 0, 7, modified=20, changed=30, birth=5)
     values = {"inode": 7, "size": 1, "modified": 20, "changed": 30, **found}
-    assert tracked.may_be(Found("/elsewhere/b", "b", **values)) is same
+    assert tracked.may_be(FoundFile("/elsewhere/b", "b", **values)) is same
 
 
 def test_a_remote_file_is_known_by_its_name() -> None:
     tracked = Tracked("a", 0, 0)
-    assert tracked.may_be(Found("memory://x/a", "a", 0, 1, 0))
-    assert not tracked.may_be(Found("memory://x/b", "b", 0, 1, 0))
+    assert tracked.may_be(FoundFile("memory://x/a", "a", 0, 1, 0))
+    assert not tracked.may_be(FoundFile("memory://x/b", "b", 0, 1, 0))
 
 
 # -- positions ------------------------------------------------------------------------------------------------------

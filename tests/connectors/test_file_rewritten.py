@@ -13,8 +13,8 @@ import pytest
 from file_changes import NEW, OLD, copy_and_truncate, replace, rotate, write
 from file_reading import MUCH, Reader, append
 
-from conduit_dagster.connectors.file import reader, steps
-from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.connectors.file import line_reader, step_ranges
+from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -24,14 +24,14 @@ from conduit_dagster.sdk import Block, Limit, ReadOptions
 def test_a_rotation_while_a_task_opens_its_file(tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was looked at is what is read: every line once, the new file's in the next step."""
     write(log, OLD)
-    source, read_lines = Reader(tmp_path), reader.read_lines
+    source, read_lines = Reader(tmp_path), line_reader.read_lines
 
     def rotated(*args: Any) -> Any:
         monkeypatch.undo()
         rotate(log)
         return read_lines(*args)
 
-    monkeypatch.setattr(reader, "read_lines", rotated)
+    monkeypatch.setattr(line_reader, "read_lines", rotated)
     assert source.step() == OLD
     assert source.step() == NEW
 
@@ -118,7 +118,7 @@ def test_cut_off_and_written_anew_between_counting_and_marking(
 ) -> None:
     """No position is made of the one content's lines and the other one's mark."""
     write(log, OLD)
-    source, reach = Reader(tmp_path), steps.reach
+    source, reach = Reader(tmp_path), step_ranges.reach
 
     def changed(*args: Any) -> Any:
         monkeypatch.undo()
@@ -126,7 +126,7 @@ def test_cut_off_and_written_anew_between_counting_and_marking(
         write(log, ["something", "longer", *NEW])
         return found
 
-    monkeypatch.setattr(steps, "reach", changed)
+    monkeypatch.setattr(step_ranges, "reach", changed)
     assert source.step() == ["something", "longer", *NEW]
 
 
@@ -204,7 +204,7 @@ def test_a_file_that_is_renamed_while_the_folder_is_listed(tmp_path: Path, monke
     write(tmp_path / "n.txt", NEW)
     files = source.source._surveyor.files
 
-    def renamed() -> list[Found]:
+    def renamed() -> list[FoundFile]:
         monkeypatch.undo()
         found = [file for file in files() if file.name != "m.txt"]
         (tmp_path / "m.txt").rename(tmp_path / "a.txt")

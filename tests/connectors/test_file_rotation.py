@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from file_reading import ENDLESS, MUCH, Reader, append
 
-from conduit_dagster.connectors.file import steps
+from conduit_dagster.connectors.file import step_ranges
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -91,7 +91,7 @@ def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: 
     reader = Reader(tmp_path, **{"rotate-wait": "0s"})
     assert reader.step() == ["a"]
     append(log, "bb\n")
-    original = getattr(steps, name)
+    original = getattr(step_ranges, name)
 
     def rotating(*args: Any) -> Any:
         if not (tmp_path / "app.log.1").exists():
@@ -99,7 +99,7 @@ def test_a_rotation_while_it_is_looking(tmp_path: Path, log: Path, monkeypatch: 
             append(log, "x\ny\nzz\n")
         return original(*args)
 
-    monkeypatch.setattr(steps, name, rotating)
+    monkeypatch.setattr(step_ranges, name, rotating)
     assert reader.step() + reader.step() == ["bb", "x", "y", "zz"]
 
 

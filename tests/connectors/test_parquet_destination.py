@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from waiting import at_once
 
-from conduit_dagster.connectors.columnar import writer as columns_writer
+from conduit_dagster.connectors.columnar import parquet_writer as columns_writer
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conduit_dagster.connectors.parquet import footer, survey
+from conduit_dagster.connectors.parquet import footer, parquet_scan
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -108,7 +108,7 @@ def test_a_footer_is_remembered_of_the_file_that_was_opened(
     tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is given to another file between the listing and the opening; then the first one is put back."""
-    source, read_footer = make(tmp_path), survey.read_footer
+    source, read_footer = make(tmp_path), parquet_scan.read_footer
 
     def replaced(url: str) -> Any:
         path.rename(path.with_name(".kept"))
@@ -116,7 +116,7 @@ def test_a_footer_is_remembered_of_the_file_that_was_opened(
         return read_footer(url)
 
     with monkeypatch.context() as patch:
-        patch.setattr(survey, "read_footer", replaced)
+        patch.setattr(parquet_scan, "read_footer", replaced)
         end = source.latest(source.initial(), ALL)
     assert rows(source, source.split(source.initial(), end, 1)) == NEW
     path.with_name(".kept").replace(path)

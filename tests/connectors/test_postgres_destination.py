@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from postgres_lab import PostgresLab, at_half, change, child, create
 
-from conduit_dagster.connectors.postgres.publish import KEPT_STEPS
-from conduit_dagster.connectors.registry import find_destination
+from conduit_dagster.connectors.connector_registry import find_destination
+from conduit_dagster.connectors.postgres.delivery_transaction import KEPT_STEPS
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import AlreadyClaimed

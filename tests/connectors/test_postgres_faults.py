@@ -16,8 +16,8 @@ from postgres_server import PostgresServer
 from pydantic import ValidationError
 from waiting import at_once, wait_until
 
-from conduit_dagster.connectors.postgres.errors import BulkError
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.sqlstates import BulkError
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Delivery, Rejected
@@ -153,7 +153,7 @@ def test_a_stopped_server_is_an_outage(lab: PostgresLab, postgres_server: Postgr
 
 def test_an_idle_connection_that_was_cut_is_made_anew(lab: PostgresLab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.execute("CREATE TABLE t (id int)")
-    monkeypatch.setattr("conduit_dagster.connectors.postgres.session._IDLE", 0.0)
+    monkeypatch.setattr("conduit_dagster.connectors.postgres.connection._IDLE", 0.0)
     destination = lab.destination()
     lab.deliver(destination, [create(1)])
     lab.execute(END_OTHERS)

@@ -12,8 +12,8 @@ from msgspec import structs
 from postgres_lab import PostgresLab, change, child, create
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.encode import copy_lines
-from conduit_dagster.connectors.postgres.values import RecordError
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Delivery, Keys
 
@@ -81,7 +81,7 @@ def test_a_bad_character_refuses_its_record_alone(lab: PostgresLab) -> None:
 
 def test_a_nul_is_told_from_its_escape() -> None:
     assert copy_lines([["\\u0000"], [1]]) == b"\\\\u0000\t1\n"
-    with pytest.raises(RecordError):
+    with pytest.raises(CellError):
         copy_lines([["\\\0"]])
 
 

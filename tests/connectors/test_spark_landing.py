@@ -12,7 +12,7 @@ from kills import Crash, crash
 from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.registry import find_source
+from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import TransientError

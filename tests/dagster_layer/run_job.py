@@ -11,7 +11,7 @@ import dagster as dg
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
 from conduit_dagster.spark.session import is_connect
-from resources.spark import SparkResource
+from resources.spark_resource import SparkResource
 
 _seen: list[bool] = []
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from dagster_layer.project_folder import Folder
 
-from assets.checks import Verdict, verdicts
-from assets.look import Look
+from assets.asset_checks import CheckResult, verdicts
+from assets.events import RunSnapshot
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.report import Progress, Restart, RunResult
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import FRESH
 
@@ -27,17 +27,17 @@ def bound(folder: Folder) -> BoundPipeline:
     return found
 
 
-def _look(waited: float = 0, read: int = 100, nacked: int = 0, letters: int = 0, **more: Any) -> Look:
+def _look(waited: float = 0, read: int = 100, nacked: int = 0, letters: int = 0, **more: Any) -> RunSnapshot:
     consumers = {"dead_letters": {"delivered": letters}}
-    return Look(Progress(read=read, nacked=nacked), 0.0, waited, consumers=consumers, **more)
+    return RunSnapshot(RunProgress(read=read, nacked=nacked), 0.0, waited, consumers=consumers, **more)
 
 
-def _ended(error: ConduitError, restart: Restart | None = None) -> RunResult:
-    return RunResult("numbers", "degraded" if restart is None else "recovering", "", error, Progress(), restart)
+def _ended(error: ConduitError, restart: PendingRestart | None = None) -> RunResult:
+    return RunResult("numbers", "degraded" if restart is None else "recovering", "", error, RunProgress(), restart)
 
 
 def _passed(verdicts: Any) -> dict[str, bool]:
-    found: list[Verdict] = list(verdicts)
+    found: list[CheckResult] = list(verdicts)
     return {verdict.name: verdict.passed for verdict in found}
 
 
@@ -76,13 +76,13 @@ def test_dead_letters_count_since_the_last_look(bound: BoundPipeline, total: int
     assert _passed(verdicts(bound, _look(letters=total), seen, 60))["no_dead_letters"] is passed
 
 
-def _status(bound: BoundPipeline, result: RunResult | None) -> Verdict:
+def _status(bound: BoundPipeline, result: RunResult | None) -> CheckResult:
     (found,) = [one for one in verdicts(bound, _look(), 0, 60, result) if one.name == "status"]
     return found
 
 
 def test_the_status_shows_a_pending_restart(bound: BoundPipeline) -> None:
-    restart = Restart(7, 3, 4.0, 1_700_000_000_000_000_000, FRESH)
+    restart = PendingRestart(7, 3, 4.0, 1_700_000_000_000_000_000, FRESH)
     verdict = _status(bound, _ended(TransientError("gone", code="x.gone"), restart))
     assert not verdict.passed
     assert verdict.description == "recovering: gone; restart 3 after 4 s"

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 from dagster_layer.project_folder import TAKES_ALL, Folder
 
-from conduit_dagster.state.dead_letters import STATES, Wanted, reasons
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons
 
 LIMITED = "{plugin: builtin:file, window-size: 0, open-limit: 3, settings: {path: ./dead.jsonl}}"
 
@@ -22,7 +22,7 @@ def run(folder: Folder, kind: str, **config: Any) -> dg.ExecuteInProcessResult:
 
 def states(folder: Folder) -> dict[str, int]:
     """How many letters are in which state."""
-    return {row["state"]: row["letters"] for row in reasons(folder.store, "numbers", Wanted(STATES))}
+    return {row["state"]: row["letters"] for row in reasons(folder.store, "numbers", DeadLetterQuery(STATES))}
 
 
 def mend(folder: Folder, queue: str = TAKES_ALL) -> None:

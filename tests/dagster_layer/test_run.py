@@ -108,7 +108,7 @@ def test_dead_letters_warn_until_a_run_without_new_ones(folder: Folder, evaluati
 def test_a_gap_in_the_offsets_is_an_error(folder: Folder, evaluations: Evaluations) -> None:
     import sqlalchemy as sa
 
-    from conduit_dagster.state.schema import sources
+    from conduit_dagster.state.tables import sources
 
     folder.numbers()
     folder.run()

@@ -8,7 +8,7 @@ import signal
 import dagster as dg
 import pytest
 
-from assets.stopping import Signals, Warden
+from assets.stopping import Signals, StopWatcher
 from conduit_dagster.engine.stop import StopFlag
 
 
@@ -26,9 +26,9 @@ def run(folder: object) -> tuple[dg.DagsterInstance, str]:
 Run = tuple[dg.DagsterInstance, str]
 
 
-def _warden(run: Run, signals: Signals, end_after: float = 60) -> tuple[Warden, StopFlag]:
+def _warden(run: Run, signals: Signals, end_after: float = 60) -> tuple[StopWatcher, StopFlag]:
     stop = StopFlag()
-    return Warden(*run, stop, signals, end_after), stop
+    return StopWatcher(*run, stop, signals, end_after), stop
 
 
 def test_a_signal_is_counted_and_raises_nothing() -> None:

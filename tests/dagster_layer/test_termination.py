@@ -16,7 +16,7 @@ from dagster_layer.project_folder import SETTINGS, Folder
 from waiting import wait_until
 
 from conduit_dagster.state.overview import source_rows
-from conduit_dagster.state.schema import steps
+from conduit_dagster.state.tables import steps
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.state.schema import consumers, sources
+from conduit_dagster.state.tables import consumers, sources
 
 EXCLUDE = processor("drop", "field.exclude", fields=".Payload.After.nothing")
 

@@ -12,9 +12,9 @@ from support import Lab, destination, processor, queue
 from waiting import wait_until
 
 from conduit_dagster.engine.operate.starting import ask_start, stop
-from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.reporting import report_failure
-from conduit_dagster.engine.run_life import Circumstances
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
 from conduit_dagster.recovery.errors import TransientError
@@ -140,7 +140,7 @@ def test_b09_a_stop_is_no_failure(lab: Lab, force: bool) -> None:
     build(lab)
     flag = StopFlag()
 
-    def stop_at_once(step: StepReport, progress: Progress) -> None:
+    def stop_at_once(step: StepReport, progress: RunProgress) -> None:
         flag.force() if force else flag.request("user")
 
     result = keep(lab, flag=flag, observe=stop_at_once)
@@ -261,7 +261,7 @@ def test_b11_a_restart_happens_once_whoever_asks_for_it(lab: Lab) -> None:
     for run in ("run-2", "run-3"):
         with keeper(lab) as one:
             one._options = RunOptions(
-                one._options.staging, drain=True, log=one._options.log, about=Circumstances(QUICK, run, number)
+                one._options.staging, drain=True, log=one._options.log, about=RunOrigin(QUICK, run, number)
             )
             results.append(one.once(lambda: lab._spark, first.restart.at_ns))  # type: ignore[arg-type, return-value]
     assert [(one.status, one.error) for one in results] == [("stopped", None), ("stopped", None)]
@@ -301,20 +301,20 @@ def test_a_store_that_does_not_answer_is_waited_for(lab: Lab) -> None:
     assert bound is not None
     assert lab._spark is not None
     nowhere = make_engine("postgresql://nobody:nothing@127.0.0.1:1/none?connect_timeout=1")
-    about = Circumstances(QUICK, "run-1")
+    about = RunOrigin(QUICK, "run-1")
     options = RunOptions(catalogue.project.staging_url, drain=True, patience=0.1, about=about)
     result = run_pipeline(bound, lab._spark, nowhere, options, StopFlag())
     assert result.status == "recovering"
     assert result.restart is not None
     assert (result.restart.failure, result.restart.attempt, result.restart.delay) == (None, 1, 0.05)
-    again = Circumstances(QUICK, "run-1", past=result.restart.past)
+    again = RunOrigin(QUICK, "run-1", past=result.restart.past)
     result = run_pipeline(
         bound, lab._spark, nowhere, RunOptions(options.staging, patience=0.1, about=again), StopFlag()
     )
     assert result.restart is not None
     assert (result.restart.attempt, result.restart.delay) == (2, 0.1)
     # the store is back: it is still recovering, until a record is through
-    about = Circumstances(QUICK, "run-1", past=result.restart.past)
+    about = RunOrigin(QUICK, "run-1", past=result.restart.past)
     seen: list[str] = []
     with lab.store() as database:
         back = RunOptions(options.staging, drain=True, about=about)
@@ -339,7 +339,7 @@ def test_a_window_without_an_error_ends_a_recovery(lab: Lab) -> None:
     assert spark is not None
     policy = Policy(min_delay=0.05, max_delay=0.4, window=0.5)
     project = catalogue.project
-    options = RunOptions(project.staging_url, log=project.log_url, about=Circumstances(policy, "run-1", number))
+    options = RunOptions(project.staging_url, log=project.log_url, about=RunOrigin(policy, "run-1", number))
     with lab.store() as database:
         thread, _ = in_background(lambda: run_pipeline(bound, spark, database, options, flag))
         try:

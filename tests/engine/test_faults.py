@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from small_disk import fill, mounted
 from support import DECODE, Crashes, Lab, destination, queue, source
 
-from conduit_dagster.engine.report import Progress, RunResult, StepReport
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.recovery.errors import FatalError
 
 ROWS = [{"i": i} for i in range(200)]
@@ -75,7 +75,7 @@ def test_a_store_that_is_away_for_ten_seconds_is_waited_for(lab: Lab, postgres_s
     build(lab, **{"batch-size": 50})
     began: list[float] = []
 
-    def away(step: StepReport, progress: Progress) -> None:
+    def away(step: StepReport, progress: RunProgress) -> None:
         if not began:
             began.append(time.monotonic())
             postgres_server.stop(immediate=True)

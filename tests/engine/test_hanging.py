@@ -10,7 +10,7 @@ import pytest
 from hanging_plugin import COUNTING, HANGING, HOLDING
 from pyspark.sql import SparkSession
 from stopping import run_until
-from support import Lab, destination, queue
+from support import DECODE, Lab, destination, queue, source
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import newest_events, pipeline_rows
@@ -94,6 +94,21 @@ def test_a_thread_that_goes_on_after_it_was_left_decides_nothing(lab: Lab) -> No
     assert lab.run().error is None
     assert held(lab) == list(range(5))
     assert lab.lines("acks").count("5") == 1
+
+
+def test_a_thread_that_hangs_on_cancels_no_job_of_the_next_run(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"i": i} for i in range(5)])
+    build(lab, source(), HOLDING, processors=[DECODE], delivery={"batch-size": 1})
+    (lab.root / "hang-publish").touch()
+    stopped(lab, StopFlag.request)
+    lab.write("in.jsonl", [{"i": i} for i in range(5, 20)], mode="a")
+    # of the next run nothing hangs, while the thread that was left does
+    (lab.root / "plugins" / "hanging.py").write_text(HANGING.replace("def hang(", "def hang(*_): pass\ndef unused("))
+    try:
+        assert lab.run().error is None
+        assert sorted(held(lab)) == list(range(20))
+    finally:
+        (lab.root / "hang-publish").unlink()
 
 
 def test_sources_are_closed_at_the_end_of_every_run(lab: Lab) -> None:

@@ -10,8 +10,8 @@ import pytest
 from support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.cli.reference import processor_pages
-from conduit_dagster.engine.compiled import compile_program
-from conduit_dagster.engine.plugins import _installed, load_plugins
+from conduit_dagster.engine.compiled_pipeline import compile_program
+from conduit_dagster.engine.plugin_loading import _installed, load_plugins
 from conduit_dagster.engine.program import Program
 from conduit_dagster.recovery.errors import FatalError
 

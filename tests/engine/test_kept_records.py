@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.dead_letters.archive import Archive, ArchiveFile, Letter
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
 from conduit_dagster.engine.dead_letters.kept import keep, kept
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -58,7 +58,7 @@ def test_rows_are_found_by_their_lines(tmp_path: Path) -> None:
     """Over the ends of row groups, which are of 4,096 letters."""
     file = ArchiveFile(str(tmp_path / "a"), 3, 0)
     for i in range(10_000):
-        file.add(Letter("in", i, str(i), "", "n", "c", "m", "", -1, -1, b"f%d" % i, b"o%d" % i))
+        file.add(ArchivedLetter("in", i, str(i), "", "n", "c", "m", "", -1, -1, b"f%d" % i, b"o%d" % i))
     part = file.finish()
     assert part is not None and part.letters == 10_000
     archive, lines = Archive(str(tmp_path / "a")), [0, 1, 4095, 4096, 8191, 8192, 9999]

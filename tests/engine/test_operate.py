@@ -14,13 +14,13 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, queue, source
 
+from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.operate.claiming import Claiming
-from conduit_dagster.engine.operate.desk import Desk, owned
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step
 from conduit_dagster.engine.operate.open_delivery import open_delivery
-from conduit_dagster.engine.shipment import Shipment
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import AlreadyClaimed
@@ -51,7 +51,7 @@ def lab(tmp_path: Path, spark: SparkSession, url: str) -> Lab:
 
 
 @contextmanager
-def desk(lab: Lab, spark: SparkSession) -> Iterator[Desk]:
+def desk(lab: Lab, spark: SparkSession) -> Iterator[PipelineLock]:
     catalogue = lab.catalogue()
     bound, project = catalogue.get("p"), catalogue.project
     assert bound is not None
@@ -92,7 +92,7 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
     lab: Lab, spark: SparkSession, url: str, crashes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # a connection that was idle for longer is looked at first, and made anew at once
-    monkeypatch.setattr("conduit_dagster.connectors.postgres.session._IDLE", 3_600.0)
+    monkeypatch.setattr("conduit_dagster.connectors.postgres.connection._IDLE", 3_600.0)
     crashes(lab, "before-publish")
     with desk(lab, spark) as frozen:
         late = open_delivery(frozen, "out")

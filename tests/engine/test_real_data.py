@@ -9,7 +9,7 @@ import pytest
 from operating import offsets
 from support import DECODE, SHARED, Lab, destination, processor, queue, source
 
-from conduit_dagster.state.dead_letters import Wanted, reasons
+from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
 
 DATA = SHARED / "data"
 pytestmark = pytest.mark.skipif(not DATA.is_dir(), reason="shared/data is not beside the checkout")
@@ -145,5 +145,5 @@ def test_movies_are_replayed_once_their_processor_is_mended(lab: Lab) -> None:
     assert [row["Title"] for row in lab.documents("out.jsonl")[delivered:]] == titles
     assert facts["delivered"] == {"out": len(titles)}
     with lab.store() as store:
-        assert reasons(store, "p", Wanted()) == []
+        assert reasons(store, "p", DeadLetterQuery()) == []
     assert offsets(lab) == before and lab.run().progress.read == 0

@@ -13,9 +13,9 @@ import pytest
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.engine import staging
+from conduit_dagster.engine import stager
 from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.memory import Memories
+from conduit_dagster.engine.processor_state import Memories
 from conduit_dagster.engine.report import RunResult
 
 ROWS = [{"i": i} for i in range(6)]
@@ -175,8 +175,8 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
     bound = lab.catalogue().get("p")
     assert bound is not None
     spark: Any = None  # cleaning runs no job
-    stager = partial(staging.Stager, spark, bound.compiled, str(folder.parent), Archive(""), Memories(""), 1)
-    stager(epochs[0]).clean([])
+    of_epoch = partial(stager.Stager, spark, bound.compiled, str(folder.parent), Archive(""), Memories(""), 1)
+    of_epoch(epochs[0]).clean([])
     assert len(list(folder.iterdir())) == len(epochs)
-    stager(epochs[-1] + 1).clean([])
+    of_epoch(epochs[-1] + 1).clean([])
     assert list(folder.iterdir()) == []

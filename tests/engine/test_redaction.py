@@ -16,8 +16,8 @@ from support import DECODE, Lab, destination, processor, queue, source
 from conduit_dagster.engine.redaction import MASK, Redaction
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.dead_letters import Wanted, newest
-from conduit_dagster.state.schema import history
+from conduit_dagster.state.dead_letters import DeadLetterQuery, newest
+from conduit_dagster.state.tables import history
 
 SECRET = "987-65-4321"
 FIELD = ".Payload.After.ssn"
@@ -35,7 +35,7 @@ def build(lab: Lab, plugin: str = "builtin:file", **more: Any) -> None:
 def reasons_of(lab: Lab) -> list[str]:
     """What the index says of each letter."""
     with lab.store() as store:
-        return [row["message"] for row in newest(store, "p", Wanted(), 10)]
+        return [row["message"] for row in newest(store, "p", DeadLetterQuery(), 10)]
 
 
 def test_the_reason_is_masked_and_the_stored_record_is_not(lab: Lab) -> None:
@@ -128,7 +128,7 @@ def test_the_queue_has_processors_of_its_own(lab: Lab) -> None:
         ("night", 3),
     ]
     with lab.store() as store:
-        assert len(newest(store, "p", Wanted(), 10)) == 3  # what is filtered is in the index all the same
+        assert len(newest(store, "p", DeadLetterQuery(), 10)) == 3  # what is filtered is in the index all the same
 
 
 def test_a_letter_that_its_own_processor_nacks_stops_the_run(lab: Lab) -> None:

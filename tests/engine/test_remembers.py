@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.memory import Memories, Remembers
+from conduit_dagster.engine.processor_state import Memories, Remembers
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
 from conduit_dagster.record import Record

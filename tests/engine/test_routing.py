@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.state.dead_letters import Wanted, newest
+from conduit_dagster.state.dead_letters import DeadLetterQuery, newest
 from conduit_dagster.state.overview import offset_rows
 
 UP = processor("up", "field.set", field=".Payload.After.n", expression="after.n + 100")
@@ -60,7 +60,7 @@ def test_a_condition_that_fails_nacks_for_its_destination_alone(lab: Lab) -> Non
     assert (facts["replayed"], facts["failed"]) == (1, 0)
     assert numbers(lab, "big")[-1] == "five" and Counter(numbers(lab, "all"))["five"] == 1
     with lab.store() as store:
-        assert newest(store, "p", Wanted(), 1) == []
+        assert newest(store, "p", DeadLetterQuery(), 1) == []
 
 
 @pytest.mark.parametrize("log", ["positions", "records"])

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from stopping import forced_stop_once
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.spark.sql.session import BATCH, sql_session
+from conduit_dagster.spark.sql.sql_session import BATCH, sql_session
 
 TOTAL = "SELECT *, price * count AS total FROM record WHERE count <> 0"
 COLUMNS = "price DECIMAL(10, 2), count INT"

@@ -18,8 +18,8 @@ from support import DECODE, Crashes, Lab, destination, processor, queue, source
 from conduit_dagster.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions
-from conduit_dagster.state.schema import logs, steps
 from conduit_dagster.state.steps import Plan
+from conduit_dagster.state.tables import logs, steps
 
 ROWS = [{"i": i, "t": "ü" * (i % 5)} for i in range(70)]
 KEY = processor("key", "field.set", field=".Payload.After.k", expression="str(key) + str(position)")

@@ -12,7 +12,7 @@ from sqlalchemy import event
 from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.report import Progress, StepReport
+from conduit_dagster.engine.report import RunProgress, StepReport
 
 NACKED = processor("bad", "error", "after.i % 5 == 4", message="no")
 
@@ -90,7 +90,7 @@ def test_a_step_of_one_destination_costs_the_store_four_transactions(lab: Lab) -
     costs: list[tuple[int, int]] = []
     with counting() as seen:
 
-        def observe(step: StepReport, progress: Progress) -> None:
+        def observe(step: StepReport, progress: RunProgress) -> None:
             costs.append((seen.count("commit"), len([one for one in seen if one != "commit"])))
             seen.clear()
 

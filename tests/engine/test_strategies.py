@@ -16,7 +16,7 @@ from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.state.schema import steps
+from conduit_dagster.state.tables import steps
 
 ROWS = [{"i": i} for i in range(40)]
 

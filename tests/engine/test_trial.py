@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support import DECODE, Lab, destination, processor, source
 
-from conduit_dagster.engine.trial.cases import Verdict, run_case
+from conduit_dagster.engine.trial.cases import CaseResult, run_case
 from conduit_dagster.engine.trial.dry_run import dry_run
 from conduit_dagster.recovery.errors import FatalError
 
@@ -34,7 +34,7 @@ def build(lab: Lab, *tests: Any, **more: Any) -> None:
     lab.pipeline(**{**usual, "tests": list(tests), **more})
 
 
-def verdict(lab: Lab, records: list[Any], expect: Any = None, **more: Any) -> Verdict:
+def verdict(lab: Lab, records: list[Any], expect: Any = None, **more: Any) -> CaseResult:
     """Of one test."""
     build(lab, {"name": "t", "records": records, "expect": expect or {}, **more})
     catalogue = lab.catalogue()
@@ -47,7 +47,7 @@ def raw(i: int, n: Any = "1") -> Any:
     return {"after": json.dumps({"i": i, "n": n})}
 
 
-def flaws(found: Verdict) -> list[str]:
+def flaws(found: CaseResult) -> list[str]:
     """Where something is not as expected."""
     return [flaw.where for flaw in found.flaws]
 

@@ -11,10 +11,10 @@ from support import DECODE, Lab, destination, source
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.report import Progress, Restart, RunResult, StepReport
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
 from conduit_dagster.metrics.facts import PipelineFacts
 from conduit_dagster.metrics.families import page
-from conduit_dagster.metrics.live import LiveMetrics, Tally
+from conduit_dagster.metrics.live import LiveMetrics, PipelineMetrics
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.steps import SourceCount
 
@@ -23,9 +23,9 @@ class Lived:
     """A tally, and the run that it looks at."""
 
     def __init__(self, bound: BoundPipeline) -> None:
-        self.status, self.progress = "running", Progress()
+        self.status, self.progress = "running", RunProgress()
         self.metrics = LiveMetrics()
-        self.tally: Tally = self.metrics.add(bound, lambda: self.status, lag_of)
+        self.tally: PipelineMetrics = self.metrics.add(bound, lambda: self.status, lag_of)
 
     def step(self, seconds: float = 0.2, **counts: Any) -> PipelineFacts:
         position = {"in": counts.pop("position")} if "position" in counts else {}
@@ -38,7 +38,7 @@ class Lived:
         self.tally.observe(step, self.progress)
         return self.tally.facts()
 
-    def end(self, restart: Restart | None, status: str = "recovering") -> None:
+    def end(self, restart: PendingRestart | None, status: str = "recovering") -> None:
         self.status = status
         self.tally.tell(RunResult("p", status, "", None, self.progress, restart))
 
@@ -80,7 +80,7 @@ def test_the_lag_is_the_sources_own(lived: Lived, bound: BoundPipeline) -> None:
 
 
 def test_restarts_are_counted_when_they_begin(lived: Lived) -> None:
-    restart = Restart(1, 1, 4.0, 5_000_000_000, FRESH)
+    restart = PendingRestart(1, 1, 4.0, 5_000_000_000, FRESH)
     lived.end(restart)
     assert (lived.tally.facts().restarts, lived.tally.facts().restart_at) == (0, 5.0)
     lived.end(None)
@@ -101,7 +101,7 @@ def test_logged_sources_have_the_lag_of_the_real_one(tmp_path: Path) -> None:
     asked = list[str]()
     metrics = LiveMetrics()
     tally = metrics.add(found, lambda: "running", lambda reader, position: asked.append(type(reader).__name__))
-    progress = Progress(positions={"in": 7})
+    progress = RunProgress(positions={"in": 7})
     tally.observe(StepReport(1, 0.1, {"in": SourceCount(1)}, {"in": 7}, {}, {}, {}, {}, []), progress)
     assert asked == ["LogSource"]
     assert tally.facts().sources["in"].lag is None

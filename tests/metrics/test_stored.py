@@ -15,9 +15,9 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.history import deprovision
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.schema import consumers, sources, steps
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import consumers, sources, steps
 
 SECOND = 1_000_000_000
 ERROR = {"code": "x.y", "message": "it broke", "node": "p:in", "place": None, "fix": None, "fatal": False}
@@ -28,7 +28,7 @@ def store(database: sa.Engine) -> Iterator[PipelineStore]:
     """Pipeline ``p`` has begun, with a source, a destination and a dead-letter queue."""
     lease = acquire(database, "p", 60.0)
     store = PipelineStore(database, lease)
-    store.life.begin(Start("r1", "p.yaml"))
+    store.life.begin(RunStart("r1", "p.yaml"))
     store.registering(lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), 0))
     for consumer, kind in (("out", "data"), ("dead_letters", "dlq")):
         store.registering(lambda registry, _, own=(consumer, kind): registry.register_consumer(*own))
@@ -85,7 +85,7 @@ def test_restarts_and_when_the_next_one_is_due(database: sa.Engine, store: Pipel
     life = store.life
     for number in (1, 2):
         life.failed(ERROR, Policy(), "r")
-        assert life.begin(Start("r", restart=number)) is not None
+        assert life.begin(RunStart("r", restart=number)) is not None
     assert read(StoredMetrics(database, no_lag))["pipeline_restarts_total", "p"] == 2
     failed = life.failed(ERROR, Policy(), "r")
     assert failed.wait is not None
@@ -123,7 +123,7 @@ def test_a_counter_does_not_go_back_a_little(database: sa.Engine, store: Pipelin
 
 def test_a_pipeline_whose_file_is_gone_is_left_out(database: sa.Engine, store: PipelineStore) -> None:
     lease = acquire(database, "q", 60.0)
-    PipelineStore(database, lease).life.begin(Start("r", "q.yaml"))
+    PipelineStore(database, lease).life.begin(RunStart("r", "q.yaml"))
     lease.release()
     assert deprovision(database, "q")
     assert {labels[0] for _, *labels in read(StoredMetrics(database, no_lag))} == {"p"}

@@ -11,7 +11,7 @@ import pytest
 
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import Clock, compile_condition
-from conduit_dagster.processors.in_place import InPlaceProcessor
+from conduit_dagster.processors.common.in_place import InPlaceProcessor
 from conduit_dagster.processors.registry import find
 from conduit_dagster.record import READ_AT, Record, copy
 from conduit_dagster.sdk import Nack, Processor, ProcessorContext, Result

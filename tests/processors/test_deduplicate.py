@@ -12,8 +12,8 @@ from processors.conftest import make
 from pydantic import ValidationError
 
 from conduit_dagster.expressions import Clock
+from conduit_dagster.processors.common.stateful import Entries
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
-from conduit_dagster.processors.remembering import Entries
 from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import DROP, Nack, ProcessorContext
 

@@ -9,8 +9,8 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from conduit_dagster.processors.spark_sql.columns import parse_columns
-from conduit_dagster.processors.spark_sql.functions import ALLOWED, REFUSED
+from conduit_dagster.processors.common.spark_sql.column_types import parse_columns
+from conduit_dagster.processors.common.spark_sql.query_functions import ALLOWED, REFUSED
 from conduit_dagster.processors.sql import SqlSettings
 
 COLUMNS = "a INT, b STRING, l ARRAY<INT>, s STRUCT<x: INT>"

@@ -13,7 +13,7 @@ from processors.conftest import make
 from pydantic import ValidationError
 
 from conduit_dagster.cli.reference import processor_pages
-from conduit_dagster.engine.plugins import load_plugins
+from conduit_dagster.engine.plugin_loading import load_plugins
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Nack
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conduit_dagster.engine.blame import blame
+from conduit_dagster.engine.error_context import blame
 from conduit_dagster.engine.ledger import Ledger, task_error
 from conduit_dagster.recovery.classify import classified, classify, from_dagster
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, coded

@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from sensors_lab import Location
 
-from assets.restart import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 
@@ -40,7 +40,7 @@ def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkey
     # one has failed when the tick begins, and one more each time that it looks again
     late = list(names)
     location.fail(late.pop(0))
-    monkeypatch.setattr("sensors.recovery._STAY", 60.0)
+    monkeypatch.setattr("sensors.tick._STAY", 60.0)
     looks = SimpleNamespace(**vars(time))
     looks.sleep = lambda _: location.fail(late.pop(0)) if late else None  # pyright: ignore[reportUnknownLambdaType]
     monkeypatch.setattr("sensors.tick.time", looks)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.session import SparkSettings, open_session
 
 SECONDS = 60

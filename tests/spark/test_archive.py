@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.spark import archive
+from conduit_dagster.spark import class_data
 
 _START = """
 from conduit_dagster.spark.session import SparkSettings, open_session
@@ -22,34 +22,34 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of its own, in which an archive failed lately: nothing makes one in the background."""
     monkeypatch.delenv("CONDUIT_SPARK_ARCHIVE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    path = archive.archive_path()
+    path = class_data.archive_path()
     assert path is not None
     assert path.is_relative_to(tmp_path)
     path.parent.mkdir(parents=True)
-    archive.mark_failed(path)
+    class_data.mark_failed(path)
     return path
 
 
 def test_there_are_no_options_without_an_archive(cache: Path) -> None:
-    assert archive.archive_options({}) == []
+    assert class_data.archive_options({}) == []
     cache.touch()
-    assert f"-XX:SharedArchiveFile={cache}" in archive.archive_options({})
-    assert archive.archive_options({"spark.driver.extraClassPath": "x"}) == []
+    assert f"-XX:SharedArchiveFile={cache}" in class_data.archive_options({})
+    assert class_data.archive_options({"spark.driver.extraClassPath": "x"}) == []
 
 
 def test_it_can_be_switched_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.touch()
     monkeypatch.setenv("CONDUIT_SPARK_ARCHIVE", "off")
-    assert archive.archive_options({}) == []
+    assert class_data.archive_options({}) == []
 
 
 def test_one_that_is_not_trusted_is_gone_and_not_made_again_today(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.touch()
-    assert archive.distrust_archive()
-    assert not archive.distrust_archive()
+    assert class_data.distrust_archive()
+    assert not class_data.distrust_archive()
     assert not cache.exists()
-    monkeypatch.setattr(archive.subprocess, "Popen", lambda *_, **__: pytest.fail("made again"))
-    archive.make_archive_later()
+    monkeypatch.setattr(class_data.subprocess, "Popen", lambda *_, **__: pytest.fail("made again"))
+    class_data.make_archive_later()
 
 
 @pytest.mark.slow

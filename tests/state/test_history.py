@@ -14,7 +14,7 @@ from waiting import at_once
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.history import (
     REMEMBERED,
-    Retention,
+    HistoryRetention,
     deprovision,
     duration,
     events,
@@ -25,9 +25,9 @@ from conduit_dagster.state.history import (
     said,
 )
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.schema import history
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import history
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "p:in", "place": None, "fix": None, "fatal": False}
 DAY_NS = 86_400 * 1_000_000_000
@@ -65,7 +65,7 @@ def test_the_newest_are_kept_by_number_and_only_of_this_pipeline(database: sa.En
     now = time.time_ns()
     write(database, [(p, f"e{n}", now) for n in range(20) for p in ("p", "q")])
     with database.begin() as connection:
-        assert prune(connection, "p", Retention(most=5), now) == 15
+        assert prune(connection, "p", HistoryRetention(most=5), now) == 15
     assert stored(database, "p") == [f"e{n}" for n in range(15, 20)]
     assert len(stored(database, "q")) == 20
 
@@ -74,7 +74,7 @@ def test_the_old_ones_go_by_age(database: sa.Engine) -> None:
     now = time.time_ns()
     write(database, [("p", "old", now - 3 * DAY_NS), ("p", "young", now - DAY_NS)])
     with database.begin() as connection:
-        assert prune(connection, "p", Retention(keep=2 * 86_400.0), now) == 1
+        assert prune(connection, "p", HistoryRetention(keep=2 * 86_400.0), now) == 1
     assert stored(database, "p") == ["young"]
 
 
@@ -84,20 +84,20 @@ def test_where_a_source_was_left_outlives_all_of_it(database: sa.Engine) -> None
     changes = [("p", "source_changed", now - 300 * DAY_NS)] * (REMEMBERED + 7)
     write(database, [*changes, *[("p", "x", now)] * 5])
     with database.begin() as connection:
-        prune(connection, "p", Retention(keep=1.0, most=1), now)
+        prune(connection, "p", HistoryRetention(keep=1.0, most=1), now)
     assert stored(database, "p") == ["source_changed"] * REMEMBERED + ["x"]
 
 
 def test_an_absurdly_long_time_keeps_everything(database: sa.Engine) -> None:
     write(database, [("p", "first", 0)])
     with database.begin() as connection:
-        assert prune(connection, "p", Retention(keep=1e15), time.time_ns()) == 0
+        assert prune(connection, "p", HistoryRetention(keep=1e15), time.time_ns()) == 0
 
 
 @pytest.mark.parametrize("others", [0, 1, 3])
 def test_writing_prunes_now_and_then_whoever_else_writes(database: sa.Engine, others: int) -> None:
     """Pipelines share the numbers of events: none may always miss its turn."""
-    retain(database, Retention(most=10))
+    retain(database, HistoryRetention(most=10))
     rounds = 400
     with database.begin() as connection:
         for number in range(rounds):
@@ -115,9 +115,9 @@ def test_what_is_to_go_is_not_shown_before_it_goes(database: sa.Engine) -> None:
     now = time.time_ns()
     write(database, [("p", "old", now - 3 * DAY_NS), *[("p", f"e{n}", now) for n in range(9)]])
     assert names(database) == ["old", *(f"e{n}" for n in range(9))]
-    retain(database, Retention(keep=86_400.0))
+    retain(database, HistoryRetention(keep=86_400.0))
     assert names(database) == [f"e{n}" for n in range(9)]
-    retain(database, Retention(most=2))
+    retain(database, HistoryRetention(most=2))
     assert names(database) == ["e7", "e8"]
 
 
@@ -126,14 +126,14 @@ def test_what_is_to_go_is_not_shown_before_it_goes(database: sa.Engine) -> None:
 
 def test_the_events_of_a_life_in_order(database: sa.Engine, store: PipelineStore) -> None:
     life = store.life
-    life.begin(Start("r1", "orders.yaml"))
+    life.begin(RunStart("r1", "orders.yaml"))
     for run in ("r2", "r3"):
         failed = life.failed(ERROR, Policy(), run)
         assert failed.wait is not None
-        assert life.begin(Start(run, restart=failed.failure)) is not None
+        assert life.begin(RunStart(run, restart=failed.failure)) is not None
     life.recovered(2)
     life.ended("stopped", "user")
-    life.begin(Start("r4", "orders.yaml"))
+    life.begin(RunStart("r4", "orders.yaml"))
     life.failed({**ERROR, "fatal": True}, Policy(), "r4")
     failing = ["failed", "waiting", "restarted"]
     ended = ["recovered", "stopped", "started", "failed", "degraded"]
@@ -168,19 +168,19 @@ def test_a_pipeline_is_provisioned_once_deprovisioned_once_and_comes_back(
     database: sa.Engine, store: PipelineStore
 ) -> None:
     assert not deprovision(database, "nobody")
-    store.life.begin(Start("r1", "a.yaml"))
-    store.life.begin(Start("r2", "a.yaml"))
+    store.life.begin(RunStart("r1", "a.yaml"))
+    store.life.begin(RunStart("r2", "a.yaml"))
     assert gone(database) == set()
     assert [deprovision(database, "p"), deprovision(database, "p")] == [True, False]
     assert gone(database) == {"p"}
-    store.life.begin(Start("r3", "b.yaml"))
+    store.life.begin(RunStart("r3", "b.yaml"))
     assert gone(database) == set()
     told = [(one.event, one.detail.get("file")) for one in events(database, "p", 100) if "provision" in one.event]
     assert told == [("provisioned", "a.yaml"), ("deprovisioned", "a.yaml"), ("provisioned", "b.yaml")]
 
 
 def test_of_many_that_find_a_file_gone_one_says_it(database: sa.Engine, store: PipelineStore) -> None:
-    store.life.begin(Start("r1", "a.yaml"))
+    store.life.begin(RunStart("r1", "a.yaml"))
     assert sorted(at_once(lambda _: deprovision(database, "p"), 4)) == [False, False, False, True]
 
 

@@ -13,10 +13,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, acquire
-from conduit_dagster.state.status_store import Start
+from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore
 
 
@@ -48,7 +48,7 @@ def test_a_stop_while_waiting_takes_nothing(database: sa.Engine) -> None:
     lease = acquire(database, "p", 30.0)
     with pytest.raises(ConduitError, match="already running"):
         acquire(database, "p", 30.0, cancelled=lambda: True)
-    PipelineStore(database, lease).life.begin(Start("r"))
+    PipelineStore(database, lease).life.begin(RunStart("r"))
     lease.release()
 
 
@@ -94,8 +94,8 @@ def test_a_silent_owner_is_replaced_after_its_time_and_can_decide_nothing_more(d
     assert time.monotonic() - began >= 0.4
     assert second.epoch == first.epoch + 1
     with pytest.raises(LeaseLost):
-        PipelineStore(database, first).life.begin(Start("r"))
-    PipelineStore(database, second).life.begin(Start("r"))
+        PipelineStore(database, first).life.begin(RunStart("r"))
+    PipelineStore(database, second).life.begin(RunStart("r"))
     second.release()
 
 
@@ -104,7 +104,7 @@ def test_an_owner_that_decides_is_not_silent(database: sa.Engine) -> None:
     lease = acquire(database, "p", 60.0)
     silence(lease)
     before = heartbeat(database)
-    PipelineStore(database, lease).life.begin(Start("r"))
+    PipelineStore(database, lease).life.begin(RunStart("r"))
     assert heartbeat(database) > before
     lease.release()
 
@@ -138,7 +138,7 @@ def test_an_owner_that_is_frozen_inside_a_transaction_blocks_nobody(postgres_url
         frozen.guard(connection)
         second = acquire(patient, "p", 0.4)
         with pytest.raises(SQLAlchemyError):
-            connection.execute(sa.select(schema.pipelines))
+            connection.execute(sa.select(tables.pipelines))
     assert second.epoch == frozen.epoch + 1
     second.release()
     for engine in (patient, hasty):

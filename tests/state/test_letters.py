@@ -10,12 +10,13 @@ import sqlalchemy as sa
 from leases import change_owner, silence
 
 from conduit_dagster.state import dead_letters as dead_letter_index
+from conduit_dagster.state.consumer_offsets import move_offsets, offsets_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letter_replays import close_letters
 from conduit_dagster.state.dead_letters import (
     STATES,
-    Letters,
-    Wanted,
+    DeadLetterQuery,
+    StepDeadLetters,
     fail_again,
     forget_closed,
     insert_letters,
@@ -24,10 +25,9 @@ from conduit_dagster.state.dead_letters import (
     reasons,
 )
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.offsets import move_offsets, offsets_of
-from conduit_dagster.state.schema import dead_letter_parts, dead_letters, sources
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
 
 Key = tuple[int, int]
 
@@ -49,12 +49,14 @@ def add(store: PipelineStore, step: int, *rows: DeadLetter) -> None:
     part = LetterPart(f"a{step}", len(rows), 1, "0" * 64)
     plan = Plan(step, step * 10, [])
     mine = [row._replace(part=f"a{step}") for row in rows]
-    store.transactions.run(lambda connection: insert_letters(connection, "p", plan, Letters([part], lambda: [mine])))
+    store.transactions.run(
+        lambda connection: insert_letters(connection, "p", plan, StepDeadLetters([part], lambda: [mine]))
+    )
 
 
 def keys(database: sa.Engine, *states: str, **wanted: Any) -> list[Key]:
     """The letters that are meant, in order."""
-    found = pages(database, "p", Wanted(states or STATES, **wanted), size=2)
+    found = pages(database, "p", DeadLetterQuery(states or STATES, **wanted), size=2)
     return [(row["step"], row["number"]) for page in found for row in page]
 
 
@@ -66,9 +68,12 @@ def test_letters_are_numbered_in_their_order_and_found_by_anything(database: sa.
     assert keys(database, source="in2") == [(2, 0)] and keys(database, namespace="n") == [(2, 1)]
     assert keys(database, since_ns=20) == [(2, 0), (2, 1)] and keys(database, until_ns=20) == [(1, 0), (1, 1), (1, 2)]
     assert keys(database, part="a2") == [(2, 0), (2, 1)] and keys(database, keys=[(1, 2), (2, 0)]) == [(1, 2), (2, 0)]
-    assert [row["offset"] for row in newest(database, "p", Wanted(), 3)] == [9, 7, 6]
-    assert newest(database, "p", Wanted(), 1)[0]["message"] == "why: 'é' \"\\"
-    assert [(row["code"], row["letters"]) for row in reasons(database, "p", Wanted(node="p:x"))] == [("c", 3), ("d", 1)]
+    assert [row["offset"] for row in newest(database, "p", DeadLetterQuery(), 3)] == [9, 7, 6]
+    assert newest(database, "p", DeadLetterQuery(), 1)[0]["message"] == "why: 'é' \"\\"
+    assert [(row["code"], row["letters"]) for row in reasons(database, "p", DeadLetterQuery(node="p:x"))] == [
+        ("c", 3),
+        ("d", 1),
+    ]
 
 
 def test_whatever_a_record_holds_is_kept_and_found(database: sa.Engine, store: PipelineStore) -> None:
@@ -76,7 +81,7 @@ def test_whatever_a_record_holds_is_kept_and_found(database: sa.Engine, store: P
     odd, long = "a\0b\ud800é", "n" * 300
     add(store, 1, letter(0, position=odd, code="c" * 200, message=odd, namespace=odd), letter(1, namespace=long))
     assert keys(database, namespace=odd) == [(1, 0)] and keys(database, namespace=long) == [(1, 1)]
-    row = newest(database, "p", Wanted(namespace=odd), 1)[0]
+    row = newest(database, "p", DeadLetterQuery(namespace=odd), 1)[0]
     assert (row["position"], row["message"], len(row["code"])) == ("a\\x00b\\ud800é", "a\\x00b\\ud800é", 128)
     moves = {"in": {odd: 3, long: 4}}
     store.transactions.run(lambda connection: move_offsets(connection, "p", ["out"], moves))
@@ -88,10 +93,10 @@ def test_whatever_a_record_holds_is_kept_and_found(database: sa.Engine, store: P
 def test_thousands_may_be_named(database: sa.Engine, store: PipelineStore) -> None:
     add(store, 1, *map(letter, range(1_500)))
     named = [(1, number) for number in range(1_200)]
-    assert sum(row["letters"] for row in reasons(database, "p", Wanted(keys=named))) == 1_200
-    assert len(newest(database, "p", Wanted(keys=named), 2_000)) == 1_200
-    assert store.replays.discard(Wanted(keys=named), "why", "me") == 1_200
-    assert begun(store, Wanted(keys=[(1, number) for number in range(1_500)])) == 300
+    assert sum(row["letters"] for row in reasons(database, "p", DeadLetterQuery(keys=named))) == 1_200
+    assert len(newest(database, "p", DeadLetterQuery(keys=named), 2_000)) == 1_200
+    assert store.replays.discard(DeadLetterQuery(keys=named), "why", "me") == 1_200
+    assert begun(store, DeadLetterQuery(keys=[(1, number) for number in range(1_500)])) == 300
 
 
 def test_the_files_are_told_to_the_owner_alone(database: sa.Engine) -> None:
@@ -112,7 +117,7 @@ def test_the_files_are_told_to_the_owner_alone(database: sa.Engine) -> None:
 def test_pages_go_back_as_well(database: sa.Engine, store: PipelineStore) -> None:
     add(store, 1, *map(letter, range(5)))
     add(store, 2, *map(letter, range(5, 8)))
-    found = pages(database, "p", Wanted(), newest_first=True, columns=("offset", "step", "number"), size=3)
+    found = pages(database, "p", DeadLetterQuery(), newest_first=True, columns=("offset", "step", "number"), size=3)
     assert [[row["offset"] for row in page] for page in found] == [[7, 6, 5], [4, 3, 2], [1, 0]]
 
 
@@ -124,7 +129,7 @@ def step_of(replay: int, start: Key | None, end: Key) -> Plan:
 
 def begun(store: PipelineStore, wanted: Any = None, replay: int = 7) -> int:
     """A replay of the letters of ``in``."""
-    return store.replays.begin(replay, {"in": "replay@in"}, {"id": replay}, wanted or Wanted())
+    return store.replays.begin(replay, {"in": "replay@in"}, {"id": replay}, wanted or DeadLetterQuery())
 
 
 def test_a_replay_takes_its_letters_step_by_step(database: sa.Engine, store: PipelineStore) -> None:
@@ -147,7 +152,7 @@ def test_what_does_not_fail_again_is_closed_with_its_step(database: sa.Engine, s
     store.transactions.run(lambda connection: fail_again(connection, "p", [other]))
     store.transactions.run(lambda connection: close_letters(connection, "p", step_of(7, None, (1, 2))))
     assert (keys(database, "replayed"), keys(database, "open")) == ([(1, 0), (1, 2)], [(1, 1)])
-    [row] = newest(database, "p", Wanted(("open",)), 1)
+    [row] = newest(database, "p", DeadLetterQuery(("open",)), 1)
     assert (row["node"], row["code"], row["attempt"], row["part"]) == ("p:z", "new", 2, "b")
     assert row["missed"] == '["out", "out2"]'  # both destinations lack it
     assert [one[:2] for one in store.replays.between(7, "in", None, (1, 2))] == [(1, 0), (1, 1), (1, 2)]
@@ -168,11 +173,11 @@ def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, s
     add(store, 1, *map(letter, range(4)))
     with database.begin() as connection:
         connection.execute(sa.update(dead_letters).where(dead_letters.c.number == 0).values(part=""))
-    assert store.replays.discard(Wanted(keys=[(1, 1)]), "why", "me") == 1
-    assert store.replays.discard(Wanted(keys=[(1, 1)]), "again", "me") == 0
-    assert begun(store, Wanted(keys=[(1, 0), (1, 1), (1, 2)])) == 1
+    assert store.replays.discard(DeadLetterQuery(keys=[(1, 1)]), "why", "me") == 1
+    assert store.replays.discard(DeadLetterQuery(keys=[(1, 1)]), "again", "me") == 0
+    assert begun(store, DeadLetterQuery(keys=[(1, 0), (1, 1), (1, 2)])) == 1
     assert keys(database, "replaying") == [(1, 2)]
-    assert newest(database, "p", Wanted(("discarded",)), 1)[0]["note"] == "why"
+    assert newest(database, "p", DeadLetterQuery(("discarded",)), 1)[0]["note"] == "why"
 
 
 def test_old_closed_letters_are_forgotten_and_open_ones_never(
@@ -183,7 +188,7 @@ def test_old_closed_letters_are_forgotten_and_open_ones_never(
         add(store, step, letter(step))
     add(store, 4, letter(4))
     for step in (1, 2, 3):
-        store.replays.discard(Wanted(keys=[(step, 0)]), "why", "me")
+        store.replays.discard(DeadLetterQuery(keys=[(step, 0)]), "why", "me")
     store.transactions.run(lambda connection: forget_closed(connection, "p"))
     assert keys(database) == [(2, 0), (3, 0), (4, 0)]
     with database.connect() as connection:

@@ -17,16 +17,16 @@ from alembic.script import ScriptDirectory
 from waiting import at_once
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state import migrations, schema
+from conduit_dagster.state import migrations, tables
 from conduit_dagster.state.database import make_engine, open_database
 
-NEXT = schema.VERSION + 1
+NEXT = tables.VERSION + 1
 VERSIONS = Path(migrations.__file__).parent / "versions"
 REVISION = f"""
 from alembic import op
 import sqlalchemy as sa
 
-revision, down_revision = "{NEXT:04d}", "{schema.VERSION:04d}"
+revision, down_revision = "{NEXT:04d}", "{tables.VERSION:04d}"
 
 def upgrade():
     op.add_column("conduit_meta", sa.Column("more", sa.Text(), nullable=False, server_default="yes"))
@@ -43,16 +43,16 @@ def version(engine: sa.Engine) -> int:
 def differences(connection: sa.Connection) -> list[Any]:
     """Between the store and the tables of this program."""
     options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
-    found: list[Any] = compare_metadata(MigrationContext.configure(connection, opts=options), schema.metadata)
+    found: list[Any] = compare_metadata(MigrationContext.configure(connection, opts=options), tables.metadata)
     return found
 
 
 def test_the_newest_revision_is_the_version_that_new_stores_get() -> None:
-    assert ScriptDirectory(str(VERSIONS.parent)).get_current_head() == f"{schema.VERSION:04d}"
+    assert ScriptDirectory(str(VERSIONS.parent)).get_current_head() == f"{tables.VERSION:04d}"
 
 
 def test_a_new_store_has_all_tables_and_the_version(database: sa.Engine) -> None:
-    assert version(database) == schema.VERSION
+    assert version(database) == tables.VERSION
     with database.connect() as connection:
         assert differences(connection) == []
 
@@ -69,10 +69,11 @@ def test_a_store_of_a_newer_version_is_refused(database: sa.Engine, database_url
 OPEN = """
 import shutil, sys, time
 from pathlib import Path
-from conduit_dagster.state import migrations, schema
+from conduit_dagster.state import tables
+from conduit_dagster.state import migrations
 from conduit_dagster.state.database import open_database
 
-schema.VERSION = NEXT
+tables.VERSION = NEXT
 migrations.__file__ = sys.argv[2]
 engine = open_database(sys.argv[1])
 print("open", flush=True)
@@ -111,7 +112,7 @@ def more(database: sa.Engine) -> list[str]:
 def old(database: sa.Engine) -> sa.Engine:
     """A store of this version, with a row."""
     with database.begin() as connection:
-        connection.execute(schema.meta.insert().values(name="x", value="1"))
+        connection.execute(tables.meta.insert().values(name="x", value="1"))
     return database
 
 
@@ -129,7 +130,7 @@ def test_a_migration_that_is_killed_has_changed_nothing(old: sa.Engine, database
     process.communicate()
     raw = make_engine(database_url)
     with raw.connect() as connection:
-        assert migrations.version_of(connection) == schema.VERSION
+        assert migrations.version_of(connection) == tables.VERSION
         assert differences(connection) == []
     raw.dispose()
     assert finish(start(database_url, next_version, "pass")) == ["half", "open"]

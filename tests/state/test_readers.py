@@ -17,9 +17,9 @@ from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.pipeline_state import load
-from conduit_dagster.state.readers import Reader, drop, held_from, log_unit, readers_of
-from conduit_dagster.state.schema import pipelines, sources
+from conduit_dagster.state.readers import ReadingSource, drop, held_from, log_unit, readers_of
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import pipelines, sources
 
 UNIT = log_unit(PIPELINE, "in")
 LOGGED = {"log": "records"}
@@ -52,7 +52,7 @@ def register(store: PipelineStore, unit: dict[str, Any] = UNIT, logs: bool = Fal
     store.registering(work)
 
 
-def known(database: sa.Engine) -> list[Reader]:
+def known(database: sa.Engine) -> list[ReadingSource]:
     with reading(database) as connection:
         return readers_of(connection, PIPELINE, "in")
 
@@ -68,7 +68,7 @@ def parts(log: LogLab) -> list[int]:
 
 def test_a_reader_is_known_from_its_registration_on(database: sa.Engine, log: LogLab, store: PipelineStore) -> None:
     register(store)
-    assert known(database) == [Reader("q", "x", (PIPELINE, "in"), 0)]
+    assert known(database) == [ReadingSource("q", "x", (PIPELINE, "in"), 0)]
     log.compact("out")
     assert parts(log) == [10, 10, 10]
     move(database, 19)

@@ -21,7 +21,7 @@ from waiting import at_once, wait_until
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.lease import Lease, LeaseLost, Transactions, acquire
-from conduit_dagster.state.schema import history, pipelines
+from conduit_dagster.state.tables import history, pipelines
 
 
 @pytest.fixture

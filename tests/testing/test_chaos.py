@@ -16,7 +16,7 @@ from support import Lab, queue
 from waiting import wait_until
 
 from conduit_dagster.cli.reference import connector_pages
-from conduit_dagster.engine.plugins import Plugins
+from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.testing import failures

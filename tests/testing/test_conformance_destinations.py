@@ -19,10 +19,10 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
+from conduit_dagster.connectors.connector_registry import find_destination
 from conduit_dagster.connectors.log import LogDestination
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
-from conduit_dagster.connectors.registry import find_destination
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
     ConnectorSettings,

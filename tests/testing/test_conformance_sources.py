@@ -16,13 +16,13 @@ from conformance_runs import Make, context, run_check
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
-from conduit_dagster.connectors.registry import find_source
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
     ConnectorSettings,
@@ -31,7 +31,7 @@ from conduit_dagster.sdk import (
     Source,
     Split,
 )
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.testing.conformance import SourceConformance
 
@@ -112,7 +112,7 @@ def written(root: Path, database: sa.Engine, is_folder: bool) -> str:
         target = {"path": str(path), "inode": path.stat().st_ino, "length": len("".join(lines).encode())}
     row = {"pipeline": "p", "consumer": "out", "kind": "data", "delivered": 30, "step": 3, "target": json.dumps(target)}
     with database.begin() as connection:
-        connection.execute(schema.consumers.insert().values(**row))
+        connection.execute(tables.consumers.insert().values(**row))
     return Upstream("out", {"path": "./out", "sdk.record.format": "payload/json"}).encode()
 
 

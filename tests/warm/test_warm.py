@@ -17,8 +17,8 @@ from waiting import at_once, wait_until
 
 from conduit_dagster.processes import is_alive, is_dead, is_running, started_at
 from conduit_dagster.warm import client, protocol
-from conduit_dagster.warm.client import Child, NotWarmError, spawn
-from conduit_dagster.warm.protocol import Wanted
+from conduit_dagster.warm.client import ForkedProcess, NotWarmError, spawn
+from conduit_dagster.warm.protocol import ForkRequest
 
 # a module that a child runs: says what it is, then does as its words say
 SAYS = """
@@ -51,19 +51,19 @@ class Nursery:
         (root / "heavy.py").write_text("import os\nPID = os.getpid()\n")
         self.out = root / "out"
 
-    def spawn(self, *words: str, streams: list[int] | None = None, **environment: str) -> Child:
+    def spawn(self, *words: str, streams: list[int] | None = None, **environment: str) -> ForkedProcess:
         child = self.held(*words, streams=streams, **environment)
         child.begin()
         return child
 
-    def held(self, *words: str, streams: list[int] | None = None, **environment: str) -> Child:
+    def held(self, *words: str, streams: list[int] | None = None, **environment: str) -> ForkedProcess:
         wanted = self.wanted(*words, **environment)
         with self.out.open("ab") as out, Path(os.devnull).open("rb") as nothing:
             return spawn("tests", wanted, streams or [nothing.fileno(), out.fileno(), out.fileno()])
 
-    def wanted(self, *words: str, **environment: str) -> Wanted:
+    def wanted(self, *words: str, **environment: str) -> ForkRequest:
         env = {**os.environ, "PYTHONPATH": str(self.root), **environment}
-        return Wanted("says", list(words), str(self.root), env)
+        return ForkRequest("says", list(words), str(self.root), env)
 
     def said(self) -> list[dict[str, Any]]:
         lines = self.out.read_text().splitlines() if self.out.exists() else []

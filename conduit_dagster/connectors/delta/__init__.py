@@ -1,1 +1,1 @@
-"""The ``delta`` destination: appends to a Delta Lake table, each delivery in one commit of its log."""
+"""The ``delta`` destination: appends each delivery to a Delta Lake table in one commit of its log."""

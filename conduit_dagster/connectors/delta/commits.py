@@ -1,4 +1,4 @@
-"""The commit that makes a delivery part of a table, once; the parts that it names; and the durability of its log."""
+"""Exactly-once commits of deliveries to a Delta table, the data files they add, and the durability of the log."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema
-from conduit_dagster.connectors.delta.table import Table
-from conduit_dagster.connectors.linking import link
+from conduit_dagster.connectors.delta.table import DeltaTableLog
+from conduit_dagster.connectors.hardlink import link
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Part
 
 
 class LogSync:
-    """Syncs log entries once each: another writer's too, for ours is worth nothing behind a lost one."""
+    """Sync of log entries, once each, including those of other writers: our entry is useless behind a lost one."""
 
     def __init__(self, root: Path | None) -> None:
         self._log = None if root is None else root / "_delta_log"
         self._upto = -1
 
     def sync(self, version: int) -> None:
-        """The entries up to ``version``, and the checkpoint that a reader would start from. Local tables only."""
+        """Sync the entries up to ``version`` and the checkpoint that a reader would start from. Local tables only."""
         if self._log is None:
             return
         checkpoint = self._checkpoint(self._log)
-        known = self._upto if self._upto <= version else -1  # a table made anew counts from 0
+        known = self._upto if self._upto <= version else -1  # a recreated table counts from 0
         for at in range(max(checkpoint, known + 1), version + 1):
             self._one(self._log / f"{at:020d}.json")
         self._one(self._log / f"{checkpoint:020d}.checkpoint.parquet")
@@ -60,7 +60,7 @@ class LogSync:
 
 
 def names(delivery: Delivery, app: str) -> list[str]:
-    """The delivery's files, by step and part: a repeat puts the same bytes under the same names, and nobody else any.
+    """Return the delivery's file names, by step and part: only this delivery uses them, and repeats the same bytes.
 
     ``app`` is the application transaction's name: copies of a project have the same delivery hashes.
     """
@@ -69,9 +69,9 @@ def names(delivery: Delivery, app: str) -> list[str]:
 
 
 def place(delivery: Delivery, files: Sequence[str], root: str) -> None:
-    """Puts the parts that the ledger names into the table's folder, durably. No reader sees them before the commit.
+    """Put the parts named by the ledger into the table's folder, durably. No reader sees them before the commit.
 
-    May be repeated, also by two at once. Raises ``FatalError`` where a staged part is not what the ledger says.
+    May be repeated, also concurrently. Raises ``FatalError`` if a staged part does not match the ledger.
     """
     for part, name in zip(delivery.parts, files, strict=True):
         staged, final = storage.join(delivery.staging, part.name), storage.join(root, name)
@@ -98,14 +98,14 @@ def _require_whole(staged: str, part: Part) -> None:
 
 
 def _replace(staged: Path, final: Path) -> None:
-    """A second name for the file, put into its place at once."""
-    # no hidden name: what a crash leaves here is vacuum's to remove
+    """Hard-link the staged file and move the link to its final name atomically."""
+    # not a hidden name: vacuum removes what a crash leaves here
     ready = final.with_name(f"{final.name}.{secrets.token_hex(4)}")
     link(staged, ready)
-    # vacuum goes by age: a step that waited for days must not be taken for an old orphan before its commit
+    # vacuum goes by age: it must not take a step that waited for days for an old orphan before its commit
     os.utime(ready)
     ready.replace(final)
-    ready.unlink(missing_ok=True)  # renaming one name of a file onto another of the same file leaves both
+    ready.unlink(missing_ok=True)  # renaming a hard link onto another link to the same file leaves both
 
 
 def _copy(staged: str, final: str) -> None:
@@ -115,7 +115,7 @@ def _copy(staged: str, final: str) -> None:
 
 
 ATTEMPTS: Final = 30
-"""How often a commit is tried while other writers commit in between."""
+"""Commit attempts while other writers commit in between."""
 
 _HASH_BITS: Final = 31
 
@@ -123,30 +123,31 @@ _HASH_BITS: Final = 31
 class Commits:
     """Deliveries as commits, each under an application transaction of the table.
 
-    The transaction's version is the step, and below it 31 bits of the delivery hash. So the snapshot alone says
-    whether a delivery is in, and whether it is this one, also when its log entry has been cleaned away.
+    The transaction's version is the step in the high bits and 31 bits of the delivery hash in the low ones. So the
+    snapshot alone tells whether a delivery is committed and whether it is this one, even after its log entry was
+    cleaned up.
     """
 
-    def __init__(self, table: Table, pipeline: str, app_id: str, once: bool) -> None:
-        """``once``: no delivery may be committed twice, however late it is repeated."""
+    def __init__(self, table: DeltaTableLog, pipeline: str, app_id: str, once: bool) -> None:
+        """``once``: a delivery must never be committed twice, however late it is repeated."""
         self._table, self._once = table, once
         self._pipeline = pipeline
         self._app_id = app_id
         self._log = LogSync(table.local)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the table has committed it. Still true when its rows were compacted, deleted or vacuumed since."""
+        """Return whether the delivery is committed, even if its rows were compacted, deleted or vacuumed since."""
         table = self._table.open()
         return table is not None and self._is_in(table, delivery)
 
     def settle(self) -> None:
-        """Makes durable what is committed: whoever committed it may have died before that."""
+        """Make the committed entries durable: the process that committed them may have crashed before its sync."""
         table = self._table.open()
         if table is not None:
             self._log.sync(table.version())
 
     def publish(self, delivery: Delivery) -> None:
-        """Commits it, unless it is in. Repeats after other writers' commits, a bounded number of times."""
+        """Commit the delivery unless it is in. Retries after other writers' commits, up to ``ATTEMPTS`` times."""
         table = self._open()
         version = table.version()
         if not self._is_in(table, delivery):
@@ -156,11 +157,11 @@ class Commits:
         self._log.sync(version)
 
     def _commit(self, table: DeltaTable, delivery: Delivery) -> int:
-        """A version of the table with the delivery in it.
+        """Commit the delivery and return a version of the table that contains it.
 
         Two committers of one delivery can't both succeed: each creates the log entry right after the version in which
-        it found the delivery missing, put if absent and without the library's own retries. Whoever is second finds
-        that entry there, looks again, and finds the delivery. A frozen owner's attempt is the same.
+        it found the delivery missing, with put-if-absent and without the library's own retries. The second one finds
+        that entry, looks again, and finds the delivery. The same holds for a frozen owner's attempt.
         """
         staged = self._staged_schemas(delivery)
         for attempt in range(ATTEMPTS):
@@ -172,7 +173,7 @@ class Commits:
                 time.sleep(random.uniform(0, 0.01 * attempt))
                 seen, table = table.version(), self._open()
                 if table.version() == seen:
-                    raise  # nobody was faster: it is refused for what it is
+                    raise  # no other writer was faster: the commit itself is refused
             if self._is_in(table, delivery):
                 return table.version()
         raise TransientError(
@@ -197,7 +198,7 @@ class Commits:
         table.create_write_transaction(files, "append", table.schema(), commit_properties=properties)
 
     def _app(self, delivery: Delivery) -> str:
-        """A consumer's deliveries have growing steps; a late dead letter is one of several in its step."""
+        """Return the application id: one per consumer, whose steps only grow; one per late dead letter of a step."""
         names = map(storage.safe_name, (self._pipeline, delivery.consumer))
         app_id = self._app_id or ":".join(["conduit", *names])
         return f"{app_id}:{delivery.hash}" if delivery.skip else app_id
@@ -211,7 +212,7 @@ class Commits:
             return False
         if found == ours:
             return True
-        # not "a later step is in, so this one is": after a lost state store that would drop every record
+        # a later step does not prove that this one is in: after a lost state store that would drop every record
         there = f"{self._table.address} has step {found >> _HASH_BITS} of {self._app(delivery)} already"
         raise FatalError(
             f"{there}, and not this delivery of step {delivery.step}: another project writes under that name, or this "
@@ -222,7 +223,7 @@ class Commits:
         )
 
     def _open(self) -> DeltaTable:
-        """The table's newest snapshot, for a commit that relies on its transactions."""
+        """Open the table's newest snapshot, for a commit that relies on its transactions."""
         table = self._table.open()
         if table is None:
             raise FatalError(
@@ -232,7 +233,7 @@ class Commits:
                 fix="restore it; to start a new one, remove its whole folder, staging included, and run again",
             )
         if self._once:
-            # every snapshot in which a delivery is found missing: it may be there, and its transaction dropped
+            # checked for every snapshot without the delivery: it may be in, with its transaction dropped
             self._table.require_lasting(table)
         return table
 
@@ -244,7 +245,7 @@ class Commits:
         return found
 
     def _require_fit(self, table: DeltaTable, schemas: Sequence[Schema]) -> None:
-        """The table may have been altered since the parts were staged."""
+        """Raise ``FatalError`` if the table was altered so that the staged parts no longer fit."""
         columns = {field.name: field for field in self._table.writable(table)}
         for staged in schemas:
             wrong = [f.name for f in staged if f.name not in columns or columns[f.name].type != f.type]

@@ -11,22 +11,22 @@ from pydantic_core import PydanticCustomError
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
+from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.columnar.writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.delta.commits import Commits
-from conduit_dagster.connectors.delta.table import Table
+from conduit_dagster.connectors.delta.table import DeltaTableLog
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
 
 
 class DeltaDestinationSettings(ColumnsSettings):
-    """Appends the documents of created and snapshot records to a Delta Lake table, a column per field."""
+    """Appends the documents of created and snapshot records to a Delta Lake table, one column per field."""
 
     path: str
-    """The table's folder, or a URL that ``deltalake`` opens. Where there is no table, the first records make one."""
+    """The table's folder, or a URL that ``deltalake`` opens. The first records create a missing table."""
     app_id: str = Field("", alias="app-id")
-    """The name under which the table remembers what this pipeline delivered; empty: ``conduit:PIPELINE:CONNECTOR``. To
-    be changed where another project writes under the same name, or after this pipeline's state was deleted."""
+    """The name under which the table remembers what this pipeline delivered; empty: ``conduit:PIPELINE:CONNECTOR``.
+    Change it if another project writes under the same name, or after this pipeline's state was deleted."""
 
     @field_validator("path")
     @classmethod
@@ -37,19 +37,19 @@ class DeltaDestinationSettings(ColumnsSettings):
 
 
 def as_delta(settings: Any) -> DeltaDestinationSettings:
-    """The settings as the destination's own model."""
+    """Return the settings as the destination's own model."""
     return cast(DeltaDestinationSettings, settings)
 
 
 STAGING = "_conduit_staging"
-"""Inside the table's folder, so that a part gets its final name without being copied; readers and vacuum skip it."""
+"""Staging folder inside the table's folder, so that parts need no copy; readers and vacuum skip it."""
 
 
 class DeltaDestination(StagedDestination):
     """Rows of a Delta table, each once after any crash: a delivery and its mark are one commit of the table's log.
 
-    A table has no order; within a file rows are in the source's order, and the files' names sort by step. A RESTORE of
-    the table to an earlier version takes rows away and leaves the marks: what it took is not delivered again.
+    A table has no order; rows within a file are in the source's order, and file names sort by step. A RESTORE of the
+    table to an earlier version removes rows but keeps the marks: the removed rows are not delivered again.
     """
 
     name = "delta"
@@ -63,19 +63,19 @@ class DeltaDestination(StagedDestination):
         super().__init__(settings, context)
         self._settings = as_delta(settings)
         self._columns: Schema = parse_columns(self._settings.columns)
-        self._table = Table(context.resolve(self._settings.path))
+        self._table = DeltaTableLog(context.resolve(self._settings.path))
         self._once = context.strategy == "exactly-once"
         self._commits = Commits(self._table, context.pipeline, self._settings.app_id, self._once)
 
     @property
     def address(self) -> str:
-        """Which table this is: its path, or its URL without secrets."""
+        """Path of the table, or its URL without secrets."""
         return self._table.address
 
     def check(self) -> None:
-        """Looks whether the table can be appended to, or its folder be made; a table itself is not made here.
+        """Check that the table can be appended to, or its folder created; the table itself is not created here.
 
-        With exactly-once it must also remember which deliveries it has for as long as one may be repeated.
+        With exactly-once the table must also remember its deliveries for as long as one may be repeated.
         """
         with self._table.mapped("can't write the table"):
             if self._table.local is not None:
@@ -96,24 +96,24 @@ class DeltaDestination(StagedDestination):
             )
 
     def staging(self, default: str) -> str:
-        """Inside the table's folder."""
+        """Return the staging folder inside the table's folder."""
         del default
         return self.context.folder_in(storage.join(self._table.uri, STAGING))
 
     def target(self, previous: Target | None) -> Target:
-        """The table; a delivery's own names come from its step and hash."""
+        """Return the table's address; a delivery's file names come from its step and hash."""
         del previous
         return {"table": self.address}
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages Parquet; looks the table's columns up when it gets its first document."""
+        """Return a writer that stages Parquet and looks up the table's columns at its first document."""
         return ColumnsWriter(ParquetPart(task), self.name, self._reader, storable)
 
     def _reader(self, offered: Callable[[], Schema]) -> RowReader | None:
-        """For the table's columns; None where there is no table, and none can be made of what is offered.
+        """Return a reader for the table's columns; None if there is no table and the offered columns can't make one.
 
-        Tasks agree on a new table's columns by creating it, empty: the first creator's are the table's. Nothing is
-        published by that, and a step is prepared only for columns that a table has.
+        Tasks agree on a new table's columns by creating it empty: the first creator's columns win. That publishes
+        nothing, and a step is prepared only for columns that exist in a table.
         """
         table = self._table.open()
         if table is None:
@@ -127,13 +127,13 @@ class DeltaDestination(StagedDestination):
         return RowReader(there, self._settings.unknown_fields, self.name)
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the table's log has committed this delivery, in whatever files its rows are by now."""
+        """Return whether the table's log has committed this delivery, whichever files hold its rows by now."""
         self._require_target(delivery)
         with self._table.mapped("can't read"):
             return self._commits.holds(delivery)
 
     def publish(self, delivery: Delivery) -> Target:
-        """One commit; what the table has already is not committed again, whoever tries."""
+        """Publish the delivery in one commit; no process commits a delivery that the table has already."""
         self._require_target(delivery)
         if delivery.parts:
             with self._table.mapped("can't commit to"):
@@ -141,7 +141,7 @@ class DeltaDestination(StagedDestination):
         return delivery.target
 
     def settled(self, delivery: Delivery) -> Target:
-        """Syncs the table's log; data files were durable before they were committed."""
+        """Sync the table's log; data files were durable before they were committed."""
         with self._table.mapped("can't sync"):
             self._commits.settle()
         return delivery.target

@@ -1,4 +1,4 @@
-"""The Delta table: opening and creating it, its columns, and the errors of the library as ours."""
+"""Delta tables: opening and creating them, their columns, and translation of the library's errors."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SUPPORTED: Final = frozenset(
     {"appendOnly", "changeDataFeed", "checkConstraints", "deletionVectors", "generatedColumns", "invariants"}
     | {"columnMapping", "timestampNtz", "v2Checkpoint", "variantType", "variantType-preview"}
 )
-"""Table features that ``deltalake`` commits to. Those that say how rows are written are looked for one by one."""
+"""Table features that ``deltalake`` can commit to. Those that affect how rows are written are checked one by one."""
 
 EXPIRY: Final = "delta.setTransactionRetentionDuration"
-"""The property of a table that lets application transactions be dropped."""
+"""Table property that allows application transactions to be dropped."""
 
 _OS_ERROR = re.compile(r"\(os error (\d+)\)|Os \{ code: (\d+)")
 
 
-class Table:
-    """A table by its address. Every look at it is a new one: nothing is cached between steps."""
+class DeltaTableLog:
+    """A table by its address. Every access reads it anew: nothing is cached between steps."""
 
     def __init__(self, uri: str) -> None:
         local = storage.local_path(uri)
@@ -47,10 +47,10 @@ class Table:
         self.uri = uri if local is None else str(local)
         self.local: Path | None = local
         self.address = self.uri if local is not None else _without_secrets(self.uri)
-        """The path, or the URL without user, password and query."""
+        """Path, or URL without user, password and query."""
 
     def open(self) -> DeltaTable | None:
-        """The table at its latest version; None where there is none."""
+        """Return the table at its latest version, or None if there is none."""
         with self.mapped("can't open the table"):
             try:
                 return DeltaTable(self.uri)
@@ -58,12 +58,12 @@ class Table:
                 return None
 
     def create(self, schema: Schema) -> DeltaTable:
-        """Makes an empty table, or opens the one that another task, pipeline or program made first."""
+        """Create an empty table, or open the one that another task, pipeline or program created first."""
         with self.mapped("can't create the table"):
             if self.local is not None:
                 self.local.mkdir(parents=True, exist_ok=True)
             try:
-                # without retries the commit is version 0 or fails; with them a second creator's schema would replace
+                # without retries the commit is version 0 or fails; with them the second creator's schema would replace
                 # the first one's in version 1
                 once = CommitProperties(max_commit_retries=0)
                 DeltaTable.create(self.uri, DeltaSchema.from_arrow(schema), commit_properties=once)
@@ -75,7 +75,7 @@ class Table:
             return DeltaTable(self.uri)
 
     def writable(self, table: DeltaTable) -> Schema:
-        """The columns that records can fill. Raises ``FatalError`` for a table that parts can't be put into as is."""
+        """Return the columns that records can fill. Raises ``FatalError`` for a table that can't take staged parts."""
         metadata, protocol = table.metadata(), table.protocol()
         settings = metadata.configuration
         if metadata.partition_columns:
@@ -97,8 +97,8 @@ class Table:
     def require_lasting(self, table: DeltaTable) -> None:
         """Raise ``FatalError`` for a table that may forget which deliveries it has.
 
-        With a retention for application transactions Spark drops those without a time of their last update at the next
-        checkpoint, and others when they are old enough: a step may be open for longer than any retention.
+        If a retention for application transactions is set, Spark drops those without a last-update time at the next
+        checkpoint, and others once they are old enough: a step may stay open longer than any retention.
         """
         kept = table.metadata().configuration.get(EXPIRY)
         if kept is not None:
@@ -120,7 +120,7 @@ class Table:
 
     @contextmanager
     def mapped(self, doing: str) -> Generator[None]:
-        """Errors of the library inside are raised as ours, without secrets and without Rust's stack."""
+        """Raise errors of the library as ours, without secrets and without Rust's stack trace."""
         try:
             yield
         except ConduitError:
@@ -131,7 +131,7 @@ class Table:
     def _as_ours(self, error: Exception, doing: str) -> ConduitError:
         if isinstance(error, OSError) and error.errno:
             return from_os_error(error, doing)
-        # Rust's errors of the operating system have their number in the text only; all of them are transient
+        # Rust reports the number of an operating system error only in the text; all of them are transient
         if number := _OS_ERROR.search(str(error)):
             return from_os_error(OSError(int(number[1] or number[2]), ""), doing)
         text = (str(error).strip().splitlines() or [type(error).__name__])[0].replace(self.uri, self.address)
@@ -154,7 +154,7 @@ _COMPUTED: Final = ("delta.invariants", "delta.generationExpression", "delta.ide
 
 
 def writable(delta_schema: str) -> Schema:
-    """What JSON documents can fill of a table's schema (Delta's JSON); other columns are left out, and so null.
+    """Return the columns of a table's schema (Delta's JSON) that JSON documents can fill; others stay null.
 
     Raises ``ValueError`` naming a column that can't be left out.
     """
@@ -175,7 +175,7 @@ def _fields(fields: list[dict[str, Any]], inside: str) -> list[Any]:
 
 
 def _type(kind: Any, inside: str) -> DataType | None:
-    """None for what JSON has no value for: binary, maps, variants, and dates inside others."""
+    """Return the Arrow type, or None for a type without a JSON value: binary, maps, variants, nested dates."""
     if isinstance(kind, str):
         return None if kind == "date" and inside.count(".") > 1 else primitive(kind)
     if kind["type"] == "struct":
@@ -188,7 +188,7 @@ def _type(kind: Any, inside: str) -> DataType | None:
 
 
 def _nullable_or_not(name: str, kind: DataType, nullable: bool, inside: str) -> Any:
-    # Arrow's reader takes a null object for one whose required fields are null
+    # Arrow's reader treats a null object as one whose required fields are null
     if nullable and pa.types.is_struct(kind) and not all(field.nullable for field in kind):
         raise ValueError(f"column {inside}{name} may be null, and has required fields inside")
     return pa.field(name, kind, nullable)

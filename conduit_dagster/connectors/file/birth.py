@@ -1,4 +1,4 @@
-"""When a file was made: with its inode, what tells it from every other file of its disk."""
+"""Birth time of a file, which together with its inode distinguishes it from every other file of its disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SIZE: Final = 256
 _MASK: Final = struct.Struct("=I")
 _TIME: Final = struct.Struct("=qI")
 _TIME_AT: Final = 80
-"""Where ``struct statx`` holds the birth time; its layout is the same on every architecture."""
+"""Offset of the birth time in ``struct statx``, whose layout is the same on every architecture."""
 
 
 def birth_of(file: int | str) -> int:
-    """Return when the file was made, in nanoseconds; 0 where the C library or the file system does not tell.
+    """Return the file's birth time in nanoseconds; 0 where the C library or the file system does not provide it.
 
-    Takes an open descriptor, or a path. Only the answer for a descriptor is certain to belong to the bytes that are
+    Takes an open descriptor or a path. Only the result for a descriptor is certain to belong to the bytes that are
     read from it. Raises nothing.
     """
     return _statx_birth(file) or _stat_birth(file)
@@ -45,7 +45,7 @@ def _statx_birth(file: int | str) -> int:
 
 @cache
 def _statx() -> Callable[..., int] | None:
-    """The C library's ``statx``: glibc 2.28, musl 1.2.4; None elsewhere."""
+    """Return the C library's ``statx`` (glibc 2.28, musl 1.2.4); None elsewhere."""
     try:
         statx: Any = ctypes.CDLL(None).statx
     except (OSError, AttributeError):
@@ -56,7 +56,7 @@ def _statx() -> Callable[..., int] | None:
 
 
 def _stat_birth(file: int | str) -> int:
-    """As macOS and the BSDs tell it."""
+    """Return the birth time as macOS and the BSDs provide it."""
     try:
         return int(getattr(os.stat(file), "st_birthtime", 0) * 1_000_000_000)  # noqa: PTH116  # a descriptor is no path
     except OSError:

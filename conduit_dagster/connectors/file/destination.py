@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.connectors.file.layout import LaidOut, Layout
 from conduit_dagster.connectors.file.ordered import OrderedFile
+from conduit_dagster.connectors.file.output_layout import LaidOut, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
 from conduit_dagster.connectors.formats import make_format
@@ -24,7 +24,7 @@ from conduit_dagster.sdk import (
 class FileDestination(LaidOut):
     """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes.
 
-    With at-most-once nothing is repeated: a delivery that was cut off stays so, and the next begins on a new line.
+    With at-most-once nothing is repeated: an interrupted delivery stays incomplete, and the next begins on a new line.
     """
 
     name = "file"
@@ -40,14 +40,14 @@ class FileDestination(LaidOut):
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
-        """Not exactly-once with ``if-changed: adopt``.
+        """Return all strategies, without exactly-once for ``if-changed: adopt``.
 
-        Behind bytes that another process wrote over a half-written delivery it would be written again, whole.
+        If another process wrote over a half-written delivery, adopt would write the whole delivery again behind it.
         """
         adopts = settings.get("if-changed") == "adopt"
         return cls.strategies - {"exactly-once"} if adopts else cls.strategies
 
-    def _laid_out(self, path: Path) -> Layout:
+    def _laid_out(self, path: Path) -> PathLayout:
         if self._is_folder(path):
             return PartsFolder(path, self.context)
         return OrderedFile(path, self.context, adopt=self._settings.if_changed == "adopt")
@@ -58,5 +58,5 @@ class FileDestination(LaidOut):
         return self._settings.layout == "folder"
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages encoded lines."""
+        """Return a writer that stages encoded lines."""
         return StagedWriter(task, self._format)

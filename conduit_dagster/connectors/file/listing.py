@@ -1,4 +1,4 @@
-"""The files that a path means now, in reading order; and which of them a source has read, how far: its position."""
+"""Files that a path currently refers to, in reading order, and a source's position: how far each of them is read."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.file.settings import GLOB
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import FatalError
 
 _PACKED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
 
-class Found(NamedTuple):
-    """A file as it was at one look: by its path, or by an open descriptor.
+class FoundFile(NamedTuple):
+    """State of a file as observed once, by its path or by an open descriptor.
 
-    A look by its path is a hint only: another file may have the path by the time it is opened.
+    An observation by path is only a hint: another file may have the path by the time it is opened.
     """
 
     url: str
@@ -32,30 +32,30 @@ class Found(NamedTuple):
     size: int
     modified: int
     changed: int = 0
-    """When its inode last changed, in nanoseconds: no tool sets that back."""
+    """Last change of its inode, in nanoseconds: no tool can reset it."""
     birth: int = 0
-    """When it was made, in nanoseconds; 0 where the file system does not tell."""
+    """Birth time in nanoseconds; 0 where the file system does not provide it."""
     device: int = 0
-    """Tells apart equal inodes of two disks. Not kept: it may change when a disk is mounted again."""
+    """Device number, which distinguishes equal inodes of two disks. Not stored: a remount may change it."""
 
     @property
     def ident(self) -> str:
-        """What tells files apart within one process: device, inode and birth where there are any, else the name."""
+        """Identity of the file within one process: device, inode and birth where available, else the name."""
         return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
 
 
-def found_of(url: str, name: str, stat: os.stat_result, made: int) -> Found:
-    """The file that a ``stat`` tells of; ``made`` is its birth."""
+def found_of(url: str, name: str, stat: os.stat_result, made: int) -> FoundFile:
+    """Return the file described by a ``stat`` result; ``made`` is its birth time."""
     times = stat.st_mtime_ns, stat.st_ctime_ns
-    return Found(url, name, stat.st_ino, stat.st_size, *times, made, stat.st_dev)
+    return FoundFile(url, name, stat.st_ino, stat.st_size, *times, made, stat.st_dev)
 
 
-def look(url: str, name: str) -> Found | None:
-    """The file as it is now, or None where there is none. Raises ``OSError`` where it can't be looked at."""
+def look(url: str, name: str) -> FoundFile | None:
+    """Return the file's current state, or None if there is none. Raises ``OSError`` if it can't be examined."""
     path = storage.local_path(url)
     if path is None:
         size = storage.size(url)
-        return None if size is None else Found(url, name, 0, size, 0)
+        return None if size is None else FoundFile(url, name, 0, size, 0)
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -64,15 +64,15 @@ def look(url: str, name: str) -> Found | None:
 
 
 def is_many(path: str, root: str) -> bool:
-    """Whether the path, as written, means a folder or a glob rather than one file."""
+    """Return whether the path, as written, means a folder or a glob rather than one file."""
     local = storage.local_path(path)
     return bool(GLOB & set(path)) or path.endswith("/") or (local is not None and Path(root, local).is_dir())
 
 
-def list_many(path: str, root: str) -> list[Found]:
-    """The files of a folder or glob by name; hidden ones and ``_`` ones are left out, as Spark does.
+def list_many(path: str, root: str) -> list[FoundFile]:
+    """Return the files of a folder or glob by name, without hidden and ``_`` files, as Spark does.
 
-    A file under two names, such as a link to the newest one, is listed once.
+    A file with two names, such as a link to the newest one, is listed once.
     """
     if "://" in path and not path.startswith("file://"):
         raise FatalError(
@@ -86,7 +86,7 @@ def list_many(path: str, root: str) -> list[Found]:
     return _once(_files(Path(root, name) for name in names))
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Found]:
+def _files(paths: Iterable[Path]) -> Iterator[FoundFile]:
     for path in paths:
         if not path.name.startswith((".", "_")) and not path.is_dir():
             found = look(str(path), _checked(path.name))
@@ -106,11 +106,10 @@ def _checked(name: str) -> str:
     return name
 
 
-def list_family(path: str) -> list[Found]:
-    """What one path was rotated to, from the oldest change on (``path.*`` and ``path-*``, not compressed), then itself.
+def list_family(path: str) -> list[FoundFile]:
+    """Return a path's uncompressed rotated files (``path.*``, ``path-*``), oldest change first, then the path itself.
 
-    The path is looked at first: a file that is renamed in between is found under its new name, and nothing of it is
-    missed.
+    The path is examined first: a file renamed in between is found under its new name, so that none of it is missed.
     """
     local = storage.local_path(path)
     current = look(path, path.rsplit("/", 1)[-1])
@@ -126,101 +125,102 @@ def _is_rotated(name: str, base: str) -> bool:
     return name.startswith((f"{base}.", f"{base}-")) and not name.endswith(_PACKED)
 
 
-def _once(files: Iterable[Found]) -> list[Found]:
-    kept: dict[str, Found] = {}
+def _once(files: Iterable[FoundFile]) -> list[FoundFile]:
+    kept: dict[str, FoundFile] = {}
     for found in files:
         kept.setdefault(found.ident, found)
     return list(kept.values())
 
 
 MARK = 256
-"""How many bytes at either end a mark is made of."""
+"""Bytes at either end that a mark covers."""
 _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
-"""What one look may find and another one not: no part of a place, which goes into the delivery hash."""
+"""Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
 
 
 class Tracked(msgspec.Struct, frozen=True):
     """One file, and how much of it lies before the position.
 
-    A local file is known by its inode and birth, so that a rename does not hide it and another file that gets its
-    inode is not taken for it; ``mark`` is a digest of bytes before ``offset``, so that neither is what was written into
-    it after it had been cut off. A field that is not in a stored position was not known to the version that stored it.
+    A local file is identified by its inode and birth, so that a rename does not hide it and another file that gets its
+    inode is not mistaken for it; ``mark`` is a digest of bytes before ``offset``, so that content written after a
+    truncation is not mistaken for it either. A field missing from a stored position was unknown to the version that
+    stored it.
     """
 
     name: str
     number: int
-    """The how-manieth file of the source it is, from 0."""
+    """Index of the file in the source, from 0."""
     inode: int
     offset: int = 0
     line: int = 0
     mark: str = ""
     unended: bool = False
-    """Whether the last line was read without its end, which may follow."""
+    """Whether the last line was read without its line end, which may follow."""
     size: int = 0
-    """Its size when it was last looked at: what lies between ``offset`` and it was there and not read yet."""
+    """Size at the last observation: the bytes from ``offset`` up to it existed and were not read yet."""
     modified: int = 0
-    """When it was last changed, as of then, in nanoseconds."""
+    """Modification time at the last observation, in nanoseconds."""
     changed: int = 0
-    """When its inode was last changed, as of then, in nanoseconds."""
+    """Last change of its inode at the last observation, in nanoseconds."""
     birth: int = 0
-    """When it was made, in nanoseconds; 0 where the file system does not tell."""
+    """Birth time in nanoseconds; 0 where the file system does not provide it."""
     ahead: int = 0
-    """The end of the last whole line that was there at that look, where it is known to lie behind ``offset``."""
+    """End of the last whole line at that observation, where it is known to lie behind ``offset``."""
     ahead_mark: str = ""
-    """The mark of the file up to ``ahead``: lines that were there and not read."""
+    """Mark of the file up to ``ahead``: lines that existed and were not read."""
 
     @property
     def slot(self) -> str:
-        """Where to look for it among the files there are: its inode where it has one, else its name."""
+        """Key of the file among the existing files: its inode where it has one, else its name."""
         return str(self.inode) if self.inode else self.name
 
-    def may_be(self, found: Found) -> bool:
-        """Whether a file that was found is this one, as far as its inode, birth and times tell; not what is in it."""
+    def may_be(self, found: FoundFile) -> bool:
+        """Return whether a found file can be this one, judging by inode, birth and times, not by content."""
         if not self.inode or not found.inode:
             return self.inode == found.inode and self.name == found.name
         if self.inode != found.inode:
             return False
-        # an inode alone is given to the next file as soon as its own is removed
+        # an inode is reused for the next file as soon as its own file is removed
         if self.birth and found.birth:
             return self.birth == found.birth
         return found.modified >= self.modified and found.changed >= self.changed
 
 
 class FilePosition(msgspec.Struct, frozen=True):
-    """A file source's position: every tracked file that still matters, in reading order."""
+    """Position of a file source: every tracked file that still matters, in reading order."""
 
     seen: int = 0
     files: tuple[Tracked, ...] = ()
 
     def with_files(self, files: dict[int, Tracked]) -> FilePosition:
-        """The position with these files in their new states, new ones at the end."""
+        """Return the position with these files in their new states, new ones at the end."""
         kept = [files.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
         fresh = [file for number, file in files.items() if number not in known]
         return FilePosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON value that the engine stores."""
+        """Return the JSON value that the engine stores."""
         return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
 
     def place(self) -> dict[str, Any]:
-        """Without what was merely observed, which another look may find otherwise."""
+        """Return the position without merely observed fields, which may differ at another observation."""
         rows = [msgspec.structs.asdict(file) for file in self.files]
         return {"seen": self.seen, "files": [{k: v for k, v in r.items() if k not in _OBSERVED} for r in rows]}
 
 
 def parse_position(value: Any) -> FilePosition:
-    """The position behind a stored JSON value."""
+    """Return the position from its stored JSON value."""
     return msgspec.convert(value, FilePosition)
 
 
 def parse_tracked(value: Any) -> Tracked:
-    """The file behind a split's start or a boundary."""
+    """Return the file from a split's start or a boundary."""
     return msgspec.convert(value, Tracked)
 
 
 def mark_of(head: bytes, tail: bytes) -> str:
-    """A digest of a file's first bytes and of those before an offset."""
+    """Return a digest of a file's first bytes and of those before an offset."""
     return hashlib.sha256(head + tail).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A file as one open descriptor tells it: bytes, size, times and marks that belong together."""
+"""Files read through one open descriptor, so that bytes, size, times and marks are consistent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import IO, Final
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import MARK, Found, Tracked, found_of, mark_of
+from conduit_dagster.connectors.file.listing import MARK, FoundFile, Tracked, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
 
 _CHUNK: Final = 1 << 20
@@ -17,15 +17,15 @@ _BACK: Final = 1 << 16
 
 
 class FileChanged(Exception):  # noqa: N818  # no failure: a reason to look again
-    """What was looked at is not, or not any more, what was seen there before."""
+    """The file is not, or no longer, the one that was seen before."""
 
 
 class OpenFile:
-    """A file behind one open descriptor, whatever its path names by now.
+    """A file behind one open descriptor, whatever its path refers to by now.
 
-    Reads by place, not by a current position: marks may be taken while lines are read. Closed by ``with``, or when it
-    is dropped; a block that was read keeps it, for its boundaries. A remote file has no descriptor: what its file
-    system gives under the name is read, and only marks tell another file.
+    Reads at explicit offsets, without a current position: marks may be taken while lines are read. Closed by ``with``,
+    or when it is garbage-collected; a block that was read keeps it, for its boundaries. A remote file has no
+    descriptor: reads go by name through its file system, and only marks detect another file.
     """
 
     def __init__(self, url: str, name: str = "") -> None:
@@ -39,7 +39,7 @@ class OpenFile:
         if path is None:
             self._remote = storage.open_read(url)
             self._close = weakref.finalize(self, self._remote.close)
-            self.found = Found(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
+            self.found = FoundFile(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
         else:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._close = weakref.finalize(self, os.close, self._descriptor)
@@ -53,7 +53,7 @@ class OpenFile:
         self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; may be repeated."""
+        """Close the descriptor; may be repeated."""
         self._close()
 
     def read_at(self, offset: int, size: int) -> bytes:
@@ -74,7 +74,7 @@ class OpenFile:
         return self._remote.read(size)
 
     def chunks(self, start: int, length: int | None = None) -> Iterator[bytes]:
-        """Give the bytes from ``start``, at most ``length`` of them, a piece at a time."""
+        """Yield the bytes from ``start``, at most ``length``, in chunks."""
         at, end = start, start + (length if length is not None else 1 << 62)
         while at < end and (data := self.read_at(at, min(_CHUNK, end - at))):
             yield data
@@ -83,14 +83,14 @@ class OpenFile:
     # -- which file it is -----------------------------------------------------------------------------------------
 
     def holds(self, file: Tracked) -> bool:
-        """Whether this is the tracked file, and what was read of it is unchanged as far as its mark tells."""
+        """Return whether this is the tracked file, with what was read from it unchanged as far as its mark tells."""
         self._head = self.read_at(0, MARK)
         if not file.may_be(self.found) or self.found.size < file.offset:
             return False
         return self.mark(file.offset) == file.mark
 
     def lost(self, file: Tracked) -> bool:
-        """Whether bytes of the tracked file that were there and not read are not there any more."""
+        """Return whether unread bytes of the tracked file that were seen before are gone."""
         if self.found.size < file.size:
             return file.size > file.offset
         return file.ahead > file.offset and self.mark(file.ahead) != file.ahead_mark
@@ -98,39 +98,39 @@ class OpenFile:
     def mark(self, offset: int, before: bytes = b"") -> str:
         """Return a digest of the first and the last bytes before ``offset``; empty at the beginning of a file.
 
-        Raises ``FileChanged`` where they are not those that were there when the lines up to ``offset`` were counted, or
-        do not end in ``before``.
+        Raises ``FileChanged`` if they differ from the bytes seen when the lines up to ``offset`` were counted, or do
+        not end in ``before``.
         """
         if offset == 0:
             return ""
         size = min(MARK, offset)
         head, tail = self.read_at(0, size), self.read_at(offset - size, size)
-        # a file may be cut off and written anew between the counting of its lines and its mark: a position would then
-        # hold a line number of the one content and a mark of the other
+        # the file may be truncated and rewritten between the counting of its lines and its mark: the position would
+        # then combine a line number of the old content with a mark of the new one
         if not (head.startswith(self._head[:offset]) and tail.endswith(before or self._ends.get(offset, b""))):
             raise FileChanged
         return mark_of(head, tail)
 
     def passed(self, end: int, before: bytes) -> None:
-        """Note the bytes before a line end that was counted, for :meth:`mark` to compare."""
+        """Store the bytes before a counted line end, for :meth:`mark` to compare."""
         self._ends[end] = before
 
     def last_line_end(self, low: int) -> int:
-        """Return the place after the last line end behind ``low``; ``low`` where there is none near the file's end."""
+        """Return the offset after the last line end behind ``low``, or ``low`` if there is none near the file's end."""
         begin = max(low, self.found.size - _BACK)
         place = self.read_at(begin, max(0, self.found.size - begin)).rfind(b"\n")
         return begin + place + 1 if place >= 0 else low
 
     def ends_whole(self) -> bool:
-        """Whether the last line has its end; an empty file has none that lacks it."""
+        """Return whether the last line has its line end; True for an empty file."""
         size = self.found.size
         return size == 0 or self.read_at(size - 1, 1) == b"\n"
 
 
-def open_found(found: Found) -> OpenFile | None:
-    """Open what a look at a path found; None where the path is free by now.
+def open_found(found: FoundFile) -> OpenFile | None:
+    """Open a found file; None if nothing is at its path any more.
 
-    Raises ``TransientError`` where it can't be opened. The file may be another one than the look found.
+    Raises ``TransientError`` if it can't be opened. The opened file may be another one than was found.
     """
     try:
         return OpenFile(found.url, found.name)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.layout import Layout
 from conduit_dagster.connectors.file.listing import Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.connectors.file.output_layout import PathLayout
 from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
@@ -23,11 +23,11 @@ _ZEROS = re.compile(rb"\0+")
 
 
 def mend(file: WritableFile, last: Target) -> None:
-    """Fills the range of the last delivery, ``base`` to ``length``, and makes it durable; may be repeated by anybody.
+    """Fill the range of the last delivery, ``base`` to ``length``, and make it durable; any process may repeat it.
 
-    Bytes behind the file's end, and zero bytes that a power cut left in parts that are not whole, become line ends: a
-    torn line ends before the next delivery's first. Nothing outside the range is touched, and nothing that is there.
-    Raises ``OSError``; what is filled by then stays, and a repeat goes on.
+    Bytes behind the file's end, and zero bytes that a power cut left in incomplete parts, become line ends: a torn
+    line ends before the next delivery's first. Bytes outside the range and bytes already written are never touched.
+    Raises ``OSError``; what is filled by then stays, and a repeat continues.
     """
     size, at = file.found.size, last["base"]
     for length, sha256 in last["parts"]:
@@ -62,34 +62,34 @@ class _Span(NamedTuple):
 
 _LINE_END = hashlib.sha256(b"\n").hexdigest()
 _IDENTITY = ("inode", "birth", "marked")
-"""What a target knows its file by. ``marked``, only where no birth is told: a place, and the mark of what is before."""
+"""Fields that identify a target's file. ``marked`` (only without a birth time): an offset, and the mark up to it."""
 
 
-class OrderedFile(Layout):
+class OrderedFile(PathLayout):
     """Appends each delivery after the last, so that a repeat rewrites the same bytes in the same place.
 
-    With at-most-once a delivery is never repeated: its place stays its own, and line ends are written where its bytes
-    are missing before the next one is prepared.
+    With at-most-once a delivery is never repeated: it keeps its range, and line ends replace its missing bytes before
+    the next one is prepared.
     """
 
     def __init__(self, path: Path, context: ConnectorContext, adopt: bool) -> None:
         super().__init__(path, context)
         self._adopt = adopt
         self._whole: Target | None = None
-        """The target after the last delivery that this instance wrote to its end: nothing of it is to be mended."""
+        """Target after the last delivery that this instance wrote completely: it needs no mending."""
 
     def check(self) -> None:
-        """Makes the folder and tries to open the file for writing, changing nothing of it."""
+        """Create the folder and the file if missing, and open the file for writing without changing its content."""
         with self._naming_errors(), self._made() as file:
             self._sync_entry(file.found.inode)
 
     def _made(self) -> WritableFile:
-        """The file, made where there was none."""
+        """Open the file, creating it if it is missing."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         return self._open(0, os.O_CREAT)
 
     def _open(self, after: int, flags: int = 0) -> WritableFile:
-        """The file as it is. Raises ``FatalError`` (``file.changed``) where it is not there, or replaced meanwhile."""
+        """Open the file as it is. Raises ``FatalError`` (``file.changed``) if it is missing or replaced meanwhile."""
         try:
             return WritableFile(self._path, flags)
         except (FileNotFoundError, NotADirectoryError):
@@ -100,7 +100,7 @@ class OrderedFile(Layout):
             raise self._changed("was replaced by another file", after) from None
 
     def target(self, previous: Target | None) -> Target:
-        """The file's identity and base length, stored before anything is published (DELIVERY.md, Destinations)."""
+        """Return the file's identity and base length, stored before publishing (DELIVERY.md, Destinations)."""
         if previous and "length" not in previous:
             previous = None  # it was a folder then
         kept = None if self._adopt else previous
@@ -111,7 +111,7 @@ class OrderedFile(Layout):
             return {"path": str(self._path), **self._identity(file, size), "base": size + gap, "gap": gap}
 
     def _identity(self, file: OpenFile, end: int) -> Target:
-        """By what the file is known again, where it ends at ``end``."""
+        """Return the fields that identify the file, where it ends at ``end``."""
         if file.found.birth:
             return {"inode": file.found.inode, "birth": file.found.birth}
         if self._context.strategy == "at-most-once":
@@ -119,14 +119,14 @@ class OrderedFile(Layout):
         return {"inode": file.found.inode, "marked": [end, file.mark(end)]}
 
     def _end_of(self, previous: Target, file: WritableFile) -> int:
-        """Where the last delivery ends, mended where it may be broken; with ``adopt``, where a changed file ends."""
+        """Return the end of the last delivery, mended if it may be torn; with ``adopt``, the end of a changed file."""
         change = _change(previous, file)
         if change is not None:
             if not self._adopt:
                 raise self._changed(change, previous["length"])
             return file.found.size
         # mended before the next delivery is prepared, so that a file is never shorter than its last delivery's base,
-        # and in that delivery's own range only, so that a deposed owner's late mending can't meet later bytes
+        # and only in that delivery's own range, so that a deposed owner's late mending can't hit later bytes
         if "base" in previous and (file.found.size < previous["length"] or previous != self._whole):
             mend(file, previous)
         return previous["length"]
@@ -140,7 +140,7 @@ class OrderedFile(Layout):
         )
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether the bytes are there, whoever wrote them."""
+        """Return whether the delivery's bytes are in the file, regardless of the process that wrote them."""
         file = self._looked()
         if file is None:
             return False
@@ -150,14 +150,14 @@ class OrderedFile(Layout):
             )
 
     def _looked(self) -> OpenFile | None:
-        """The file, open to be read; None where there is none."""
+        """Open the file for reading; None if it is missing."""
         try:
             return OpenFile(str(self._path)) if self._path.is_file() else None
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def retarget(self, delivery: Delivery) -> Target | None:
-        """With ``if-changed: adopt``, the end of what is there now, where the delivery can't go to its own place."""
+        """With ``if-changed: adopt``, return the file's current end if the delivery can't go to its own place."""
         if not self._adopt:
             return None
         file = self._looked()
@@ -168,7 +168,7 @@ class OrderedFile(Layout):
         return self.target(None)
 
     def publish(self, delivery: Delivery) -> Target:
-        """Positioned writes at the base, so that recovery and zombies write the same bytes; durable when it returns."""
+        """Write durably at fixed offsets from the base, so that recovery and zombies write the same bytes."""
         with self._naming_errors(), self._own(delivery) as file:
             if not _is_ours(delivery, file):
                 raise self._changed("was changed by somebody else", delivery.target["base"])
@@ -178,7 +178,7 @@ class OrderedFile(Layout):
         return self._whole
 
     def _own(self, delivery: Delivery) -> WritableFile:
-        """The file that the delivery was prepared for. Raises ``FatalError`` (``file.changed``) for any other."""
+        """Open the file that the delivery was prepared for. Raises ``FatalError`` (``file.changed``) for any other."""
         file = self._open(delivery.target["base"])
         if not _is_the_one(delivery.target, file):
             raise self._changed("was replaced by another file", delivery.target["base"])
@@ -188,13 +188,13 @@ class OrderedFile(Layout):
         reached("mid-publish", self._context.pipeline)
 
     def settled(self, delivery: Delivery) -> Target:
-        """The file after the delivery, synced: whoever wrote it may have died before that."""
+        """Sync the file and return its target: the process that wrote it may have crashed before that."""
         with self._naming_errors(), self._own(delivery) as file:
             os.fsync(file.descriptor)
         return self.expected(delivery)
 
     def expected(self, delivery: Delivery) -> Target:
-        """The file after the delivery. With at-most-once it may turn out shorter, and so names what belongs where."""
+        """Return the target after the delivery; with at-most-once it names the parts, as the file may be shorter."""
         length = delivery.target["base"] + delivery.bytes
         known = {key: delivery.target[key] for key in _IDENTITY if key in delivery.target}
         after: Target = {"path": str(self._path), **known, "length": length}
@@ -205,15 +205,15 @@ class OrderedFile(Layout):
 
 
 def _is_the_one(target: Target, file: OpenFile) -> bool:
-    """Whether it is the file that the target was made for; how long it may be is judged elsewhere."""
+    """Return whether it is the file that the target was made for; its length is checked elsewhere."""
     known = Tracked("", 0, target["inode"], birth=target.get("birth", 0))
     at, mark = target.get("marked", (0, ""))
-    # an inode alone is given to the next file as soon as its own is removed
+    # an inode is reused for the next file as soon as its own file is removed
     return known.may_be(file.found) and (file.found.size < at or file.mark(at) == mark)
 
 
 def _change(previous: Target, file: OpenFile) -> str | None:
-    """What somebody else did to the file. Only the range of a delivery that is never repeated may be cut short."""
+    """Describe a foreign change to the file, or None. Only a delivery that is never repeated may be cut short."""
     if not _is_the_one(previous, file):
         return "was replaced by another file"
     if not previous.get("base", previous["length"]) <= file.found.size <= previous["length"]:
@@ -227,7 +227,7 @@ def _fits(delivery: Delivery, file: OpenFile) -> bool:
 
 
 def _is_ours(delivery: Delivery, file: OpenFile) -> bool:
-    """What lies behind the base is a beginning of this delivery, or nothing yet; foreign bytes are never lost."""
+    """Return whether the bytes behind the base, if any, begin this delivery; foreign bytes are never lost."""
     if not _fits(delivery, file):
         return False
     at, size = delivery.target["base"], file.found.size
@@ -244,7 +244,7 @@ def _is_ours(delivery: Delivery, file: OpenFile) -> bool:
 
 
 def _spans(delivery: Delivery) -> Iterator[_Span]:
-    """All that a delivery writes, in order: the line end where one was missing, then its parts."""
+    """Yield the spans that a delivery writes, in order: a missing line end if needed, then its parts."""
     at = delivery.target["base"]
     if delivery.target["gap"]:
         yield _Span(at - 1, 1, _LINE_END)
@@ -258,6 +258,6 @@ def _ends_a_line(file: OpenFile, size: int) -> bool:
 
 
 def _is_beginning(file: OpenFile, at: int, staged: str, length: int) -> bool:
-    """Whether the bytes are the staged ones; where a power cut left a hole, they may be zero as well."""
+    """Return whether the bytes match the staged ones; zero bytes, holes of a power cut, match as well."""
     pieces = zip(file.chunks(at, length), storage.chunks(staged, 0, length), strict=False)
     return all(a == b or all(x in (0, y) for x, y in zip(a, b, strict=True)) for a, b in pieces)

@@ -7,44 +7,44 @@ import shutil
 from pathlib import Path
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.layout import Layout
-from conduit_dagster.connectors.linking import link
+from conduit_dagster.connectors.file.output_layout import PathLayout
+from conduit_dagster.connectors.hardlink import link
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Target
 
 _STAGING = ".staging"
 _NAMING = 2
-"""Deliveries are named by step, skip and hash; up to version 1, whose targets say nothing, by step and hash."""
+"""Naming version: by step, skip and hash. Version 1, whose targets lack the field, used step and hash."""
 
 
-class PartsFolder(Layout):
+class PartsFolder(PathLayout):
     """Each delivery is one folder, ``step=NUMBER-SKIP-HASH``, made visible by one rename.
 
-    In the order of their names the folders and their parts are one ordered stream: a step's own delivery has skip 0,
-    its children follow. Spark reads the whole with ``spark.read.json(path)`` and sees the step as a partition column.
+    Sorted by name, the folders and their parts are one ordered stream: a step's own delivery has skip 0, its children
+    follow. Spark reads the whole with ``spark.read.json(path)`` and sees the step as a partition column.
     """
 
     def check(self) -> None:
-        """Makes the folder."""
+        """Create the folder."""
         with self._naming_errors():
             self._path.joinpath(_STAGING).mkdir(parents=True, exist_ok=True)
             self._sync_entry(self._path.stat().st_ino)
 
     def target(self, previous: Target | None) -> Target:
-        """The folder, and how its deliveries are named; nothing before a delivery matters to its name."""
+        """Return the folder and its naming version; a delivery's name does not depend on earlier deliveries."""
         del previous
         self.check()
         return {"path": str(self._path), "naming": _NAMING}
 
     def staging(self, default: str) -> str:
-        """Inside the folder, hidden: a rename is atomic only on one file system."""
+        """Return a hidden staging folder inside the folder: a rename is atomic only within one file system."""
         del default
         return self._context.folder_in(str(self._path / _STAGING))
 
     def _final(self, delivery: Delivery) -> Path:
         step, name = f"step={delivery.step:012d}", delivery.hash[:12]
-        # a step that an earlier version prepared keeps the name of that version: its frozen owner would use it too
+        # a step prepared by an earlier version keeps that version's name: its frozen owner would use it too
         if delivery.skip == 0 and "naming" not in delivery.target:
             return self._path / f"{step}-{name}"
         return self._path / f"{step}-{delivery.skip:016d}-{name}"
@@ -53,7 +53,7 @@ class PartsFolder(Layout):
         return folder / f"part-{index:05d}{Path(name).suffix}"
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether all parts are there with the bytes that were staged."""
+        """Return whether all parts are there with the staged bytes."""
         folder = self._final(delivery)
         paths = [self._file(folder, i, part.name) for i, part in enumerate(delivery.parts)]
         return all(path.is_file() for path in paths) and all(
@@ -62,7 +62,7 @@ class PartsFolder(Layout):
         )
 
     def publish(self, delivery: Delivery) -> Target:
-        """Only the parts that the ledger names are linked in, so that a zombie's files never become visible."""
+        """Link in only the parts named by the ledger, so that a zombie's files never become visible."""
         with self._naming_errors():
             if not self._final(delivery).exists() and self._rename(delivery):
                 storage.sync(str(self._path))
@@ -71,7 +71,7 @@ class PartsFolder(Layout):
             return self.settled(delivery)
 
     def settled(self, delivery: Delivery) -> Target:
-        """The folder, synced: whoever made it visible may have died before that."""
+        """Sync the folder: the process that made it visible may have crashed before its sync."""
         final = self._final(delivery)
         for path in final.iterdir():
             storage.sync(str(path))
@@ -80,7 +80,7 @@ class PartsFolder(Layout):
         return delivery.target
 
     def _rename(self, delivery: Delivery) -> bool:
-        """False where another attempt was first."""
+        """Make the folder visible; return False if another attempt was first."""
         ready = Path(delivery.staging).parent / f"ready-{secrets.token_hex(8)}"
         try:
             self._fill(ready, delivery)
@@ -94,7 +94,7 @@ class PartsFolder(Layout):
         return True
 
     def _fill(self, ready: Path, delivery: Delivery) -> None:
-        """Durable before it becomes visible: the parts' bytes by those who staged them, their entries here."""
+        """Link the parts durably before they become visible: their writers synced the bytes, this syncs the entries."""
         ready.mkdir(parents=True)
         for i, part in enumerate(delivery.parts):
             link(Path(delivery.staging, part.name), self._file(ready, i, part.name))

@@ -20,16 +20,16 @@ _NO_KERNEL_COPY = {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, er
 
 
 class WritableFile(OpenFile):
-    """A file open to be written to, with what is there to be read."""
+    """A file open for writing, whose existing content can be read."""
 
     def __init__(self, path: Path, flags: int = 0) -> None:
-        """``flags``: ``os.O_CREAT`` makes it. Raises ``OSError``, and ``FileChanged`` where the path changes hands."""
+        """``flags``: ``os.O_CREAT`` creates it. Raises ``OSError``, and ``FileChanged`` if the path is replaced."""
         self.descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | flags, 0o644)
         self._release = weakref.finalize(self, os.close, self.descriptor)
         written = os.fstat(self.descriptor)
         _require_regular(path, written)
         super().__init__(str(path))
-        # what is judged is what is written to: while a file is open, no other one gets its device and inode
+        # the file that is checked is the one written to: while it is open, no other file gets its device and inode
         if (self.found.device, self.found.inode) != (written.st_dev, written.st_ino):
             raise FileChanged
 
@@ -37,7 +37,7 @@ class WritableFile(OpenFile):
         return self
 
     def close(self) -> None:
-        """Give both descriptors back; may be repeated."""
+        """Close both descriptors; may be repeated."""
         super().close()
         self._release()
 
@@ -53,7 +53,7 @@ def _require_regular(path: Path, found: os.stat_result) -> None:
 
 
 def digest(file: OpenFile, start: int, length: int) -> tuple[int, str]:
-    """Length and SHA-256 of a range, fewer bytes only at the end of the file."""
+    """Return length and SHA-256 of a range, shorter than ``length`` only at the end of the file."""
     total, sha = 0, hashlib.sha256()
     for data in file.chunks(start, length):
         total += len(data)
@@ -62,13 +62,13 @@ def digest(file: OpenFile, start: int, length: int) -> tuple[int, str]:
 
 
 def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) -> None:
-    """Writes the delivery at its base, from the front; ``midway`` is called once, when half of the bytes are there.
+    """Write the delivery at its base, front to back; ``midway`` is called once, when half of the bytes are written.
 
-    Raises ``OSError``, and ``FatalError`` where a staged part is shorter than its ledger says.
+    Raises ``OSError``, and ``FatalError`` if a staged part is shorter than its ledger says.
     """
     base, half, done = delivery.target["base"], delivery.bytes // 2, 0
     if delivery.target["gap"]:
-        os.pwrite(into, b"\n", base - 1)  # what was there before this pipeline did not end its last line
+        os.pwrite(into, b"\n", base - 1)  # content from before this pipeline lacks its last line end
     for part in delivery.parts:
         has_half = done <= half < done + part.bytes
         cut = half - done if has_half else 0
@@ -81,7 +81,7 @@ def write_delivery(into: int, delivery: Delivery, midway: Callable[[], None]) ->
 
 
 def _copy(source: int, start: int, into: int, at: int, length: int) -> None:
-    """Copies ``length`` bytes from ``start`` of ``source`` to ``at``, inside the kernel where that works."""
+    """Copy ``length`` bytes from ``start`` of ``source`` to ``at``, inside the kernel where that works."""
     done = 0
     while done < length:
         try:

@@ -15,7 +15,7 @@ GLOB = frozenset("*?[")
 
 
 def not_empty(path: str) -> str:
-    """The path. Raises where there is none."""
+    """Return the path. Raises if it is empty."""
     if not path.strip():
         raise PydanticCustomError("path", "path is empty", {"fix": "name a file, a folder or a glob"})
     return path
@@ -27,20 +27,20 @@ class FileSourceSettings(ConnectorSettings):
     path: str
     """The file to follow line by line; or a folder, or a glob such as ``in/*.jsonl``, whose files are read by name."""
     on_gone: Literal["fail", "skip"] = Field("fail", alias="on-gone")
-    """What to do when a range that was not read yet is gone (deleted, truncated, replaced): ``fail`` names it and
-    stops; ``skip`` loses it and goes on with what is there."""
+    """What to do when an unread range is gone (deleted, truncated, replaced): ``fail`` names it and stops; ``skip``
+    loses it and continues with what is there."""
     rotate_wait: Duration = Field(5.0, alias="rotate-wait")
-    """How long a file that another one follows (it was renamed, or a later name is in the folder) must have been quiet
-    before a last line without its end is taken for whole. A run that drains its sources waits until then."""
+    """How long a file with a successor (it was renamed, or the folder has a later name) must have been quiet before a
+    last line without its line end counts as complete. A run that drains its sources waits until then."""
     unterminated_wait: Duration = Field(5.0, alias="unterminated-wait")
     """How long a run that drains its sources waits for the end of a half-written last line, counted from the last
-    change of its file. Then the line is left for a later run, with a warning."""
+    change of its file. After that the line is left for a later run, with a warning."""
     read_unterminated: bool = Field(False, alias="read-unterminated")
-    """Whether a run that drains its sources takes a last line without its end for a record, once it has waited for
-    ``unterminated-wait``: for files whose writer ends no last line. What is appended to that line later is a record of
-    its own."""
+    """Whether a run that drains its sources reads a last line without its line end as a record, after waiting for
+    ``unterminated-wait``: for files whose writer never ends the last line. Text appended to that line later becomes a
+    record of its own."""
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
-    """The longest line in bytes. A longer one stops the pipeline: it is more likely not a file of lines at all."""
+    """Maximum line length in bytes. A longer line stops the pipeline: most likely it is not a file of lines at all."""
 
     _check_path = field_validator("path")(not_empty)
 
@@ -51,16 +51,16 @@ class FileDestinationSettings(ConnectorSettings):
     open_keys: ClassVar[tuple[str, ...]] = ("sdk.*",)
 
     path: str
-    """The file to write. With a slash at its end, or where it is a folder, every step becomes a folder of parts."""
+    """The file to write. With a trailing slash, or if it is a folder, every step becomes a folder of parts."""
     layout: Literal["auto", "file", "folder"] = "auto"
-    """``file``: one ordered file; ``folder``: a folder of parts; ``auto``: as ``path`` says."""
+    """``file``: one ordered file; ``folder``: a folder of parts; ``auto``: depends on ``path``."""
     format: str = Field("opencdc/json", alias="sdk.record.format")
     """``opencdc/json`` (Conduit's record), ``template``, or ``payload/json`` (plain payload lines)."""
     format_options: str = Field("", alias="sdk.record.format.options")
     """The template, such as ``{{ toJson .Payload.After }}``."""
     if_changed: Literal["fail", "adopt"] = Field("fail", alias="if-changed")
-    """What to do when somebody else changed, replaced or removed the file: ``fail`` stops and says so; ``adopt`` goes
-    on after what is there. Only for one ordered file."""
+    """What to do when another process changed, replaced or removed the file: ``fail`` stops and reports it; ``adopt``
+    continues after the existing content. Only for one ordered file."""
 
     _check_path = field_validator("path")(not_empty)
 
@@ -80,10 +80,10 @@ class FileDestinationSettings(ConnectorSettings):
 
 
 def as_source(settings: Any) -> FileSourceSettings:
-    """The settings as the source's own model."""
+    """Return the settings as the source's own model."""
     return cast(FileSourceSettings, settings)
 
 
 def as_destination(settings: Any) -> FileDestinationSettings:
-    """The settings as the destination's own model."""
+    """Return the settings as the destination's own model."""
     return cast(FileDestinationSettings, settings)

@@ -9,30 +9,37 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import FilePosition, Found, Tracked, is_many, parse_position, parse_tracked
+from conduit_dagster.connectors.file.file_scan import Places, SeenFile, Surveyor, open_tracked
+from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, scan, split_of
+from conduit_dagster.connectors.file.line_reader import moved as moved_away
+from conduit_dagster.connectors.file.listing import (
+    FilePosition,
+    FoundFile,
+    Tracked,
+    is_many,
+    parse_position,
+    parse_tracked,
+)
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
-from conduit_dagster.connectors.file.reader import Mark, Reader, advanced, cut_at, scan, split_of
-from conduit_dagster.connectors.file.reader import moved as moved_away
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
-from conduit_dagster.connectors.file.steps import Bound, Drain, FileSteps, Step, next_line
-from conduit_dagster.connectors.file.survey import Places, Seen, Surveyor, open_tracked
+from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 
 _LOOKS = 3
 _MOST_FILES = 1_000
-"""Files per step: each is a split, and a step is recorded whole."""
+"""Maximum files per step: each is a split, and a step is recorded whole."""
 
 
 class FileSource(Source):
-    """Lines of files. A last line without its end is no record until it has it, or until its file is known to be done.
+    """Lines of files. A last line without its line end becomes a record only once it is ended or its file is complete.
 
-    A file is what one open descriptor says: bytes, size and marks of a look are one file's. It is the file of before
-    while inode and birth agree and what was read of it is unchanged. Survives rotation by rename: the renamed file
-    (``path.*`` or ``path-*`` in the same folder) is finished first. A file that was truncated or replaced after all
-    that was known of it had been read is begun anew; what was appended between our last look and that moment is lost
-    without a trace, as no reader could know of it.
+    Bytes, size and marks always come from one open descriptor. A file is the same as before while inode and birth agree
+    and the part already read is unchanged. Survives rotation by rename: the renamed file (``path.*`` or ``path-*`` in
+    the same folder) is finished first. A file that was truncated or replaced after all its known content had been read
+    is read from the start; content appended between the last look and that moment is lost without a trace, as no reader
+    could know of it.
     """
 
     name = "file"
@@ -51,32 +58,32 @@ class FileSource(Source):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """The absolute path: however it is spelt in the pipeline file, it is the same data."""
+        """Absolute path, as the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
 
     def initial(self) -> Position:
-        """Before the first file."""
+        """Return the position before the first file."""
         return FilePosition().as_json()
 
     def place(self, position: Position) -> Any:
-        """Without sizes and times, which are what we happened to see."""
+        """Return the position without sizes and times, which are mere observations."""
         return parse_position(position).place()
 
     def horizon(self) -> Any:
-        """The files there are, and how much of each is read: half-written last lines are given time to be ended."""
+        """Return how much of each existing file to read, after giving half-written last lines time to be ended."""
         return self._drain.horizon()
 
     # -- how far ------------------------------------------------------------------------------------------------
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Goes through the files in order until the limit is reached."""
+        """Return the position reached by reading the files in order up to the limit."""
         for _ in range(_LOOKS):
             try:
                 return self._latest(start, limit, horizon)
             except FileChanged:
                 continue
         if horizon is None:
-            return start  # the next look is a moment later
+            return start  # the next attempt follows shortly
         raise TransientError(
             f"files of {self._settings.path} were replaced {_LOOKS} times while they were looked at",
             code="file.moved",
@@ -85,7 +92,7 @@ class FileSource(Source):
         )
 
     def _latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
-        """Raises ``FileChanged`` where a file is not the one that was listed."""
+        """Try :meth:`latest` once. Raises ``FileChanged`` if a file is not the one that was listed."""
         position, left = parse_position(start), limit
         survey = self._surveyor.survey(position)
         changed: dict[int, Tracked] = {}
@@ -97,38 +104,38 @@ class FileSource(Source):
                 lines, read = step.after.line - seen.file.line, step.after.offset - seen.file.offset
                 left = Limit(left.records - lines, left.bytes - read)
             if self._must_wait(seen, step) or min(left) <= 0 or len(changed) >= _MOST_FILES:
-                break  # what follows comes after this file's lines
+                break  # later files come after this file's lines
         if not changed:
             return start
         return self._kept(position, survey).with_files(changed).as_json()
 
-    def _must_wait(self, seen: Seen, step: Step) -> bool:
-        """Whether this file has lines that must be read before those of the next one."""
+    def _must_wait(self, seen: SeenFile, step: Step) -> bool:
+        """Return whether this file has lines that must be read before those of the next one."""
         unfinished = seen.followed and step.done < step.upto
         return step.limited or (unfinished and not self._many)
 
-    def _kept(self, position: FilePosition, survey: list[Seen]) -> FilePosition:
-        """The files that the position goes on naming: those that are there."""
+    def _kept(self, position: FilePosition, survey: list[SeenFile]) -> FilePosition:
+        """Return the position with only the files that still exist."""
         births = {seen.file.number: seen.found.birth for seen in survey}
         gone = [file for file in position.files if file.number not in births]
-        # one that was renamed into a part of the folder that was listed already is not to be taken for a new one later
+        # a file renamed into an already listed part of the folder must not be taken for a new one later
         if gone and self._surveyor.is_there(gone):
             raise FileChanged
         here = [file for file in position.files if file.number in births]
-        # a version that did not know of births stored none
+        # versions without birth times stored none
         files = [msgspec.structs.replace(f, birth=f.birth or births[f.number]) for f in here]
         return FilePosition(position.seen, tuple(files))
 
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:
-        """Every file of the range still holds it, unchanged as far as its mark tells."""
+        """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks tell."""
         places = self._surveyor.places()
         for _, last in advanced(parse_position(start), parse_position(end)):
             self._open(last, places).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Only with ``on-gone: skip``, and only where the range is gone."""
+        """Return whether the range is gone and may be lost, which only ``on-gone: skip`` allows."""
         if self._settings.on_gone != "skip":
             return False
         try:
@@ -149,7 +156,7 @@ class FileSource(Source):
         return opened
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """The files before the boundary's are read whole, those after it not at all."""
+        """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
         cut, before = parse_tracked(boundary), parse_position(start)
         changed: dict[int, Tracked] = {}
         for first, last in advanced(before, parse_position(end)):
@@ -161,7 +168,7 @@ class FileSource(Source):
         return before.with_files(changed).as_json() if changed else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cuts between lines, near equal numbers of bytes."""
+        """Split between lines into pieces of about equal bytes."""
         places, splits, ordinal = self._surveyor.places(), list[Split](), 0
         ranges = list(advanced(parse_position(start), parse_position(end)))
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
@@ -187,7 +194,7 @@ class FileSource(Source):
         yield low, end
 
     def relocate(self, split: Split) -> Split:
-        """The file may have another name by now."""
+        """Return the split with the file's current name, which may have changed."""
         opened = self._surveyor.open(parse_tracked(split.start), self._surveyor.places())
         if opened is None:
             return split
@@ -197,21 +204,21 @@ class FileSource(Source):
     # -- reading --------------------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """The lines of one file's range. Raises ``TransientError`` (``file.moved``) where it is not found again."""
+        """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
         metadata = self._metadata(split.detail["url"])
-        yield from Reader(split, self._open_split(split, file), metadata, self._prefix(file), options).blocks()
+        yield from LineReader(split, self._open_split(split, file), metadata, self._prefix(file), options).blocks()
 
     def _open_split(self, split: Split, file: Tracked) -> OpenFile:
-        """The file that was planned, wherever it is by now: never another one that has its path."""
-        found = Found(split.detail["url"], file.name, file.inode, 0, 0)
+        """Open the planned file under its current name, never another file at its path."""
+        found = FoundFile(split.detail["url"], file.name, file.inode, 0, 0)
         opened = open_tracked(found, file) or self._surveyor.open(file, self._surveyor.places())
         if opened is None:
             raise moved_away(file, found.url)
         return opened
 
     def _metadata(self, url: str) -> dict[str, str]:
-        """What every record of one file carries; paths as written."""
+        """Return the metadata of every record of one file, with paths as written."""
         return {
             SOURCE_CONNECTOR_ID: self.context.full_id,
             "file.path": self._shown(url) if self._many else self._settings.path,
@@ -223,12 +230,12 @@ class FileSource(Source):
         return os.path.relpath(url, self.context.root) if is_relative else url
 
     def _prefix(self, file: Tracked) -> str:
-        """What makes a record's position unique in the source: empty for the first file of a single path."""
+        """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
         if self._many:
             return f"{file.number}:{file.name}:"
         return f"{file.number}:" if file.number else ""
 
     def lag(self, position: Position) -> int | None:
-        """Bytes that are there and not read yet."""
+        """Return the number of bytes not read yet."""
         survey = self._surveyor.survey(parse_position(position))
         return sum(max(0, seen.found.size - seen.file.offset) for seen in survey)

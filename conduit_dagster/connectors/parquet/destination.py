@@ -11,9 +11,9 @@ import pyarrow as pa
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
+from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.columnar.writer import ColumnsWriter, ParquetPart
-from conduit_dagster.connectors.file.layout import LaidOut, Layout
+from conduit_dagster.connectors.file.output_layout import LaidOut, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
 from conduit_dagster.recovery.errors import FatalError, from_os_error
@@ -96,7 +96,7 @@ class ParquetDestination(LaidOut):
         self._settings = as_destination(settings)
         super().__init__(settings, context, self._settings.path)
 
-    def _laid_out(self, path: Path) -> Layout:
+    def _laid_out(self, path: Path) -> PathLayout:
         return PartsFolder(path, self.context)
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.birth import birth_of
-from conduit_dagster.connectors.file.listing import Found, found_of
+from conduit_dagster.connectors.file.listing import FoundFile, found_of
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
 _WHOLE: Final = 8 << 20
@@ -24,7 +24,7 @@ _PIECE: Final = 1 << 14
 _PIECES: Final = 64
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     """A row group."""
 
     rows: int
@@ -38,7 +38,7 @@ class Footer(NamedTuple):
     mark: str
     """A digest of the file, whole up to 8 MB: another content, another mark. Of a larger one, of pieces and of the end,
     where the footer says how long every column's data is."""
-    groups: tuple[Group, ...]
+    groups: tuple[RowGroup, ...]
 
     @property
     def rows(self) -> int:
@@ -71,19 +71,19 @@ def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
             yield parquet
 
 
-def read_footer(url: str) -> tuple[Found, Footer]:
+def read_footer(url: str) -> tuple[FoundFile, Footer]:
     """Read the file's footer; with it, which file that was. Raises ``TransientError`` where it is none, or none yet."""
     with _opened(url) as file, _parquet(file) as parquet:
         found, metadata = _found(file, url), parquet.metadata
         _require_distinct(parquet.schema_arrow.names, url)
         groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-        footer = Footer(_mark(file), tuple(Group(group.num_rows, group.total_byte_size) for group in groups))
+        footer = Footer(_mark(file), tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups))
         if _found(file, url) != found:
             raise unreadable(url, "it changes while it is looked at")
         return found, footer
 
 
-def seen_of(found: Found) -> list[int]:
+def seen_of(found: FoundFile) -> list[int]:
     """Return what a file looks like from outside: while nothing of it changes, its content is the same.
 
     Empty for a remote file, of which nothing tells that.
@@ -108,10 +108,10 @@ def _parquet(file: IO[bytes]) -> Any:
     return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
 
 
-def _found(file: IO[bytes], url: str) -> Found:
+def _found(file: IO[bytes], url: str) -> FoundFile:
     name = url.rsplit("/", 1)[-1]
     if storage.local_path(url) is None:
-        return Found(url, name, 0, file.seek(0, io.SEEK_END), 0)
+        return FoundFile(url, name, 0, file.seek(0, io.SEEK_END), 0)
     descriptor = file.fileno()
     return found_of(url, name, os.fstat(descriptor), birth_of(descriptor))
 

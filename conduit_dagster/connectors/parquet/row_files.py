@@ -11,9 +11,15 @@ import msgspec
 import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.documents import documents
-from conduit_dagster.connectors.file.listing import Found
+from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
-from conduit_dagster.connectors.parquet.survey import ParquetPosition, ReadFile, Survey, parse_file, parse_position
+from conduit_dagster.connectors.parquet.parquet_scan import (
+    ParquetPosition,
+    ReadFile,
+    Survey,
+    parse_file,
+    parse_position,
+)
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Rows, Source, Split
 
@@ -23,7 +29,7 @@ _BYTES = 4 << 20
 """What a block weighs at most, as the file holds it."""
 
 
-class Reader:
+class RowFileReader:
     """The rows of one split."""
 
     def __init__(self, file: ReadFile, detail: dict[str, Any], metadata: dict[str, str], keys: Sequence[str]) -> None:
@@ -77,7 +83,7 @@ class Reader:
 class _Made:
     """The records of one block, made when they are asked for."""
 
-    def __init__(self, reader: Reader, batch: Any, first: int) -> None:
+    def __init__(self, reader: RowFileReader, batch: Any, first: int) -> None:
         self._reader, self._batch, self._first = reader, batch, first
 
     def all(self) -> list[Record]:
@@ -175,7 +181,7 @@ class RowFiles(Source):
                 ordinal += high - low
         return splits
 
-    def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, Found, Footer]]:
+    def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, FoundFile, Footer]]:
         """Each file of the range. Raises ``FatalError`` where one is gone, or is another one now."""
         ranges = list(_moved(parse_position(start), parse_position(end)))
         there = self.survey.named([last.name for _, last in ranges])
@@ -192,7 +198,7 @@ class RowFiles(Source):
             **self._describe(detail["url"]),
             READ_AT: str(self.context.clock.now_ns),
         }
-        reader = Reader(parse_file(split.start), detail, metadata, self._keys)
+        reader = RowFileReader(parse_file(split.start), detail, metadata, self._keys)
         yield from reader.blocks(options)
 
     @abstractmethod
@@ -223,7 +229,7 @@ def _pieces(low: int, high: int, footer: Footer, share: int) -> Iterator[tuple[i
     yield low, high
 
 
-def _split(file: ReadFile, opened: Found, low: int, high: int, ordinal: int, row_bytes: int) -> Split:
+def _split(file: ReadFile, opened: FoundFile, low: int, high: int, ordinal: int, row_bytes: int) -> Split:
     start = msgspec.to_builtins(msgspec.structs.replace(file, done=low))
     detail = {"url": opened.url, "to": high, "row_bytes": row_bytes, "seen": seen_of(opened)}
     return Split(start, ordinal, high - low, (high - low) * row_bytes, detail)

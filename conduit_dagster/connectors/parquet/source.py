@@ -11,8 +11,8 @@ from pydantic import field_validator
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.connectors.file.settings import not_empty
+from conduit_dagster.connectors.parquet.parquet_scan import ListedFiles, Survey
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.parquet.survey import ListedFiles, Survey
 from conduit_dagster.sdk import ConnectorContext
 
 

@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import MARK, Found, Tracked
+from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
+from conduit_dagster.connectors.file.listing import MARK, FoundFile, Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
-from conduit_dagster.connectors.file.reader import Mark, read_lines, scan
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
-from conduit_dagster.connectors.file.steps import reach
+from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.published import Piece, Published, parser
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split
@@ -167,7 +167,7 @@ class OutputReadMode(ReadMode):
         return opened
 
     def _opened(self, path: str) -> OpenFile:
-        opened = open_found(Found(path, path, 0, 0, 0)) if Path(path).is_file() else None
+        opened = open_found(FoundFile(path, path, 0, 0, 0)) if Path(path).is_file() else None
         if opened is None:
             raise self._gone(path, "it was removed")
         return opened

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.record import Record, decode
-from conduit_dagster.state.schema import consumers
+from conduit_dagster.state.tables import consumers
 
 
 class Piece(NamedTuple):

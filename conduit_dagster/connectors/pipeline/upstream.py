@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 
 PLUGIN = "pipeline"
 """As ``state.readers`` has it, which needs SQLAlchemy: validating files that chain nothing must not wait for that."""

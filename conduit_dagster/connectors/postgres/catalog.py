@@ -1,4 +1,4 @@
-"""What the database says of a table: its columns and what they take; checking it, and creating one that is missing."""
+"""Table metadata from the database: columns and their types, checks, and types for a table to be created."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, NamedTuple
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.errors import Verdicts
-from conduit_dagster.connectors.postgres.session import Connection, connect
-from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, Server, TableName
+from conduit_dagster.connectors.postgres.connection import Connection, connect
+from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
+from conduit_dagster.connectors.postgres.sqlstates import Verdicts
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
 
@@ -41,24 +41,24 @@ _KINDS: dict[str, Kind] = {
 }
 _BITS = {"int2": 15, "int4": 31, "int8": 63}
 _LIFETIME = 60.0
-"""Seconds that a worker process believes what it read. A field that it finds no column for is looked up at once."""
+"""Seconds that a worker process caches a table. A field without a column is looked up at once."""
 
 
 class Column(NamedTuple):
-    """A column, as far as rendering a value needs it."""
+    """The properties of a column that rendering a value needs."""
 
     name: str
     type: str
     kind: Kind
     bits: int = 0
-    """How many bits an integer has besides its sign."""
+    """Bits of an integer without its sign."""
     required: bool = False
     """NULL is refused, and no trigger could fill it in."""
     has_default: bool = False
     generated: bool = False
     """Computed by the database: it can't be written."""
     known: bool = True
-    """False where the table is not there yet, and the type is still open."""
+    """False if the table does not exist yet and the type is still open."""
 
 
 class Table(NamedTuple):
@@ -70,7 +70,7 @@ class Table(NamedTuple):
 
 
 def read_table(connection: Connection, name: TableName) -> Table | None:
-    """The table, or None where there is none that can be written."""
+    """Return the table, or None if there is no such table that can be written."""
     rows = connection.execute(_QUERY, (name.schema, name.name)).fetchall()
     columns = {column.name: column for column in map(_column, rows)}
     return Table(name, columns) if columns else None
@@ -83,15 +83,15 @@ def _column(row: tuple[Any, ...]) -> Column:
 
 
 class TableCache:
-    """Tables as a process knows them, by database and name: one short look-up a minute, not one per task."""
+    """Per-process cache of tables by database and name: one short look-up a minute, not one per task."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[tuple[str, TableName], tuple[float, Table]] = {}
 
     def get(self, server: str, name: TableName, look: Callable[[], Table | None], fresh: bool = False) -> Table | None:
-        """The table; ``look`` reads it where it is not known, is too old or must be ``fresh``. What is missing is
-        not remembered."""
+        """Return the table; ``look`` reads it if it is not cached, too old or must be ``fresh``. Missing tables are
+        not cached."""
         with self._lock:
             at, table = self._known.get((server, name), (0.0, None))
         if table is not None and not fresh and time.monotonic() - at < _LIFETIME:
@@ -106,11 +106,11 @@ class TableCache:
 
 
 TABLES = TableCache()
-"""Of this process."""
+"""Cache of this process."""
 
 
 def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts: Verdicts) -> None:
-    """Raises ``FatalError`` where a column that the settings name is not there."""
+    """Raise ``FatalError`` if a column named in the settings is missing."""
     named = [*settings.key_columns, *settings.renames.values()]
     if settings.raw_column:
         named.append(settings.raw_column)
@@ -123,7 +123,7 @@ def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts:
 
 
 def check_rights(connection: Connection, table: Table, verdicts: Verdicts) -> None:
-    """Raises ``FatalError`` where rows can't be inserted. What updates need shows when there are some."""
+    """Raise ``FatalError`` if rows can't be inserted. Missing rights for updates show at the first update."""
     name = table.name.quoted.as_string(connection)
     row = connection.execute("SELECT has_any_column_privilege(%s, 'INSERT'), current_user", (name,)).fetchone()
     if row is not None and not row[0]:
@@ -147,7 +147,7 @@ _NUMBERS: Final = ("bigint", "numeric", "double precision")
 
 
 def column_type(values: Sequence[Any]) -> str | None:
-    """The type that holds all of them; None where all are null."""
+    """Return the type that holds all values; None if all are null."""
     found = {_TYPES.get(kind, "text") for kind in set(map(type, values)) if kind is not type(None)}
     if "bigint" in found and any(type(v) is int and not -(1 << 63) <= v < 1 << 63 for v in values):
         found = (found - {"bigint"}) | {"numeric"}
@@ -155,7 +155,7 @@ def column_type(values: Sequence[Any]) -> str | None:
 
 
 def common(types: Iterable[str | None]) -> str | None:
-    """The type that holds what any of these holds: numbers widen, anything else that differs is text."""
+    """Return the type that holds the values of all given types: numbers widen, other mixtures become text."""
     found = {name for name in types if name is not None}
     if len(found) <= 1:
         return next(iter(found), None)
@@ -165,16 +165,18 @@ def common(types: Iterable[str | None]) -> str | None:
 
 
 class Lookup:
-    """Tables of one database, remembered by the process for a minute."""
+    """Look-up of one database's tables, cached by the process for a minute."""
 
-    def __init__(self, settings: PostgresDestinationSettings, server: Server, verdicts: Verdicts, name: str) -> None:
+    def __init__(
+        self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: Verdicts, name: str
+    ) -> None:
         self._settings = settings
         self._server = server
         self._verdicts = verdicts
         self._name = name
 
     def get(self, name: TableName, fresh: bool = False) -> Table:
-        """The table. Raises ``FatalError`` where it is missing and not to be created."""
+        """Return the table. Raises ``FatalError`` if it is missing and must not be created."""
         found = TABLES.get(f"{self._server.user}@{self._server.place}", name, lambda: self._read(name), fresh)
         if found is not None:
             return found

@@ -1,4 +1,4 @@
-"""The ``postgres`` destination: rows, exactly once, in one transaction with the delivery's hash."""
+"""The ``postgres`` destination: rows written exactly once, in one transaction with the delivery's hash."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 import psycopg
 
 from conduit_dagster.connectors.postgres.catalog import Lookup, check_columns, check_rights
+from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
+from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older
+from conduit_dagster.connectors.postgres.copy_values import CellError
+from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
+from conduit_dagster.connectors.postgres.delivery_transaction import Claims, TablePublisher
 from conduit_dagster.connectors.postgres.encode import TableEncoder
-from conduit_dagster.connectors.postgres.errors import Verdicts
-from conduit_dagster.connectors.postgres.layout import Layout
-from conduit_dagster.connectors.postgres.publish import Claims, Publisher
-from conduit_dagster.connectors.postgres.session import Connection, Session, application, end_older
 from conduit_dagster.connectors.postgres.settings import (
+    DatabaseServer,
     PostgresDestinationSettings,
-    Server,
     TableName,
     as_settings,
     conninfo,
     table_name,
 )
-from conduit_dagster.connectors.postgres.staging import staged_row
-from conduit_dagster.connectors.postgres.values import RecordError
-from conduit_dagster.connectors.postgres.writer import CopyWriter
+from conduit_dagster.connectors.postgres.sqlstates import Verdicts
+from conduit_dagster.connectors.postgres.staged_rows import staged_row
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
@@ -43,8 +43,8 @@ from conduit_dagster.sdk import (
 class PostgresDestination(StagedDestination):
     """Rows of one or several tables.
 
-    Tasks render COPY text (and ask the database for the table's columns, once a minute at most); the driver puts the
-    delivery's hash and its rows in with one transaction. ``conduit_deliveries`` keeps the hashes of 1,000 steps.
+    Tasks render COPY text (and query the table's columns, at most once a minute); the driver inserts the delivery's
+    hash and its rows in one transaction. ``conduit_deliveries`` keeps the hashes of 1,000 steps.
     Not guaranteed: the order of records of different tables within a delivery, and that triggers and check
     constraints see a row that a later record of the same delivery replaces.
     """
@@ -62,48 +62,48 @@ class PostgresDestination(StagedDestination):
         self._template: Callable[[Record], Any] = template
         self.reads_keys = Keys.ALL if reads_key(template.names) else Keys.OBJECTS
         self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
-        self._server = Server.of(conninfo(self._settings.url))
+        self._server = DatabaseServer.of(conninfo(self._settings.url))
         self._verdicts = Verdicts(self._server, str(self._table or ""))
         self._application = application(context.full_id)
         self._session = Session(self._settings, self._verdicts, self._application)
         schema = self._table.schema if self._table else self._settings.db_schema
         self._claims = Claims(schema, context.pipeline, self._verdicts)
-        self._publisher = Publisher(self._settings, self._claims)
+        self._publisher = TablePublisher(self._settings, self._claims)
         self._lookup = Lookup(self._settings, self._server, self._verdicts, self._application)
         self._is_ready = False
 
     @property
     def address(self) -> str:
-        """``host:port/database schema.table``, or the template instead of the table."""
+        """``host:port/database schema.table``, with the template instead of the table if it is not fixed."""
         return f"{self._server.place} {self._table or self._settings.table}"
 
     # -- in tasks -----------------------------------------------------------------------------------------------
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages rows as COPY text."""
+        """Return a writer that stages rows as COPY text."""
         return CopyWriter(task, self._table or self._table_of, self._encoder)
 
     def _encoder(self, name: TableName) -> TableEncoder:
-        return TableEncoder(self._settings, Layout(self._settings, self._lookup, name))
+        return TableEncoder(self._settings, ColumnLayout(self._settings, self._lookup, name))
 
     def _table_of(self, record: Record) -> TableName:
         try:
             return table_name(self._template(record), self._settings.db_schema)
         except ValueError as error:
-            raise RecordError("table_name", str(error)) from None
+            raise CellError("table_name", str(error)) from None
 
     # -- on the driver ------------------------------------------------------------------------------------------
 
     def staged_row(self, delivery: Delivery, place: int) -> Record:
-        """The row's columns by name, as text."""
+        """Return the row's columns by name, as text."""
         return staged_row(delivery, place)
 
     def close(self) -> None:
-        """Ends the driver's connection."""
+        """Close the driver's connection."""
         self._session.close()
 
     def check(self) -> None:
-        """Connects, makes ``conduit_deliveries``, and looks at a table with a fixed name."""
+        """Connect, create ``conduit_deliveries``, and check a table with a fixed name."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -129,7 +129,7 @@ class PostgresDestination(StagedDestination):
         self._is_ready = True
 
     def fence(self, epoch: int) -> None:
-        """Ends the connections of older owners; its own say ``epoch`` from now on."""
+        """Terminate the connections of older owners; its own carry ``epoch`` in their name from now on."""
         self._session.become(epoch)
         with self._session.connection() as connection:
             try:
@@ -138,7 +138,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether its hash is in, which says that its rows went in with it."""
+        """Return whether the delivery's hash is in, and so its rows, which were committed with it."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -147,7 +147,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
-        """Puts ``state`` under the hash if nothing is there; waits for an open transaction that may put it in."""
+        """Store ``state`` under the hash if it is free; waits for an open transaction that may insert the hash."""
         with self._session.connection() as connection:
             self._ready(connection)
             try:
@@ -157,7 +157,7 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def publish(self, delivery: Delivery) -> Target:
-        """Hash and rows, in one transaction. A hash that is in already means that all is done."""
+        """Write hash and rows in one transaction. A hash stored as delivered means that all is done."""
         with self._session.connection() as connection:
             self._ready(connection)
             claimed = self._publisher.publish(connection, delivery)

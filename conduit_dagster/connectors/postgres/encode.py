@@ -1,4 +1,4 @@
-"""Records of one table as lines of COPY text."""
+"""Encoding of one table's records as lines of COPY text."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column, column_type, common
-from conduit_dagster.connectors.postgres.layout import Layout, document, documents, key_document
+from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, documents, key_document
+from conduit_dagster.connectors.postgres.copy_values import NULL_MARK, Cell, CellError, column_cells
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
-from conduit_dagster.connectors.postgres.staging import Group, Missing
-from conduit_dagster.connectors.postgres.values import NULL_MARK, Cell, RecordError, column_cells
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
 from conduit_dagster.record import Document, Record
 
-# JSON of one value per line has no control character besides the line ends: these can stand for something
+# JSON with one value per line has no control characters besides line ends: these can serve as placeholders
 _ROW_MARK, _QUOTE_MARK, _BACKSLASH_MARK = b"\x1e", b"\x01", b"\x02"
 _ROW_END = msgspec.Raw(_ROW_MARK)
 _ENDS = bytes.maketrans(b"\n" + _ROW_MARK + _QUOTE_MARK, b'\t\n"')
@@ -23,10 +23,10 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def copy_lines(columns: Sequence[Sequence[Cell]]) -> bytes:
-    """One line per row. A row's bytes do not depend on the rows beside it. Raises for a NUL and half a character.
+    """Return one line per row. A row's bytes do not depend on other rows. Raises for NUL and for a lone surrogate.
 
-    Written as JSON, which a fast encoder does, and turned into COPY's text: both escape alike, but for quotation
-    marks and rare control characters. Measured, that takes two thirds of the time of joining strings.
+    Encodes to JSON with a fast encoder and converts that to COPY text: both escape alike, except quotation marks and
+    rare control characters. Measured, this takes two thirds of the time of joining strings.
     """
     width = len(columns) + 1
     cells: list[Cell] = [_ROW_END] * (len(columns[0]) * width)
@@ -43,23 +43,23 @@ def copy_lines(columns: Sequence[Sequence[Cell]]) -> bytes:
 
 
 def _marked(data: bytes) -> bytes:
-    """Marks for what is not to be taken for a quotation mark around a text, or for the begin of an escape."""
-    # backslashes first: what follows one of a pair is no escape
+    """Replace escaped quotation marks and backslashes by placeholders, so that they are not taken for syntax."""
+    # backslashes first: the second of a pair does not begin an escape
     data = data.replace(rb"\\", _BACKSLASH_MARK).replace(rb"\"", _QUOTE_MARK)
     if rb"\u0000" in data:
-        raise RecordError("nul", "the text holds a NUL character, which PostgreSQL can't store")
+        raise CellError("nul", "the text holds a NUL character, which PostgreSQL can't store")
     return data.replace(rb"\u00", rb"\x")
 
 
 class Encoded(NamedTuple):
-    """Lines of one group, and which records they are of."""
+    """Lines of one group, and the places of their records."""
 
     places: Sequence[int]
-    group: Group
+    group: LineGroup
     data: bytes
 
     def lines(self) -> list[bytes]:
-        """Each with its end, which is escaped inside values."""
+        """Return the lines with their line ends, which are escaped inside values."""
         return self.data.splitlines(keepends=True)
 
 
@@ -72,9 +72,9 @@ class _Row(NamedTuple):
 
 
 class TableEncoder:
-    """Encodes blocks for one table; a block with a record that can't be a row raises, whole."""
+    """Encoder of blocks for one table; one record that can't be a row makes the whole block raise."""
 
-    def __init__(self, settings: PostgresDestinationSettings, layout: Layout) -> None:
+    def __init__(self, settings: PostgresDestinationSettings, layout: ColumnLayout) -> None:
         self._settings = settings
         self._layout = layout
         self._key = settings.key_columns
@@ -84,7 +84,7 @@ class TableEncoder:
         self._found_key = self._key
 
     def encode(self, records: list[Record]) -> list[Encoded]:
-        """The rows of all records; those of one group keep their order."""
+        """Return the rows of all records; rows of one group keep their order."""
         if {record.operation for record in records} == {"create"} and not self._updates:
             return self._inserts(records, range(len(records)))
         rows = [self._row(record) for record in records]
@@ -93,11 +93,11 @@ class TableEncoder:
         return list(self._mixed(records, rows))
 
     def renew(self) -> bool:
-        """Whether the table turned out to have changed: then a refusal is to be thought over."""
+        """Return whether the table turned out to have changed, so that refused records must be tried again."""
         return self._layout.renew()
 
     def missing(self) -> Missing | None:
-        """The table, where it has to be created."""
+        """Return the table if it has to be created, else None."""
         table = self._layout.table
         return None if table.exists else Missing(table.name, self._types, self._found_key)
 
@@ -127,12 +127,12 @@ class TableEncoder:
 
     def _table(self, found: list[Document], places: Sequence[int], fields: tuple[str, ...]) -> Encoded:
         shape = self._layout.shape(fields)
-        # a KeyError says that a document has other fields
+        # a KeyError means that a document has other fields
         columns = [[one[field] for one in found] for field in shape.fields]
         return self._encoded(columns, shape.columns, places)
 
     def _by_defaults(self, found: list[Document], places: Sequence[int]) -> Iterable[Encoded]:
-        """Documents of different fields: NULL for a field that one lacks, unless its column has a default."""
+        """Encode documents with different fields: a missing field is NULL, unless its column has a default."""
         for one in found:
             self._layout.shape(tuple(one))
         shape = self._layout.shape(tuple(dict.fromkeys(field for one in found for field in one)))
@@ -149,25 +149,23 @@ class TableEncoder:
 
     def _encoded(self, values: list[list[Any]], columns: Sequence[Column], places: Sequence[int]) -> Encoded:
         if not columns:
-            raise RecordError("no_fields", "the record has no field that has a column")
+            raise CellError("no_fields", "the record has no field that has a column")
         self._check_required(columns)
         data = copy_lines([column_cells(*pair) for pair in zip(values, columns, strict=True)])
         self._note_types(columns, values)
         names = tuple(column.name for column in columns)
-        return Encoded(places, Group(self._layout.table.name, names), data)
+        return Encoded(places, LineGroup(self._layout.table.name, names), data)
 
     def _check_required(self, columns: Sequence[Column]) -> None:
         given = {column.name for column in columns}
         for column in self._layout.table.columns.values():
             if column.required and column.name not in given:
-                raise RecordError(
-                    "not_null", f"the column {column.name} takes no null, and the record has no such field"
-                )
+                raise CellError("not_null", f"the column {column.name} takes no null, and the record has no such field")
 
     # -- by key -------------------------------------------------------------------------------------------------
 
     def _row(self, record: Record) -> _Row | None:
-        """The record as it is applied by its key; None for one that is simply inserted."""
+        """Return the record as a row applied by its key; None for a record that is simply inserted."""
         operation = record.operation
         after = None if operation == "delete" else document(record.after, self._settings.raw_column)
         key = self._key_of(record, after)
@@ -175,7 +173,7 @@ class TableEncoder:
             if operation in ("create", "snapshot"):
                 return None
             wanted = ", ".join(self._key) or "a document in .Key, or the setting key"
-            raise RecordError("no_key", f"{operation} needs a key: {wanted}")
+            raise CellError("no_key", f"{operation} needs a key: {wanted}")
         self._found_key = self._found_key or tuple(key)
         if after is None:
             return _Row("d", key, tuple(key))
@@ -184,7 +182,7 @@ class TableEncoder:
         return _Row("c" if is_create else "u", values, tuple(key))
 
     def _key_of(self, record: Record, after: Document | None) -> Document | None:
-        """The key by column; None where the record has none, or only a part of it."""
+        """Return the key by column; None if the record has no key or only a part of it."""
         named = key_document(record.key)
         if not self._key:
             key = self._layout.by_column(named) if named else None
@@ -205,14 +203,14 @@ class TableEncoder:
         marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
         data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
         self._note_types(columns, values)
-        return Encoded(places, Group(self._layout.table.name, names, True, key), data)
+        return Encoded(places, LineGroup(self._layout.table.name, names, True, key), data)
 
     def _merged_columns(self, rows: list[_Row], key: tuple[str, ...]) -> tuple[str, ...]:
-        """All columns seen so far: where they stay the same, one COPY takes all blocks."""
+        """Return all columns seen so far: while they stay the same, one COPY takes all blocks."""
         known = set(self._merged.get(key, ()))
         found = known.union(*(row.values for row in rows))
         if len(found) > len(known):
-            # in an order that all tasks agree on, whether the table is there yet or not
+            # in an order that all tasks agree on, whether the table exists yet or not
             self._merged[key] = tuple(sorted(found))
         return self._merged[key]
 
@@ -234,7 +232,7 @@ def _first(parts: list[Document], field: str) -> Any:
 
 
 def _with_key(document: Document, key: object) -> Document:
-    """As in Conduit, a key's fields are columns of the row as well, and win."""
+    """Add the key's fields to the document; as in Conduit, they become columns of the row and win."""
     if not isinstance(key, dict) or key.keys() <= document.keys():
         return document
     return {**document, **key}

@@ -1,5 +1,5 @@
-"""Rows that are applied by their key: through a temporary table, as a set where that has the same effect as row by
-row, else row by row inside the database.
+"""Application of rows by key through a temporary table: as a set where the effect is the same, else row by row inside
+the database.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import TupleRow
 
-from conduit_dagster.connectors.postgres.errors import RowError, is_data
-from conduit_dagster.connectors.postgres.plan import Batch
-from conduit_dagster.connectors.postgres.session import Connection
-from conduit_dagster.connectors.postgres.staging import Group
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.plan import CopyBatch
+from conduit_dagster.connectors.postgres.sqlstates import RowError, is_data
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup
 
 MERGE = "conduit_merge"
 _ORDER = sql.Identifier("conduit order")
@@ -63,21 +63,21 @@ OnConflict = Literal["error", "update", "ignore"]
 
 class _Shape(NamedTuple):
     mark: str
-    """As it is staged: the operation, and in hex which columns there are."""
+    """Mark as staged: the operation, and in hex the set of columns."""
     columns: tuple[str, ...]
 
 
 class Merge:
     """One batch of rows with operations, in one transaction."""
 
-    def __init__(self, connection: Connection, batch: Batch, on_conflict: OnConflict) -> None:
+    def __init__(self, connection: Connection, batch: CopyBatch, on_conflict: OnConflict) -> None:
         self._connection = connection
         self._batch = batch
-        self._group: Group = batch.group
+        self._group: LineGroup = batch.group
         self._on_conflict: OnConflict = on_conflict
 
     def prepare(self) -> sql.Composed:
-        """Makes the temporary table; gives the COPY that fills it."""
+        """Create the temporary table and return the COPY statement that fills it."""
         self._connection.execute(sql.SQL("DROP TABLE IF EXISTS pg_temp.{}, pg_temp.conduit_last").format(_merge()))
         self._execute(_TEMPORARY)
         self._execute(_NUMBERED)
@@ -85,7 +85,7 @@ class Merge:
         return sql.SQL("COPY pg_temp.{} ({}) FROM STDIN").format(_merge(), names)
 
     def apply(self) -> None:
-        """Applies the rows. Raises :class:`RowError` for the first one that the database refuses."""
+        """Apply the rows. Raises :class:`RowError` for the first row that the database refuses."""
         marks = [row[0] for row in self._query("SELECT DISTINCT {operation} FROM pg_temp.{merge} ORDER BY 1")]
         shapes = [_Shape(mark, self._columns_of(mark)) for mark in marks]
         written = {shape.columns for shape in shapes if shape.mark[0] != "d"}
@@ -100,14 +100,14 @@ class Merge:
     # -- as a set -----------------------------------------------------------------------------------------------
 
     def _as_set(self, columns: tuple[str, ...], operations: set[str]) -> bool:
-        """The last row of a key decides; False, with nothing done, where that could differ from row by row."""
+        """Apply the last row of each key; return False, with nothing done, if row by row could differ."""
         try:
             with self._connection.transaction():
                 if self._on_conflict == "ignore" and "c" in operations:
                     return operations == {"c"} and self._first_wins(columns)
                 return self._last_wins(columns, operations)
         except psycopg.Error as error:
-            # which row it is, and whether it is one at all, shows row by row
+            # row by row shows which row is at fault, if any
             if not is_data(error):
                 raise
             return False
@@ -124,7 +124,7 @@ class Merge:
             self._execute(_DELETE)
         if operations != {"d"}:
             self._execute(_INSERT, columns)
-        # only this one needs a unique index
+        # only this statement needs a unique index
         if "u" in operations:
             self._execute(_UPSERT, columns)
         return True
@@ -197,7 +197,7 @@ _LOOP = """
 _ONE = {
     "created": _NEW + ";",
     "ignored": _NEW + " ON CONFLICT ({key}) DO NOTHING;",
-    # first the update: it needs no column that it does not change
+    # the update first: it needs only the columns that it changes
     "updated": "UPDATE {target} t SET {changes} FROM pg_temp.{merge} m WHERE m.{order} = conduit_row.n AND {same};"
     " IF NOT FOUND THEN " + _NEW + " ON CONFLICT ({key}) DO {action}; END IF;",
     "deleted": "DELETE FROM {target} t USING pg_temp.{merge} m WHERE m.{order} = conduit_row.n AND {same};",

@@ -1,4 +1,4 @@
-"""From a delivery, or a child of it, to what one COPY after the other takes."""
+"""Plan of a delivery, or of a child of one, as a sequence of COPY batches."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from typing import IO, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.settings import TableName
-from conduit_dagster.connectors.postgres.staging import Group, Index, Missing, read_index, read_missing
+from conduit_dagster.connectors.postgres.staged_rows import Index, LineGroup, Missing, read_index, read_missing
 from conduit_dagster.sdk import Delivery
 
 _CHUNK = 1 << 18
 
 
 class Slice(NamedTuple):
-    """Lines that follow each other in one part and belong to one group."""
+    """Consecutive lines of one part that belong to one group."""
 
     url: str
     offset: int
     bytes: int
     records: int
     place: int
-    """How many records of the delivery (or child) lie before it."""
+    """Number of records of the delivery (or child) before it."""
 
 
-class Batch(NamedTuple):
-    """What one COPY takes."""
+class CopyBatch(NamedTuple):
+    """The lines of one COPY."""
 
-    group: Group
+    group: LineGroup
     slices: list[Slice]
 
     def place(self, line: int) -> int:
-        """The place in the delivery of the COPY's n-th line, counted from 1."""
+        """Return the place in the delivery of the COPY's n-th line, counted from 1."""
         left = line - 1
         for one in self.slices:
             if left < one.records:
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
         return self.slices[-1].place + self.slices[-1].records - 1
 
     def chunks(self) -> Iterator[bytes]:
-        """Its bytes, in pieces worth sending, however short the slices are."""
+        """Yield its bytes in chunks worth sending, however short the slices are."""
         waiting: list[bytes] = []
         size = 0
         for piece in self._pieces():
@@ -67,33 +67,33 @@ def _read(file: IO[bytes], left: int) -> Iterator[bytes]:
         yield data
 
 
-def batches(slices: list[tuple[Group, Slice]], strict: bool = False) -> list[Batch]:
-    """Batches whose order has the effect of the records' order.
+def batches(slices: list[tuple[LineGroup, Slice]], strict: bool = False) -> list[CopyBatch]:
+    """Return batches whose order has the same effect as the records' order.
 
-    Tables come in the order of their first record. Within one, inserts between two merges are taken together,
-    whatever their columns; merges keep their order. Between tables the order of records is given up.
+    Tables come in the order of their first record. Within a table, inserts between two merges are grouped by their
+    columns; merges keep their order. The order of records of different tables is not kept.
 
-    ``strict``: inserts keep their order as well, so that of a table's records the first bad one is refused; it may take
-    many more batches.
+    ``strict``: inserts keep their order as well, so that the first bad record of a table is the one refused; this may
+    take many more batches.
     """
-    found: dict[TableName, list[Batch]] = {}
+    found: dict[TableName, list[CopyBatch]] = {}
     for group, one in slices:
         _into(found.setdefault(group.table, []), group, one, strict)
     return [batch for table in found.values() for batch in table]
 
 
-def _into(table: list[Batch], group: Group, one: Slice, strict: bool) -> None:
+def _into(table: list[CopyBatch], group: LineGroup, one: Slice, strict: bool) -> None:
     for batch in reversed(table):
         if batch.group == group:
             batch.slices.append(one)
             return
         if strict or batch.group.merge or group.merge:
             break
-    table.append(Batch(group, [one]))
+    table.append(CopyBatch(group, [one]))
 
 
 class Locator:
-    """Finds the lines of a delivery. Children that follow each other are found from where the last one ended."""
+    """Locator of a delivery's lines. Consecutive children are found from where the last one ended."""
 
     def __init__(self) -> None:
         self._staging: tuple[object, ...] = ()
@@ -113,12 +113,12 @@ class Locator:
             self._reset()
 
     def missing(self, delivery: Delivery) -> list[Missing]:
-        """The tables that were not there when it was staged."""
+        """Return the tables that did not exist when the delivery was staged."""
         self._load(delivery)
         return self._missing
 
-    def slices(self, delivery: Delivery) -> list[tuple[Group, Slice]]:
-        """The lines, in order."""
+    def slices(self, delivery: Delivery) -> list[tuple[LineGroup, Slice]]:
+        """Return the delivery's lines in order."""
         self._load(delivery)
         if delivery.take is None:
             return list(self._whole(delivery))
@@ -127,7 +127,7 @@ class Locator:
         self._forward(delivery, delivery.skip - self._record)
         return list(self._forward(delivery, delivery.take))
 
-    def _whole(self, delivery: Delivery) -> Iterator[tuple[Group, Slice]]:
+    def _whole(self, delivery: Delivery) -> Iterator[tuple[LineGroup, Slice]]:
         place = 0
         for part, index in zip(delivery.parts, self._indexes, strict=True):
             offset, url = 0, storage.join(delivery.staging, part.name)
@@ -135,9 +135,9 @@ class Locator:
                 yield index.groups[run.group], Slice(url, offset, run.bytes, run.records, place)
                 offset, place = offset + run.bytes, place + run.records
 
-    def _forward(self, delivery: Delivery, records: int) -> list[tuple[Group, Slice]]:
-        """Moves over so many records and gives their slices."""
-        found: list[tuple[Group, Slice]] = []
+    def _forward(self, delivery: Delivery, records: int) -> list[tuple[LineGroup, Slice]]:
+        """Advance by ``records`` records and return their slices."""
+        found: list[tuple[LineGroup, Slice]] = []
         place = 0
         while place < records and self._part < len(self._indexes):
             index = self._indexes[self._part]

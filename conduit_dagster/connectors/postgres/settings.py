@@ -22,9 +22,9 @@ _SECRETS = ("password", "sslpassword")
 
 
 def conninfo(url: str) -> dict[str, str]:
-    """The URL's parameters as libpq knows them; SQLAlchemy's ``postgresql+driver://`` is one as well.
+    """Return the URL's parameters as libpq names them; SQLAlchemy's ``postgresql+driver://`` is accepted as well.
 
-    Raises ``ValueError`` that says nothing of what the URL holds: libpq's own message quotes it.
+    Raises ``ValueError`` without any part of the URL, which libpq's own message would quote.
     """
     try:
         found = conninfo_to_dict(_DRIVER.sub(r"\1://", url.strip()))
@@ -37,8 +37,8 @@ def conninfo(url: str) -> dict[str, str]:
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
-class Server(NamedTuple):
-    """A database as people may see it."""
+class DatabaseServer(NamedTuple):
+    """Public description of a database."""
 
     place: str
     """``host:port/database``."""
@@ -47,25 +47,25 @@ class Server(NamedTuple):
     secrets: tuple[str, ...]
 
     @staticmethod
-    def of(parameters: dict[str, str]) -> Server:
-        """The public parts of a URL's parameters."""
+    def of(parameters: dict[str, str]) -> DatabaseServer:
+        """Return the public parts of a URL's parameters."""
         host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
         user = parameters.get("user", "")
         database = parameters.get("dbname") or user
         found = [parameters[name] for name in _SECRETS if parameters.get(name)]
         spellings = [form for text in found for form in (text, quote(text, safe=""), quote_plus(text))]
         place = f"{host}:{parameters.get('port') or 5432}/{database}"
-        return Server(place, database, user, tuple(sorted(set(spellings), key=len, reverse=True)))
+        return DatabaseServer(place, database, user, tuple(sorted(set(spellings), key=len, reverse=True)))
 
     def scrub(self, text: str) -> str:
-        """``text`` without any password of the URL."""
+        """Return ``text`` without any password of the URL."""
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text.strip()
 
 
 NAME_BYTES = 63
-"""PostgreSQL cuts longer names off silently, so a longer one would never be found."""
+"""Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 
 
 class TableName(msgspec.Struct, frozen=True, order=True):
@@ -79,7 +79,7 @@ class TableName(msgspec.Struct, frozen=True, order=True):
 
     @property
     def quoted(self) -> sql.Identifier:
-        """As SQL."""
+        """Quoted name as SQL."""
         return sql.Identifier(self.schema, self.name)
 
 
@@ -89,7 +89,7 @@ class _Piece(NamedTuple):
 
 
 def table_name(text: str, schema: str) -> TableName:
-    """``name``, ``schema.name`` or either part in double quotes. Raises ``ValueError`` for what names no table."""
+    """Parse ``name``, ``schema.name`` or either part in double quotes. Raises ``ValueError`` for an invalid name."""
     first = _piece(text.strip())
     if not first.rest:
         return TableName(schema, _checked(first.text))
@@ -108,7 +108,7 @@ def _piece(text: str) -> _Piece:
 
 
 def _closing(text: str) -> int:
-    """Where the quote at the beginning ends; 0 where it does not."""
+    """Return the index of the closing quote, or 0 if there is none."""
     at = text.find('"', 1)
     while at > 0 and text[at + 1 : at + 2] == '"':
         at = text.find('"', at + 2)
@@ -129,12 +129,12 @@ def _checked(name: str) -> str:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The names of a list with commas."""
+    """Return the names of a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def renamed(text: str) -> dict[str, str]:
-    """``field:column,…``. Raises ``ValueError`` for a pair without a colon and for a name that is there twice."""
+    """Parse ``field:column,…``. Raises ``ValueError`` for a pair without a colon and for a duplicate name."""
     pairs = [item.partition(":") for item in listed(text)]
     if bad := [f"{field}{colon}{column}" for field, colon, column in pairs if not field.strip() or not column.strip()]:
         raise ValueError(f"{bad[0]!r} is no pair of a field and a column")
@@ -172,39 +172,39 @@ class PostgresDestinationSettings(ConnectorSettings):
     model_config = ConfigDict(hide_input_in_errors=True)
 
     url: str = Field(repr=False)
-    """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters behind a ``?``."""
+    """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
     table: Annotated[str, AfterValidator(_table)] = '{{ index .Metadata "opencdc.collection" }}'
     """The table, or a Go template that gives its name for a record. ``schema.table`` names its schema as well."""
     db_schema: str = Field("public", alias="schema")
-    """The schema of tables that name none, and of the table ``conduit_deliveries``, unless ``table`` is one fixed
-    name with a schema: then it is there."""
+    """The schema of tables that name none, and of the table ``conduit_deliveries``; if ``table`` is one fixed name
+    with a schema, ``conduit_deliveries`` is in that schema instead."""
     key: str = ""
-    """The columns that a record is found by, separated by commas; there must be a unique index on just these. Where
-    it is empty the names of the fields of ``.Key`` are taken, where that is a document."""
+    """The columns that identify a record, separated by commas; there must be a unique index on exactly these. If empty,
+    the field names of ``.Key`` are used, if that is a document."""
     on_conflict: Literal["error", "update", "ignore"] = Field("error", alias="on-conflict")
-    """What becomes of a ``create`` whose key is there already. ``error``: it is nacked; ``update``: it replaces the
+    """What to do with a ``create`` whose key exists already. ``error``: it is nacked; ``update``: it replaces the
     row's values; ``ignore``: the row stays as it is."""
     mapping: Annotated[str, AfterValidator(_mapping)] = ""
     """Fields that go into columns of another name: ``name:column,other:column2``."""
     unmapped: Literal["error", "ignore", "json"] = "error"
-    """What becomes of fields that have no column. ``error``: the record is nacked; ``ignore``: they are dropped;
+    """What to do with fields that have no column. ``error``: the record is nacked; ``ignore``: they are dropped;
     ``json``: they go as one object into ``unmapped-column``."""
     unmapped_column: str = Field("unmapped", alias="unmapped-column")
     """The column for ``unmapped: json``."""
     raw_column: str = Field("", alias="raw-column")
-    """The column for a raw payload, as ``bytea`` or text. Where it is empty a raw payload must be a JSON object."""
+    """The column for a raw payload, as ``bytea`` or text. If empty, a raw payload must be a JSON object."""
     create_table: Literal["never", "auto"] = Field("never", alias="create-table")
-    """``auto`` creates a table that is missing from the fields of the first delivery, with ``key`` as primary key."""
+    """``auto`` creates a missing table from the fields of the first delivery, with ``key`` as primary key."""
     connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
     """How long connecting may take."""
     statement_timeout: Duration = Field(0.0, alias="statement-timeout")
-    """How long one statement may run, a whole COPY included; 0s: as long as it takes."""
+    """How long one statement may run, a whole COPY included; 0s: no limit."""
     lock_timeout: Duration = Field(60.0, alias="lock-timeout")
-    """How long to wait for a lock, such as for another run's open transaction; 0s: for ever."""
+    """How long to wait for a lock, such as that of another run's open transaction; 0s: forever."""
 
     @model_validator(mode="after")
     def _check(self) -> PostgresDestinationSettings:
-        # not a validator of the field: a finding about a field shows what was written there, and that is a secret
+        # not a field validator: a finding about a field shows its value, which is a secret
         try:
             conninfo(self.url)
         except ValueError as error:
@@ -213,15 +213,15 @@ class PostgresDestinationSettings(ConnectorSettings):
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """``key`` as names."""
+        """Column names in ``key``."""
         return listed(self.key)
 
     @property
     def renames(self) -> dict[str, str]:
-        """``mapping`` as field to column."""
+        """Columns by field, from ``mapping``."""
         return renamed(self.mapping)
 
 
 def as_settings(settings: Any) -> PostgresDestinationSettings:
-    """The settings as the destination's own model."""
+    """Return the settings as the destination's own model."""
     return cast(PostgresDestinationSettings, settings)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.spark.driver_session import asked, register
 from conduit_dagster.connectors.spark.landing import Landing
-from conduit_dagster.connectors.spark.session import asked, register
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.sdk import ConnectorContext
 from conduit_dagster.spark.jobs import JobCancelled
 

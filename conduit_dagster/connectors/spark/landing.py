@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import Found
-from conduit_dagster.learn import learn
+from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
 
 _SUFFIX: Final = ".json"
@@ -30,7 +30,7 @@ class Landed(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class Batch(msgspec.Struct, frozen=True):
+class LandedBatch(msgspec.Struct, frozen=True):
     """Files that landed together, in reading order."""
 
     number: int
@@ -55,30 +55,30 @@ class Landing:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._known: dict[str, Batch] = {}
+        self._known: dict[str, LandedBatch] = {}
         self._notes: dict[str, float] = {}
 
-    def batches(self) -> list[Batch]:
+    def batches(self) -> list[LandedBatch]:
         """Those that are there, in order."""
         return self._listed(self._names())
 
     def _names(self) -> list[str]:
         return [name for name in storage.files(self.url) if name[0].isdigit()]
 
-    def _listed(self, names: Sequence[str]) -> list[Batch]:
+    def _listed(self, names: Sequence[str]) -> list[LandedBatch]:
         # a list never changes
         lists = sorted(name for name in names if name.endswith(_SUFFIX))
         self._known = {name: self._known.get(name) or self._read(name) for name in lists}
         return list(self._known.values())
 
-    def _read(self, name: str) -> Batch:
+    def _read(self, name: str) -> LandedBatch:
         with storage.open_read(storage.join(self.url, name)) as file:
-            return msgspec.json.decode(file.read(), type=Batch)
+            return msgspec.json.decode(file.read(), type=LandedBatch)
 
-    def files(self) -> list[Found]:
+    def files(self) -> list[FoundFile]:
         """All files of all batches, in reading order; their names begin with their batch's number."""
         return [
-            Found(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
+            FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
             for batch in self.batches()
             for place, file in enumerate(batch.files)
         ]
@@ -94,7 +94,7 @@ class Landing:
         counts, whoever of them was frozen meanwhile.
         """
         files = tuple(Landed(name, self._synced(name)) for name in names)
-        data = msgspec.json.encode(Batch(number, time.time(), files, folder, sink))
+        data = msgspec.json.encode(LandedBatch(number, time.time(), files, folder, sink))
         if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
             raise TransientError(
                 f"batch {number} of {self.url} was landed by somebody else meanwhile",
@@ -131,7 +131,7 @@ class Landing:
             if name.endswith(_REMOVED):
                 self._remove(name, [note for note in notes if note.startswith(name.removesuffix(_REMOVED))])
 
-    def _acked_at(self, batch: Batch, generation: int, notes: set[str]) -> float:
+    def _acked_at(self, batch: LandedBatch, generation: int, notes: set[str]) -> float:
         """When it was acked first in this generation: noted, for another process goes on with it."""
         name = f"{batch.number:08d}{_ACKED}{generation}"
         url = storage.join(self.url, name)
@@ -163,4 +163,4 @@ class Landing:
                 storage.remove_folder(storage.join(self.url, name))
 
 
-learn(Batch, Landed)
+learn(LandedBatch, Landed)

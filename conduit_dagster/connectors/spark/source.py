@@ -9,11 +9,11 @@ from typing import Any, ClassVar, cast
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.parquet.parquet_scan import Survey, parse_position
 from conduit_dagster.connectors.parquet.row_files import RowFiles
-from conduit_dagster.connectors.parquet.survey import Survey, parse_position
+from conduit_dagster.connectors.spark.driver_session import has_session
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
 from conduit_dagster.connectors.spark.landing import Landing, number_of
-from conduit_dagster.connectors.spark.session import has_session
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position

@@ -1,1 +1,1 @@
-"""Dead letters: the record for the queue, the archive that keeps what was nacked, and sending it again."""
+"""Dead letters: the record for the queue, the archive of nacked records, and replay."""

@@ -1,7 +1,7 @@
-"""The archive of dead letters: what was nacked, whatever the queue makes of it. Parquet, written by the tasks.
+"""Archive of dead letters: all nacked records, whatever the queue does with them. Parquet, written by the tasks.
 
 ``LOG/PIPELINE/~dead-letters/STEP-TASK-TOKEN.parquet``. The state store's index names the file and row of each letter,
-and a file's digest; a file that it does not name is left over from an execution that never counted.
+and a file's digest; a file that it does not name is left over from an execution that did not count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from conduit_dagster.storage import Sink
 
 _FOLDER = "~dead-letters"
 _DEPTH: Final = 4
-"""The folder, the pipeline's, that of all logs, and the one that it is in."""
+"""Levels of folders to sync: the archive's, the pipeline's, that of all logs, and its parent."""
 _GROUP_ROWS: Final = 4_096
 _GROUP_BYTES: Final = 8 << 20
-"""A row group is what writer and reader hold in memory."""
+"""Limit of a row group, which writer and reader hold in memory."""
 _OPTIONS: Final[dict[str, Any]] = {
     "compression": "zstd",
     "use_dictionary": ["source", "namespace", "node", "code", "missed"],
@@ -31,21 +31,21 @@ _OPTIONS: Final[dict[str, Any]] = {
 }
 
 
-class Letter(NamedTuple):
+class ArchivedLetter(NamedTuple):
     """One row of the archive."""
 
     source: str
     ordinal: int
-    """Its record's place in the step's range of its source, from 0."""
+    """Index of the record in the step's range of its source, from 0."""
     position: str
     namespace: str
     node: str
     code: str
     message: str
     missed: str
-    """As :class:`~conduit_dagster.state.steps.DeadLetter` has it."""
+    """Same as in :class:`~conduit_dagster.state.steps.DeadLetter`."""
     step: int
-    """Of a dead letter that failed again, its step and number; else -1."""
+    """If a replayed dead letter failed again: its step, with its ``number``; else -1 for both."""
     number: int
     failed: bytes
     """The record as it was at the node that nacked it (``kept.py``)."""
@@ -53,30 +53,30 @@ class Letter(NamedTuple):
     """The record as its source gave it."""
 
 
-INDEX: Final = Letter._fields[:-2]
-"""The columns without the records."""
+INDEX: Final = ArchivedLetter._fields[:-2]
+"""Columns without the records."""
 
 
 def archive_folder(log_url: str, pipeline: str) -> str:
-    """The URL of a pipeline's archive."""
+    """Return the URL of a pipeline's archive."""
     return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
 
 
 class ArchiveFile:
-    """A new file of the archive; it is made with the first letter."""
+    """New file of the archive, created with its first letter."""
 
     def __init__(self, folder: str, step: int, task: int) -> None:
         self._folder = folder
-        # random per attempt: a second one never meets the file of the first
+        # random per attempt: a second one never collides with the file of the first
         self._name = f"{step:012d}-{task:06d}-{secrets.token_hex(8)}.parquet"
-        self._rows: list[Letter] = []
+        self._rows: list[ArchivedLetter] = []
         self._waiting = 0
         self._letters = 0
         self._file: storage.NewFile | None = None
         self._writer: Any = None
 
-    def add(self, letter: Letter) -> None:
-        """Appends a letter. Raises ``OSError`` where the disk is full."""
+    def add(self, letter: ArchivedLetter) -> None:
+        """Append a letter. Raises ``OSError`` if the disk is full."""
         self._rows.append(letter)
         self._waiting += len(letter.failed) + len(letter.original)
         self._letters += 1
@@ -99,7 +99,10 @@ class ArchiveFile:
         self._rows, self._waiting = [], 0
 
     def finish(self) -> LetterPart | None:
-        """Its bytes are durable from here on; its name is, once the driver has synced the folder. None: no letters."""
+        """Make the bytes durable and return the file's part of the archive; None if it has no letters.
+
+        The name is durable once the driver has synced the folder.
+        """
         if self._rows:
             self._flush()
         if self._file is None:
@@ -109,7 +112,7 @@ class ArchiveFile:
         return LetterPart(self._name, self._letters, self._file.bytes, digest)
 
     def abort(self) -> None:
-        """Leaves a file that no index names, if any."""
+        """Close the file, if any, and leave it behind; no index names it."""
         if self._file is not None:
             self._file.abort()
 
@@ -119,29 +122,29 @@ def _schema() -> Any:
 
     kinds = {"ordinal": pa.int64(), "step": pa.int64(), "number": pa.int64()}
     kinds |= {"failed": pa.binary(), "original": pa.binary()}
-    return pa.schema([(name, kinds.get(name, pa.string())) for name in Letter._fields])
+    return pa.schema([(name, kinds.get(name, pa.string())) for name in ArchivedLetter._fields])
 
 
 @dataclass(frozen=True)
 class Archive:
-    """Reads a pipeline's archive."""
+    """A pipeline's archive, for reading and cleanup."""
 
     folder: str
 
-    def index(self, part: str) -> Iterator[list[Letter]]:
-        """A file's letters without their records, a row group at a time."""
+    def index(self, part: str) -> Iterator[list[ArchivedLetter]]:
+        """Yield a file's letters without their records, one row group at a time."""
         with self._opened(part) as file:
             for group in range(file.num_row_groups):
                 table = file.read_row_group(group, columns=list(INDEX))
                 columns = (column.to_pylist() for column in table.columns)
-                yield [Letter._make((*values, b"", b"")) for values in zip(*columns, strict=True)]
+                yield [ArchivedLetter._make((*values, b"", b"")) for values in zip(*columns, strict=True)]
 
-    def letters(self, part: str, lines: Sequence[int]) -> Iterator[Letter]:
-        """The letters in these rows, which are in order. Raises ``FatalError`` (``dead_letters.damaged``)."""
-        yield from map(Letter._make, self._rows(part, lines, Letter._fields))
+    def letters(self, part: str, lines: Sequence[int]) -> Iterator[ArchivedLetter]:
+        """Yield the letters in these rows, which are sorted. Raises ``FatalError`` (``dead_letters.damaged``)."""
+        yield from map(ArchivedLetter._make, self._rows(part, lines, ArchivedLetter._fields))
 
     def records(self, part: str, lines: Sequence[int], original: bool) -> Iterator[tuple[bytes, bytes]]:
-        """The failed records in these rows, and the originals where they are asked for."""
+        """Yield the failed records in these rows, and their originals if requested."""
         names = ("failed", "original") if original else ("failed",)
         for row in self._rows(part, lines, names):
             yield row if original else (row[0], b"")
@@ -154,7 +157,7 @@ class Archive:
                 raise damaged(storage.join(self.folder, part), "is not what was written") from None
 
     def verify(self, part: LetterPart) -> None:
-        """Raises ``FatalError`` (``dead_letters.damaged``) where a file is not what was written."""
+        """Raise ``FatalError`` (``dead_letters.damaged``) if a file differs from what was written."""
         url = storage.join(self.folder, part.name)
         try:
             found = storage.digest(url)
@@ -164,18 +167,18 @@ class Archive:
             raise damaged(url, "is not what was written")
 
     def sync(self) -> None:
-        """Makes the names of files durable, before the index names them."""
+        """Make the names of files durable, before the index refers to them."""
         url = self.folder
         for _ in range(_DEPTH):
             storage.sync(url)
             url = url.rsplit("/", 1)[0]
 
     def names(self) -> list[str]:
-        """The files that are there."""
+        """Return the names of all files in the folder."""
         return storage.files(self.folder)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files that no index names."""
+        """Remove files that no index names."""
         for name in names:
             storage.remove(storage.join(self.folder, name))
 
@@ -195,7 +198,7 @@ class Archive:
 def _arrow_errors() -> tuple[type[Exception], ...]:
     import pyarrow as pa
 
-    # a page whose checksum is wrong is an OSError
+    # a page with a wrong checksum raises OSError
     return pa.ArrowException, OSError, IndexError
 
 
@@ -217,7 +220,7 @@ def _rows(file: Any, lines: Sequence[int], names: Sequence[str]) -> Iterator[Any
 
 
 def damaged(url: str, what: str) -> FatalError:
-    """An archive's file that can't be used. Nothing was changed."""
+    """Return the error for an unusable file of the archive. Nothing was changed."""
     return FatalError(
         f"a file of the archive of dead letters {what}",
         code="dead_letters.damaged",
@@ -227,7 +230,7 @@ def damaged(url: str, what: str) -> FatalError:
 
 
 def record_of(data: bytes, url: str) -> Record:
-    """A record of a letter. Raises ``FatalError`` (``dead_letters.damaged``)."""
+    """Decode a record of a letter. Raises ``FatalError`` (``dead_letters.damaged``)."""
     try:
         return kept(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The nacks of one block, by the place of the source record: at most one each (DELIVERY.md, One step)."""
+"""Nacks of one block, at most one per source record, by the record's place (DELIVERY.md, One step)."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ class Nacked(NamedTuple):
     """A record that was nacked."""
 
     rank: int
-    """Of the destination behind which it was, its place in the file from 1; 0: before the fan-out."""
+    """Rank of the destination on whose branch it was nacked: its place in the file, from 1; 0: before the fan-out."""
     node: str
     nack: Nack
     record: Record
-    """As it was then."""
+    """The record as it was when it was nacked."""
     stands: bool
-    """A dead letter for which there was no way, so that it came to no node."""
+    """Whether it is a replayed dead letter that had no route and so reached no node."""
 
 
 class BlockNacks:
-    """Remembers the first nack of each record in file order, and every destination that has no copy of it."""
+    """First nack of each record in file order, and every destination that has no copy of the record."""
 
     def __init__(self, block: Block) -> None:
         self._complete = block.complete
@@ -38,18 +38,18 @@ class BlockNacks:
         return place in self._of
 
     def __iter__(self) -> Iterator[tuple[int, Nacked]]:
-        """In the order of the records."""
+        """Iterate over places and nacks in record order."""
         return ((place, self._of[place]) for place in self.places())
 
     def places(self) -> list[int]:
-        """Of the nacked records, in order."""
+        """Return the places of the nacked records, in order."""
         return sorted(self._of)
 
     def add(self, place: int, rank: int, node: str, nack: Nack, record: Record, stands: bool = False) -> None:
-        """A nack; of two copies that fail, that of the first node in file order counts."""
+        """Add a nack; if two copies of a record fail, that of the first node in file order counts."""
         missed = self._missed.setdefault(place, set())
         if rank in missed:
-            self._pieces.add(place)  # two copies of it fail in one place
+            self._pieces.add(place)  # two copies of it fail on one branch
         missed.add(rank)
         known = self._of.get(place)
         if known is None or rank < known.rank:
@@ -58,18 +58,18 @@ class BlockNacks:
             self._of[place] = Nacked(rank, node, nack, copy(record), stands)
 
     def went_on(self, rank: int, places: Iterable[int]) -> None:
-        """Behind this rank copies of these records go on: one that has failed there too can't be sent again whole."""
+        """Note that copies of these records passed this rank: one that also failed there can't be replayed whole."""
         if self._of and not isinstance(places, range):
             self._pieces.update(place for place in self._of.keys() & set(places) if rank in self._missed[place])
 
     def missed(self, place: int) -> Sequence[int]:
-        """The ranks of the destinations that have no copy of it; 0 stands for all of them."""
+        """Return the ranks of the destinations without a copy of the record; 0 stands for all of them."""
         return sorted(self._missed[place])
 
     def in_pieces(self, place: int) -> bool:
-        """Whether a part of it failed, and another one went on or failed as well."""
+        """Return whether a piece of the record failed while another one passed or failed too."""
         return place in self._pieces
 
     def say(self, place: int, nack: Nack) -> None:
-        """Another text for a record's nack."""
+        """Replace a record's nack, to change its text."""
         self._of[place] = self._of[place]._replace(nack=nack)

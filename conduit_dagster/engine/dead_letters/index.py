@@ -1,16 +1,16 @@
-"""Rows of the dead-letter index, from what the tasks wrote to the archive."""
+"""Rows of the dead-letter index, built from what the tasks wrote to the archive."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.archive import Archive, Letter
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 
 
 def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Iterator[list[DeadLetter]]:
-    """A few thousand at a time, in the order of the records: a million nacks are never in memory together."""
+    """Yield index rows in record order, a few thousand at a time: a million nacks are never in memory together."""
     spans = {span.source: span for span in plan.ranges}
     before = {source: frozenset(offsets) for source, offsets in plan.nacked.items()}
     queued = "" if plan.replay else plan.hashes.get(DEAD_LETTERS, "")
@@ -26,8 +26,8 @@ def index_rows(archive: Archive, parts: Sequence[LetterPart], plan: Plan) -> Ite
             line += len(letters)
 
 
-def index_row(letter: Letter, span: Range, name: str, part: str, line: int) -> DeadLetter:
-    """The row of a letter of a step's range. ``name``: of its delivery to the queue, where it goes there."""
+def index_row(letter: ArchivedLetter, span: Range, name: str, part: str, line: int) -> DeadLetter:
+    """Return the index row of a letter in a step's range. ``name``: its delivery to the queue, empty if it has none."""
     return DeadLetter(
         span.connector,
         span.generation,

@@ -1,4 +1,4 @@
-"""Records as the archive of dead letters keeps them: MessagePack, which holds what JSON can't."""
+"""Encoding of records in the archive of dead letters: MessagePack, which holds what JSON can't."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.dead_letters.layout import clean
-from conduit_dagster.learn import learn
+from conduit_dagster.engine.dead_letters.letter_layout import clean
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 
 _BIG, _TEXT = 1, 2
-"""Extension types: an integer beyond 64 bits as decimal text, and a text with half a character."""
+"""Extension types: an integer beyond 64 bits as decimal text, and a text with lone surrogates."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -27,17 +27,17 @@ _decode = msgspec.msgpack.Decoder(Record, ext_hook=_extension).decode
 
 
 def keep(record: Record) -> bytes:
-    """The record as bytes. Dates and the like become their text, as in the commit log."""
+    """Encode a record. Dates and similar values become text, as in the commit log."""
     try:
         data = _encode(record)
-        _decode(data)  # what can't be read back is no archive
+        _decode(data)  # an archived record must be readable
         return data
     except (ValueError, OverflowError, TypeError):
         return _encode(_whole(record))
 
 
 def _whole(record: Record) -> Record:
-    """Half characters are kept exactly within documents' values, and as escapes where only text can be read back."""
+    """Keep lone surrogates exactly in document values, and as escapes where only text can be read back."""
     metadata = {clean(str(key)): clean(str(value)) for key, value in record.metadata.items()}
     position = record.position if isinstance(record.position, int) else clean(record.position)
     after, key, before = (_plain(part) for part in (record.after, record.key, record.before))
@@ -45,7 +45,7 @@ def _whole(record: Record) -> Record:
 
 
 def kept(data: bytes) -> Record:
-    """The record behind :func:`keep`. Raises ``msgspec.DecodeError`` (a ``ValueError``) for anything else."""
+    """Decode a record encoded by :func:`keep`. Raises ``msgspec.DecodeError`` (a ``ValueError``) for anything else."""
     return _decode(data)
 
 

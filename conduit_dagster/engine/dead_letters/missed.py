@@ -1,4 +1,4 @@
-"""The destinations that have no copy of a nacked record, as the index keeps them."""
+"""Destinations without a copy of a nacked record, as the index keeps them."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import json
 from collections.abc import Iterable
 
 PIECES = "~pieces"
-"""Stands among them for: a processor had split the record, and another piece of it failed as well or went on."""
+"""Marker in the list: a processor had split the record, and another piece of it failed as well or passed."""
 NOBODY = "~nobody"
-"""Stands for: every destination of the file has the record by now, so that a replay has nothing to send."""
+"""Marker: every destination of the file has the record by now, so a replay has nothing to send."""
 
 
 def encode_missed(destinations: Iterable[str]) -> str:
-    """Their ids; none at all stands for every destination, whatever the file says by then."""
+    """Encode destination ids; an empty list stands for every destination that the file has at replay time."""
     names = list(destinations)
     return json.dumps(names) if names else ""
 
 
 def decode_missed(text: str) -> tuple[str, ...]:
-    """The ids behind :func:`encode_missed`."""
+    """Decode the ids encoded by :func:`encode_missed`."""
     return tuple(json.loads(text)) if text else ()

@@ -1,4 +1,4 @@
-"""Records as their source gave them, for the few that were nacked after processors had changed them."""
+"""Original records from the source, for the few that were nacked after processors had changed them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from conduit_dagster.sdk import Block
 
 
 class Originals:
-    """Reads a range once more, only as far as it is asked for, and only where it is asked at all.
+    """Reader that reads a range once more, only on request and only as far as requested.
 
-    Reading again costs a pipeline without nacks nothing; keeping a copy of every record would cost all of them.
+    Reading again costs a pipeline without nacks nothing; keeping a copy of every record would cost every pipeline.
     """
 
     def __init__(self, again: Callable[[], Iterator[Block]], first: int) -> None:
@@ -22,7 +22,7 @@ class Originals:
         self._next = first
 
     def of(self, ordinals: Sequence[int]) -> list[Record]:
-        """The records with these ordinals, in order; a call may not go back behind the one before."""
+        """Return the records with these ordinals, in order; a call may not go back before the previous one."""
         if self._records is None:
             self._records = chain.from_iterable(block.records for block in self._again())
         found: list[Record] = []

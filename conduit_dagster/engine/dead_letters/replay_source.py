@@ -1,7 +1,7 @@
-"""The dead letters of one source as a source of their own, with steps and delivery hashes of its own.
+"""Source that replays the dead letters of one source, with steps and delivery hashes of its own.
 
 A position is the key of a letter: its step and number. The letters of a replay are chosen before its first step, so
-that a range means the same ones whenever it is read.
+that a range always means the same letters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from typing import Any, NamedTuple
 
 from conduit_dagster import storage
-from conduit_dagster.engine.dead_letters.archive import Archive, Letter, record_of
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, record_of
 from conduit_dagster.engine.dead_letters.missed import NOBODY, decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Replayed, Source, Split
@@ -23,7 +23,7 @@ from conduit_dagster.state.steps import Decision, LetterPart
 
 _LONGEST = 256
 _STEP = 50_000
-"""Letters of one step: where they lie is a part of its plan's splits."""
+"""Letters of one step: their locations are part of its plan's splits."""
 _GRAIN = 1_000
 _WEIGHT = 1_000
 _BLOCK = 3_000
@@ -31,19 +31,19 @@ _BLOCK_BYTES = 4 << 20
 
 
 def replay_id(source: str) -> str:
-    """The name of a source's letters. No connector's id has an ``@``."""
+    """Return the id of a source's replay source. No connector's id has an ``@``."""
     name = f"replay@{source}"
     return name if len(name) <= _LONGEST else f"replay@{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 class ReplaySource(Source):
-    """Reads letters from the archive: the original records, or the failed ones."""
+    """Source of letters from the archive: the original records, or the failed ones."""
 
     name = REPLAY
     sets_metadata = True
 
     def __init__(self, real: Source, origin: str, replay: int, failed: bool) -> None:
-        """``failed``: each record as it was at the node that nacked it."""
+        """``failed``: read each record as it was at the node that nacked it."""
         super().__init__(real.settings, real.context)
         self.origin, self._replay, self._failed = origin, replay, failed
         self._letters: LetterReplays | None = None
@@ -52,28 +52,28 @@ class ReplaySource(Source):
         self._every: Sequence[str] = ()
 
     def attach(self, letters: LetterReplays, folder: str, late: Mapping[str, range], every: Sequence[str]) -> None:
-        """Called on the driver; tasks need no index, since their splits name files and rows.
+        """Attach the index, on the driver; tasks need none, since their splits name files and rows.
 
-        ``late``: destinations that the source's log was sent to, each with the offsets of it; of ``every`` one.
+        ``late``: destinations that the source's log was sent to, each with its offsets; ``every``: all destinations.
         """
         self._letters, self._folder, self._late, self._every = letters, folder, late, every
 
     @property
     def letters(self) -> LetterReplays:
-        """The index."""
+        """Index of the letters."""
         assert self._letters is not None, "only the driver knows the index"
         return self._letters
 
     def initial(self) -> Position:
-        """Before the first letter."""
+        """Return the position before the first letter."""
         return None
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """The last letter of the next step; ``start`` where none is left."""
+        """Return the last letter of the next step; ``start`` if none is left."""
         return self.letters.end_of(self._replay, self.origin, _key(start), min(limit.records, _STEP)) or start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Consecutive letters, with the rows of the archive that hold them."""
+        """Return splits of consecutive letters, with the rows of the archive that hold them."""
         found = self.letters.between(self._replay, self.origin, _key(start), _key(end) or (0, 0))
         chosen = [one._replace(missed=self._missed(one), offset=0) for one in found]
         grain = max(_GRAIN, -(-len(chosen) // n))
@@ -86,9 +86,9 @@ class ReplaySource(Source):
         ]
 
     def _missed(self, one: Chosen) -> str:
-        """A destination that was added later got the record from the log, or will: a replay must not double it.
+        """Leave out destinations added later: they get the record from the log, and a replay must not duplicate it.
 
-        Where all of them did, none is left: an empty list would mean all of them.
+        If that leaves none, return ``NOBODY``: an empty list would mean all of them.
         """
         late = {name for name, sent in self._late.items() if one.offset in sent}
         if one.missed or not late:
@@ -102,7 +102,7 @@ class ReplaySource(Source):
         return Split(start, ordinal, len(mine), len(mine) * _WEIGHT, detail)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
-        """The letters' records. Raises ``FatalError`` (``dead_letters.damaged``) where a file is not what it was."""
+        """Yield the letters' records. Raises ``FatalError`` (``dead_letters.damaged``) if a file has changed."""
         archive = Archive(split.detail["folder"])
         for name, (size, digest) in split.detail["files"].items():
             archive.verify(LetterPart(name, 0, size, digest))
@@ -119,7 +119,7 @@ class ReplaySource(Source):
                 yield self._block(run, first, some, url)
                 first += len(some)
 
-    def _block(self, run: _Run, first: int, letters: list[Letter], url: str) -> Block:
+    def _block(self, run: _Run, first: int, letters: list[ArchivedLetter], url: str) -> Block:
         keys = [(run.step, run.number + first + i) for i in range(len(letters))]
         nacks: dict[int, tuple[str, Nack]] = {}
         records: list[Record] = []
@@ -132,13 +132,13 @@ class ReplaySource(Source):
         return Block(records, lambda i: list(keys[i]), nacks=nacks, replayed=replayed)
 
     def lag(self, position: Position) -> int | None:
-        """Nothing to wait for."""
+        """Return None: there is nothing to wait for."""
         return None
 
 
-def _blocks(letters: Iterable[Letter]) -> Iterator[list[Letter]]:
-    """A few thousand together, or fewer large ones."""
-    some: list[Letter] = []
+def _blocks(letters: Iterable[ArchivedLetter]) -> Iterator[list[ArchivedLetter]]:
+    """Yield blocks of a few thousand letters, or of fewer large ones."""
+    some: list[ArchivedLetter] = []
     size = 0
     for letter in letters:
         some.append(letter)
@@ -154,7 +154,7 @@ _NO_ORIGINAL = Nack("dead_letters.no_original", "its original record is not kept
 
 
 class _Run(NamedTuple):
-    """Letters that follow each other in the index and in a file, and failed in one way."""
+    """Letters that are consecutive in the index and in a file, and failed in the same way."""
 
     part: str
     node: str
@@ -179,12 +179,12 @@ def _runs(chosen: Sequence[Chosen]) -> Iterator[_Run]:
 
 
 def run_end(run: _Run) -> Chosen:
-    """The letter that would go on with it."""
+    """Return the letter that would continue the run."""
     return Chosen(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
 
 
 class Place(NamedTuple):
-    """Where a letter is: in the index, and in the archive."""
+    """Location of a letter in the index and in the archive."""
 
     key: Key
     part: str
@@ -192,7 +192,7 @@ class Place(NamedTuple):
 
 
 def letter_at(decision: Decision, source: str, ordinal: int) -> Place:
-    """The letter that a record of a replay's step is. Raises ``LookupError`` where it is none."""
+    """Locate the letter behind a record of a replay's step. Raises ``LookupError`` if there is none."""
     for split in (one["split"] for task in decision.splits for one in task if one["source"] == source):
         left = ordinal - split["ordinal"]
         if left >= split["records"]:

@@ -1,4 +1,4 @@
-"""A pipeline with dead letters that are sent again."""
+"""Pipelines with replay sources, and the end of a replay."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from dataclasses import replace
 
 import msgspec
 
-from conduit_dagster.engine.compiled import compile_program
+from conduit_dagster.engine.compiled_pipeline import compile_program
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
-from conduit_dagster.learn import learn
+from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.store import PipelineStore
 
 
 def with_replay(bound: BoundPipeline, replay: Replay) -> BoundPipeline:
-    """The pipeline with a source for each of its sources' dead letters."""
+    """Return the pipeline with an added source for the dead letters of each of its sources."""
     program = msgspec.structs.replace(bound.program, replay=replay)
     return replace(bound, program=program, compiled=compile_program(program))
 
 
 def with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
-    """The pipeline, with a replay that a step was prepared for and not done: whoever comes next finishes that step."""
+    """Return the pipeline with the replay of a step that is prepared but not done, for the next owner to finish."""
     if not any(step.decision is not None and step.plan.replay for step in state.open_steps):
         return bound
     unit = next(source.unit for source in state.sources.values() if source.is_replay)
@@ -30,19 +30,18 @@ def with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipelin
 
 
 def settle_letters(loop: StepLoop) -> None:
-    """Once no step is open: letters of a replay that ended before its end are open again, and files that no index names
-    are removed."""
+    """Reopen letters of an unfinished replay and remove files that no index names, once no step is open."""
     if any(source.is_replay for source in loop.state.sources.values()):
         loop.store.replays.give_back()
     archive = loop.stager.archive
-    # listed before the index is asked, and that under our epoch: an owner that was frozen here removes nothing of a
-    # newer one's, whose files it has not seen or is not told of
+    # listed before the index is read, and that under our epoch: an owner that was frozen here removes no file of a
+    # newer one, since it either has not listed it or is refused the index
     there = archive.names()
     archive.remove(set(there) - loop.store.replays.kept_parts() if there else ())
 
 
 def give_back(store: PipelineStore) -> None:
-    """Letters of a replay that no prepared step has are open again, and a step that is only planned is dropped."""
+    """Reopen the letters of a replay that no prepared step has, and drop a step that is only planned."""
     state = store.load()
     if not any(source.is_replay for source in state.sources.values()):
         return
@@ -54,7 +53,7 @@ def give_back(store: PipelineStore) -> None:
 
 
 def unit_of(replay: Replay) -> dict[str, object]:
-    """What a replay's sources say of themselves in the store."""
+    """Return the unit of a replay's sources in the store."""
     return msgspec.to_builtins(replay)
 
 

@@ -1,4 +1,4 @@
-"""Letters by what the index says of them, and by an expression over the failed record."""
+"""Search for letters by columns of the index and by an expression over the failed record."""
 
 from __future__ import annotations
 
@@ -12,81 +12,83 @@ from conduit_dagster.engine.dead_letters.archive import Archive, record_of
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.dead_letters import Key, Wanted, newest, pages
+from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, newest, pages
 
 _SLIM = ("step", "number", "part", "line", "state", "node", "code")
 
 
-class Found(NamedTuple):
+class FoundLetter(NamedTuple):
     """A letter with its row of the index."""
 
     row: sa.RowMapping
     kept: tuple[bytes, bytes] | None
-    """Failed record and original; None where they are not in the archive: a letter of an early version."""
+    """Failed record and original; None if they are not in the archive: a letter of an early version."""
 
     @property
     def key(self) -> Key:
-        """Its step and number."""
+        """Step and number of the letter."""
         return self.row["step"], self.row["number"]
 
     def failed(self) -> Record | None:
-        """The record as it was when it was nacked."""
+        """Return the record as it was when it was nacked; None if it is not kept."""
         return None if self.kept is None else record_of(self.kept[0], self.row["part"])
 
     def original(self) -> Record | None:
-        """The record as its source gave it; None where it is not kept, or was not asked for."""
+        """Return the record as its source gave it; None if it is not kept, or was not requested."""
         return record_of(self.kept[1], self.row["part"]) if self.kept is not None and self.kept[1] else None
 
 
-class Letters:
-    """The letters of one pipeline, for anybody who may read the store and the archive."""
+class DeadLetterSearch:
+    """Search in the letters of one pipeline; needs read access to the store and the archive only."""
 
     def __init__(self, store: sa.Engine, archive: Archive, pipeline: str) -> None:
         self._store, self._archive, self._id = store, archive, pipeline
 
-    def all(self, wanted: Wanted, where: str = "") -> Iterator[Found]:
-        """Letters one by one, in their order, whole. Raises ``FatalError`` (``usage.*``, ``dead_letters.damaged``)."""
+    def all(self, wanted: DeadLetterQuery, where: str = "") -> Iterator[FoundLetter]:
+        """Yield whole letters one by one, in order. Raises ``FatalError`` (``usage.*``, ``dead_letters.damaged``)."""
         return self._search(wanted, where, pages(self._store, self._id, wanted), original=True)
 
-    def search(self, wanted: Wanted, where: str, newest_first: bool = False) -> Iterator[Found]:
-        """Letters whose failed record fits, with as much of the index as says which they are and how they failed.
+    def search(self, wanted: DeadLetterQuery, where: str, newest_first: bool = False) -> Iterator[FoundLetter]:
+        """Yield letters whose failed record matches, with only the index columns for their identity and reason.
 
-        A record for which ``where`` raises does not fit. Raises as :meth:`all`.
+        A record for which ``where`` raises does not match. Raises as :meth:`all`.
         """
         found = pages(self._store, self._id, wanted, newest_first=newest_first, columns=_SLIM)
         return self._search(wanted, where, found, original=False)
 
     def _search(
-        self, wanted: Wanted, where: str, found: Iterator[Sequence[sa.RowMapping]], original: bool
-    ) -> Iterator[Found]:
+        self, wanted: DeadLetterQuery, where: str, found: Iterator[Sequence[sa.RowMapping]], original: bool
+    ) -> Iterator[FoundLetter]:
         fits = condition(where) if where else None
         for page in found:
             for one in self._with_records(page, original):
                 if fits is None or ((record := one.failed()) is not None and fits(record)):
                     yield one
 
-    def _with_records(self, rows: Sequence[sa.RowMapping], original: bool) -> Iterator[Found]:
-        """The letters behind rows of the index; consecutive ones of a file are read together."""
+    def _with_records(self, rows: Sequence[sa.RowMapping], original: bool) -> Iterator[FoundLetter]:
+        """Yield the letters of index rows; consecutive ones of a file are read together."""
         for part, group in groupby(rows, lambda row: row["part"]):
             mine = list(group)
             if not part:
-                yield from (Found(row, None) for row in mine)
+                yield from (FoundLetter(row, None) for row in mine)
                 continue
             lines = sorted(row["line"] for row in mine)
             kept = dict(zip(lines, self._archive.records(part, lines, original), strict=True))
-            yield from (Found(row, kept[row["line"]]) for row in mine)
+            yield from (FoundLetter(row, kept[row["line"]]) for row in mine)
 
-    def counted(self, wanted: Wanted, where: str, limit: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """How many fit by state, node and code, the most frequent first; and the newest rows."""
+    def counted(
+        self, wanted: DeadLetterQuery, where: str, limit: int
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the matches counted by state, node and code, the most frequent first, and the newest rows."""
         counts, keys = tally(self.search(wanted, where, newest_first=True), ("state", "node", "code"), limit)
         found = wanted._replace(keys=keys).pieces()
         return counts, [row for some in found for row in newest(self._store, self._id, some, limit)]
 
 
 def tally(
-    letters: Iterable[Found], by: Sequence[str], most: int | None = None
+    letters: Iterable[FoundLetter], by: Sequence[str], most: int | None = None
 ) -> tuple[list[dict[str, Any]], list[Key]]:
-    """How many there are by these columns, the most frequent first; and the keys of all of them, or the first few."""
+    """Count letters by these columns, the most frequent first; also return all keys, or the first ``most``."""
     counts: dict[tuple[Any, ...], int] = {}
     keys: list[Key] = []
     for one in letters:
@@ -99,7 +101,7 @@ def tally(
 
 
 def condition(text: str) -> Callable[[Record], bool]:
-    """The expression over a record. Raises ``FatalError`` (``expression.invalid``)."""
+    """Compile an expression over a record. Raises ``FatalError`` (``usage.expression``)."""
     try:
         compiled = compile_condition(text, Clock())
     except ExpressionError as error:

@@ -1,54 +1,54 @@
-"""What becomes of the records of a split that are nacked: each goes to the archive, and to the queue."""
+"""Nacked records of a split: each goes to the archive, and to the queue."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS, CompiledPipeline, is_edit
-from conduit_dagster.engine.dead_letters.archive import ArchiveFile, Letter
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, is_edit
+from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile
 from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
 from conduit_dagster.engine.dead_letters.kept import keep, kept
-from conduit_dagster.engine.dead_letters.layout import Origin, clean, dead_letter, said
+from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, clean, dead_letter, said
 from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.delivery_errors import queue_refuses
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Writer
 
 
 class SplitLetters:
-    """Keeps the nacked records of one split, block by block."""
+    """Writer of the nacked records of one split, block by block."""
 
     def __init__(
         self,
         pipeline: CompiledPipeline,
         job: StageJob,
-        inlet: Inlet,
+        inlet: SourceNode,
         queue: Writer,
         archive: ArchiveFile | None,
         originals: Originals,
     ) -> None:
-        """``archive``: None where the step was prepared before, and the archive has them."""
+        """``archive``: None if the step was prepared before, so that the archive has the letters already."""
         self._pipeline, self._inlet, self._queue = pipeline, inlet, queue
         self._archive, self._originals = archive, originals
         self._before = frozenset(job.nacked.get(inlet.id, ()))
         self._hash, self._offset = job.hashes.get(DEAD_LETTERS, ""), job.offsets.get(inlet.id, 0)
 
     def is_known(self, block: Block, place: int) -> bool:
-        """Whether the record made its nack before, so that the window and the queue have had it."""
+        """Return whether the record was nacked before, so that the window and the queue have had it."""
         return block.replayed is not None or (bool(self._before) and block.boundary(place) - 1 in self._before)
 
     def take(self, block: Block, nacks: BlockNacks, ordinal: int) -> None:
-        """Masks what the nacks say where the file redacts, and stages the letters. ``ordinal``: of the block's first.
+        """Mask nacks if the file redacts, then archive and stage the letters. ``ordinal``: of the block's first.
 
         Raises ``FatalError`` (``dead_letters.refused``).
         """
         redaction = self._pipeline.redaction
-        # also where a step is staged again and nothing is archived: what is masked must be the same
+        # also if a step is staged again and nothing is archived: the masked text must be the same
         if self._archive is not None or redaction:
             originals = self._given(block, nacks.places(), ordinal)
             for (place, nacked), original in zip(nacks, originals, strict=True):
@@ -63,7 +63,7 @@ class SplitLetters:
     # -- the archive --------------------------------------------------------------------------------------------
 
     def _given(self, block: Block, places: Sequence[int], ordinal: int) -> Sequence[Record | None]:
-        """The records as their source gave them; None where a dead letter has none."""
+        """Return the records as their source gave them; None if a dead letter has no original."""
         if block.replayed is not None:
             originals = [block.replayed.originals[place] for place in places]
             return [kept(original) if original else None for original in originals]
@@ -73,24 +73,24 @@ class SplitLetters:
 
     def _letters(
         self, block: Block, nacks: BlockNacks, originals: Sequence[Record | None], ordinal: int
-    ) -> Iterator[Letter]:
+    ) -> Iterator[ArchivedLetter]:
         replayed = block.replayed
         for (place, nacked), original in zip(nacks, originals, strict=True):
             node, failed, key = nacked.node, keep(nacked.record), (-1, -1)
             if replayed is not None:
                 key = replayed.keys[place]
                 if nacked.stands or is_edit(node):
-                    # it came to no node of the pipeline: it stands where it stood
+                    # it reached no node of the pipeline: its node and failed record stay as they were
                     node, failed = replayed.node, replayed.failed[place]
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
             first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
-            yield Letter(
+            yield ArchivedLetter(
                 self._inlet.id, ordinal + place, position, namespace, node, nacked.nack.code, said(nacked.nack),
                 self._missed(block, nacks, place), *key, failed, first,
             )  # fmt: skip
 
     def _missed(self, block: Block, nacks: BlockNacks, place: int) -> str:
-        """The destinations that have no copy: all where it was nacked before the fan-out."""
+        """Return the destinations without a copy: all if it was nacked before the fan-out."""
         ranks, replayed = nacks.missed(place), block.replayed
         pieces = [PIECES] if nacks.in_pieces(place) else []
         if 0 in ranks:
@@ -112,5 +112,5 @@ class SplitLetters:
         pipeline, record = self._pipeline, nacked.record
         if pipeline.dead_letters.prints:
             record = pipeline.redaction.record(record)
-        source = Origin(pipeline.program.pipeline, self._inlet.origin, self._offset + ordinal, self._hash)
+        source = NackOrigin(pipeline.program.pipeline, self._inlet.origin, self._offset + ordinal, self._hash)
         return dead_letter(source, nacked.node, nacked.nack, record, pipeline.clock.now_ns)

@@ -1,19 +1,21 @@
-"""On the driver: single records of a prepared step as their source gave them."""
+"""Single records of a prepared step as their source gave them, read on the driver."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
 
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
-from conduit_dagster.engine.moves import span_of
+from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.offset_updates import span_of
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.reads_same import changed_source
-from conduit_dagster.engine.staging import from_rows
+from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.stager import from_rows
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ReadOptions, StagedRecord
 from conduit_dagster.state.pipeline_state import PipelineState
@@ -21,38 +23,39 @@ from conduit_dagster.state.steps import Decision, Plan
 
 
 class StepOriginals:
-    """Reads the splits of a step again, for the few records that a destination refuses."""
+    """Reader of a step's splits, once more, for the few records that a destination refuses."""
 
-    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, archive: Archive) -> None:
-        self._pipeline, self._state, self._archive = pipeline, state, archive
+    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, archive: Archive, restaged: Restaged) -> None:
+        self._pipeline, self._state, self._archive, self._restaged = pipeline, state, archive, restaged
         self._open: dict[str, tuple[int, int, Originals]] = {}
-        """By source: the step, the last ordinal that was asked for, and the reader behind it."""
+        """By source: the step, the last ordinal requested, and the reader, which is right after it."""
         self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
 
-    def of(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
-        """The record as the archive keeps it; asked for the same one again it reads nothing.
+    def of(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        """Return the record as the archive keeps it; a second call for the same record reads nothing.
 
-        Empty where the source is gone, or not what it was, or a dead letter has no original: a prepared step does not
-        need it.
+        Empty if source or code are not those that prepared the step, or if a dead letter has no original: a prepared
+        step does not need it (DELIVERY.md, When the pipeline changes).
         """
-        asked = plan.step, record.source, record.ordinal
+        asked = shipment.plan.step, record.source, record.ordinal
         if self._last[0] != asked:
-            find = self._of_letter if plan.replay else self._of_source
-            self._last = asked, find(plan, decision, record)
+            find = self._of_letter if shipment.plan.replay else self._of_source
+            self._last = asked, find(shipment, record)
         return self._last[1]
 
-    def _of_letter(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
-        letter = letter_at(decision, record.source, record.ordinal)
+    def _of_letter(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        letter = letter_at(shipment.decision, record.source, record.ordinal)
         try:
             return next(self._archive.records(letter.part, [letter.line], original=True))[1]
         except ConduitError:
             return b""
 
-    def _of_source(self, plan: Plan, decision: Decision, record: StagedRecord) -> bytes:
+    def _of_source(self, shipment: Shipment, record: StagedRecord) -> bytes:
+        plan, decision = shipment.plan, shipment.decision
         step, source, ordinal = plan.step, record.source, record.ordinal
-        if changed_source(self._pipeline, plan, self._state):
+        if changed_source(self._pipeline, plan, self._state) or not self._restaged.gives_same(shipment):
             return b""
-        # as in the step's tasks: what a source makes of the time is the same
+        # the clock of the step's tasks: a source derives the same values from the time
         self._pipeline.clock.now_ns = plan.clock_ns
         known, last, reader = self._open.get(source, (-1, -1, None))
         if reader is None or known != step or ordinal <= last:
@@ -63,7 +66,7 @@ class StepOriginals:
         except (ConduitError, OSError, StopIteration):
             del self._open[source]
             return b""
-        # another record than the one that was staged is no original of it
+        # a record other than the staged one is not its original
         return keep(found) if str(found.position) == str(record.record.position) else b""
 
     def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:

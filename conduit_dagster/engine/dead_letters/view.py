@@ -1,4 +1,4 @@
-"""One dead letter for people: its records, and what the pipeline makes of it now."""
+"""Human-readable view of one dead letter: its records, and what the pipeline would do with it now."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.dead_letters.layout import jsonable
-from conduit_dagster.engine.dead_letters.search import Found, Letters
+from conduit_dagster.engine.dead_letters.letter_layout import jsonable
+from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, FoundLetter
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.engine.trace import Passed, trace
+from conduit_dagster.engine.trace import TracedNode, trace
 from conduit_dagster.record import Record, envelope
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.dead_letters import STATES, Key, Wanted
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, Key
 
 
 def letter_facts(
-    letters: Letters, bound: BoundPipeline | None, pipeline: str, key: Key, reveal: bool = False
+    letters: DeadLetterSearch, bound: BoundPipeline | None, pipeline: str, key: Key, reveal: bool = False
 ) -> dict[str, Any]:
-    """``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``: what each makes of the original now.
+    """Return ``row`` of the index, ``failed`` and ``original`` as JSON, and ``nodes``.
 
-    No nodes where the file is gone or has mistakes. What the file redacts is masked unless ``reveal``.
+    The nodes are those of the file now, each with its result for the original; none if the file is gone or has errors.
+    What the file redacts is masked unless ``reveal``.
 
     Raises ``FatalError`` (``dead_letters.unknown``, ``dead_letters.damaged``).
     """
-    found = next(letters.all(Wanted(STATES, keys=[key])), None)
+    found = next(letters.all(DeadLetterQuery(STATES, keys=[key])), None)
     if found is None:
         raise FatalError(
             f"pipeline {pipeline} has no dead letter {key[0]}.{key[1]}",
@@ -50,14 +51,14 @@ class _View:
     def record(self, record: Record | None) -> Any:
         return None if record is None else record_json(self._redaction.record(record))
 
-    def nodes(self, bound: BoundPipeline, found: Found, original: Record) -> list[dict[str, Any]]:
+    def nodes(self, bound: BoundPipeline, found: FoundLetter, original: Record) -> list[dict[str, Any]]:
         pipeline = bound.compiled
         inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
         if inlet is None:
             return []
         return [self._node(one, original) for one in trace(pipeline, inlet, original, time.time_ns()).nodes]
 
-    def _node(self, passed: Passed, original: Record) -> dict[str, Any]:
+    def _node(self, passed: TracedNode, original: Record) -> dict[str, Any]:
         said = "filtered" if passed.filtered else "passed"
         for nack, failed in passed.nacked:
             masked = self._redaction.nack(nack, original, failed)
@@ -66,5 +67,5 @@ class _View:
 
 
 def record_json(record: Record | None) -> Any:
-    """A record in Conduit's layout; what JSON can't hold as text."""
+    """Return a record in Conduit's layout, with values that JSON can't hold as text."""
     return None if record is None else jsonable(msgspec.to_builtins(envelope(record)))

@@ -1,1 +1,1 @@
-"""What an operator does to a stopped pipeline: look at its log, move offsets and positions, send one record."""
+"""Operations on a stopped pipeline: inspect its log, move offsets and positions, send one record."""

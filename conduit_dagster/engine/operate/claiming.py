@@ -6,28 +6,28 @@ from collections.abc import Sequence
 
 import msgspec
 
-from conduit_dagster.engine.blame import blamed
+from conduit_dagster.engine.delivery_progress import after
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
-from conduit_dagster.engine.shipment import after
 from conduit_dagster.sdk import Claim, Delivery
-from conduit_dagster.state.steps import Child
+from conduit_dagster.state.steps import DeliveryChild
 
 CAUSE = "an operator marks its records"
 
 
 class Claiming:
-    """Claims record after record as nacked; the shipment's progress moves with it, in memory."""
+    """Claims of single records as nacked; the shipment's progress moves along, in memory."""
 
     def __init__(self, opened: OpenDelivery) -> None:
         self._opened = opened
         self._shipment = opened.shipment
         self._names = Names(opened.desk.pipeline)
         self.delivered = 0
-        """Records that turned out to be there."""
+        """Number of records that the destination turned out to have."""
 
     def skip_to(self, wanted: int) -> None:
-        """Every record before this place. Where a bulk piece turned out to be delivered, it may end behind it."""
+        """Skip every record before this place. If a bulk piece turns out to be delivered, it may end after it."""
         shipment = self._shipment
         if shipment.staged.records > 1:
             self._claim_whole()
@@ -41,14 +41,14 @@ class Claiming:
     def _claim_whole(self) -> None:
         shipment = self._shipment
         if not shipment.is_split:
-            self._split([Child(0, shipment.staged.records, single=True)])
-        # a frozen owner may publish the whole delivery until its hash says split
+            self._split([DeliveryChild(0, shipment.staged.records, single=True)])
+        # a frozen owner may publish the whole delivery until its hash is claimed as split
         if self._claim(shipment.whole(), "split"):
             self._found(shipment.staged.records - shipment.progress.handled)
 
-    def _divide(self, child: Child) -> None:
+    def _divide(self, child: DeliveryChild) -> None:
         shipment = self._shipment
-        self._split([Child(child.skip, child.take, single=True), *shipment.left[1:]])
+        self._split([DeliveryChild(child.skip, child.take, single=True), *shipment.left[1:]])
         name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
         if self._claim(shipment.child(name, child.skip, child.take), "split"):
             self._found(child.take)
@@ -65,7 +65,7 @@ class Claiming:
         self.delivered += records
         self._shipment.progress = after(self._shipment.progress, records)
 
-    def _split(self, pending: Sequence[Child]) -> None:
+    def _split(self, pending: Sequence[DeliveryChild]) -> None:
         # recorded first, then claimed, as the engine does: nothing of a piece is decided before
         shipment = self._shipment
         shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending), split=True)
@@ -73,6 +73,6 @@ class Claiming:
         store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
 
     def _claim(self, delivery: Delivery, state: Claim) -> bool:
-        """Whether it turns out to be delivered."""
+        """Claim a delivery; return whether it turns out to be delivered."""
         opened = self._opened
         return blamed(opened.node, opened.destination.claim, delivery, state) == "delivered"

@@ -1,4 +1,4 @@
-"""What people say of the dead letters that they mean, as options and forms have it."""
+"""Filters for dead letters, as given in options and forms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Filters:
-    """What is None does not matter."""
+    """Criteria for dead letters; None matches everything."""
 
     node: str | None = None
     code: str | None = None
@@ -19,6 +19,6 @@ class Filters:
     until: str | None = None
     part: str | None = None
     where: str = ""
-    """An expression over the failed record; empty: all of them."""
+    """An expression over the failed record; empty matches all."""
     ids: Sequence[str] | None = None
     """``PIPELINE/STEP.NUMBER``."""

@@ -1,4 +1,4 @@
-"""``log compact``: what no consumer needs goes from closed segments, but for each namespace's last entry."""
+"""``log compact``: remove what no consumer needs from closed segments, except each namespace's last entry."""
 
 from __future__ import annotations
 
@@ -6,21 +6,29 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.commit_log.compaction import Compacted, Compactor, Retention, anything_handled, highest_handled
-from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.commit_log.compaction import (
+    Compacted,
+    CompactionRule,
+    Compactor,
+    anything_handled,
+    highest_handled,
+)
 from conduit_dagster.engine.operate.logs import LogView, log_of, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.operate.operator_errors import refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.state.consumer_offsets import ByConsumer, offsets_of
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogPart, LogStore
-from conduit_dagster.state.offsets import ByConsumer, offsets_of
 from conduit_dagster.state.readers import held_from
 
 
-def compact(desk: Desk, database: sa.Engine, source: str | None = None, dry_run: bool = False) -> list[dict[str, Any]]:
-    """Compacts the logs, or the one of ``source``. With ``dry_run`` it reads namespaces and counts.
+def compact(
+    desk: PipelineLock, database: sa.Engine, source: str | None = None, dry_run: bool = False
+) -> list[dict[str, Any]]:
+    """Compact the logs, or the one of ``source``. With ``dry_run``, only read namespaces and count.
 
-    Raises ``FatalError`` (``log.step_open``): a step that is prepared may have to be staged again from the log.
+    Raises ``FatalError`` (``log.step_open``): a prepared step may have to be staged again from the log.
     """
     found = prepared_step(desk.store.load())
     if found is not None:
@@ -31,7 +39,7 @@ def compact(desk: Desk, database: sa.Engine, source: str | None = None, dry_run:
     return [_compact(desk, view, dry_run) for view in views or [log_of(database, desk.id, base, source)]]
 
 
-def _compact(desk: Desk, view: LogView, dry_run: bool) -> dict[str, Any]:
+def _compact(desk: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]:
     consumers = list(desk.pipeline.consumers())
     if dry_run:
         done = _counted(desk, view, consumers)
@@ -43,7 +51,7 @@ def _compact(desk: Desk, view: LogView, dry_run: bool) -> dict[str, Any]:
     return {"source": view.source, **done._asdict()}
 
 
-def _counted(desk: Desk, view: LogView, consumers: list[str]) -> Compacted:
+def _counted(desk: PipelineLock, view: LogView, consumers: list[str]) -> Compacted:
     offsets = desk.store.transactions.read(lambda connection: offsets_of(connection, desk.id, view.source))
     if not anything_handled(consumers, offsets):
         return Compacted()
@@ -64,7 +72,7 @@ def _closed(view: LogView) -> list[list[LogPart]]:
 
 
 def _would_go(view: LogView, parts: list[LogPart], consumers: list[str], offsets: ByConsumer) -> int:
-    retention = Retention(consumers, offsets)
+    retention = CompactionRule(consumers, offsets)
     for batch in view.blocks(parts[0].first, parts[-1].next, ["namespace"]):
         retention.see(batch)
     return sum(part.entries for part in parts) - retention.count

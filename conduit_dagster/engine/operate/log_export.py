@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.commit_log.binary import export_entries
 from conduit_dagster.engine.operate.logs import beyond, log_of
-from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.recovery.errors import from_os_error
 
 
@@ -25,7 +25,7 @@ def export_log(
     last: int | None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Writes the entries ``first`` to ``last``, both included, to a new file, whole or not at all.
+    """Write the entries ``first`` to ``last``, both included, to a new file, whole or not at all.
 
     Positions and times of the source are not in the layout: positions become text, times whole seconds. Raises
     ``FatalError`` (``log.*``, ``usage.*``), ``TransientError`` (``file.*``).

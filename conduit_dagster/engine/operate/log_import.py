@@ -1,4 +1,4 @@
-"""``log import``: the entries of an export become the end of a log; the next run delivers them."""
+"""``log import``: append the entries of an export to a log; the next run delivers them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.commit_log.binary import import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
-from conduit_dagster.commit_log.layout import LogFolder, Written
-from conduit_dagster.commit_log.writer import PartFile
-from conduit_dagster.engine.operate.desk import Desk
-from conduit_dagster.engine.operate.positions import joined_of
-from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.commit_log.segment_layout import LogFolder, Written
+from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.source_positions import joined_of
 from conduit_dagster.engine.operate.writes import begin_log_at, move_source
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import register_sources
@@ -31,13 +31,13 @@ _BLOCK = 4096
 
 
 def import_log(
-    desk: Desk, file: Path, source: str | None, position: Any = None, dry_run: bool = False
+    desk: PipelineLock, file: Path, source: str | None, position: Any = None, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Appends all entries of the file, with their offsets, to the log of ``source``, or none of them.
+    """Append all entries of the file, with their offsets, to the log of ``source``, or none of them.
 
-    The log must be empty or end right before the file's first offset; where everything in it is delivered, it may
-    also end further before. ``position``: where the real source goes on; None: where it stands. Raises
-    ``FatalError`` (``log.*``, ``usage.*``).
+    The log must be empty or end right before the file's first offset; if everything in it is delivered, it may also end
+    earlier. ``position``: where the real source continues; None: at its current position. Raises ``FatalError``
+    (``log.*``, ``usage.*``).
     """
     facts = preview(desk.bound, file, source)
     if not dry_run:
@@ -50,7 +50,7 @@ def import_log(
 
 
 def preview(bound: BoundPipeline, file: Path, source: str | None) -> dict[str, Any]:
-    """What the file holds, read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
+    """Return a summary of the file, which is read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
     name = chosen("source", source, [inlet.id for inlet in bound.compiled.sources], bound.id)
     if bound.compiled.program.log != "records":
         message = f"pipeline {bound.id} keeps no log of records, so there is nothing to import into"
@@ -68,7 +68,7 @@ def _entries(file: Path, source: str) -> Iterator[Entry]:
 
 
 def _looked_through(file: Path, source: str) -> tuple[int, int]:
-    """The first and the last offset. All of it is read before any of it counts."""
+    """Return the first and the last offset. The whole file is read before any of it is used."""
     first, expected = None, 0
     for entry in _entries(file, source):
         first, expected = (entry.offset, entry.offset) if first is None else (first, expected)
@@ -90,7 +90,7 @@ def _gap(file: Path, expected: int, found: int) -> FatalError:
 
 
 class _Import:
-    def __init__(self, desk: Desk, file: Path, source: str, first: int, last: int) -> None:
+    def __init__(self, desk: PipelineLock, file: Path, source: str, first: int, last: int) -> None:
         self._desk, self._file, self._source = desk, file, source
         self._first, self._last = first, last
         self._log = LogStore(desk.id)
@@ -98,7 +98,7 @@ class _Import:
         self._state: PipelineState = desk.store.load()
 
     def check(self) -> None:
-        """Raises ``FatalError`` where the log can't go on with the file."""
+        """Raise ``FatalError`` if the file can't continue the log."""
         end, handled = self._logged().next_offset, self._handled()
         if self._first < end:
             message = f"the log of {self._source} has offsets up to {end - 1} already, and the file begins with"
@@ -112,7 +112,7 @@ class _Import:
         return self._desk.store.transactions.read(lambda connection: self._log.state(connection, self._source))
 
     def _handled(self) -> int:
-        """The offset behind what is delivered."""
+        """Return the offset after the last delivered entry."""
         join = joined_of(self._state).get(self._source)
         known = self._state.sources.get(self._source)
         return self._state.sources[join].position[self._source] if join else known.position if known else 0
@@ -125,7 +125,7 @@ class _Import:
         storage.sync(self._desk.options.log_url)
         log, handled = self._logged(), self._handled()
         known = log.position if position is None else position
-        # offsets that never were in this log are not waited for
+        # offsets that were never in this log are not waited for
         jumps = handled == log.next_offset and handled != self._first
 
         def work(connection: sa.Connection) -> None:

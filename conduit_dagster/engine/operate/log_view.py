@@ -1,4 +1,4 @@
-"""``log current``, ``oldest`` and ``show``: what is in the log, for people."""
+"""``log current``, ``oldest`` and ``show``: human-readable contents of the log."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Entry
-from conduit_dagster.engine.moves import offset_of
+from conduit_dagster.engine.delivery_progress import as_delivery
+from conduit_dagster.engine.offset_updates import offset_of
+from conduit_dagster.engine.operate.log_readers import readers
 from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.positions import joined_of, stored
-from conduit_dagster.engine.operate.readers import readers
-from conduit_dagster.engine.operate.refused import chosen, never_ran, refused
+from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
+from conduit_dagster.engine.operate.source_positions import joined_of, stored
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.shipment import as_delivery
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
@@ -30,7 +30,7 @@ Facts = dict[str, Any]
 
 
 def log_facts(database: sa.Engine, pipeline: str, base: str, newest: bool) -> list[Facts]:
-    """A row per log with its newest or its oldest entry (None: it is empty), and who reads it of other pipelines."""
+    """Return a row per log with its newest or oldest entry (None: it is empty) and its readers in other pipelines."""
     known = readers(database, pipeline)
     return [
         {
@@ -81,7 +81,7 @@ def _entry_facts(batch: Any, row: int, segment: int) -> Facts:
 
 
 def open_ranges(state: PipelineState) -> list[Facts]:
-    """The ranges of the steps that are not done: what a log of positions holds of them."""
+    """Return the ranges of the steps that are not done: the contents of a log of positions."""
     return [
         {
             "step": step.plan.step,
@@ -115,9 +115,9 @@ def shown(
     source: str | None,
     limit: int,
 ) -> Facts:
-    """Entries from offset ``first`` to ``last``, both included; by default those that are not handled.
+    """Return the entries from offset ``first`` to ``last``, both included; by default those that are not handled.
 
-    With a log of positions: the records of the open step as they are staged for a destination that takes records.
+    With a log of positions: the records of the open step as staged for a destination that takes records.
     Raises ``FatalError`` (``log.*``, ``usage.*``).
     """
     state = stored(database, pipeline)
@@ -183,7 +183,7 @@ def _entries(step: OpenStep, delivery: StagedDelivery, source: str) -> Iterator[
 
 
 def entry_json(entry: Entry) -> Facts:
-    """An entry as JSON: the record in Conduit's layout."""
+    """Return an entry as JSON, with the record in Conduit's layout."""
     refusal = entry.nack and {"node": entry.nack[0], "code": entry.nack[1].code, "message": entry.nack[1].message}
     return {
         "offset": entry.offset,

@@ -1,4 +1,4 @@
-"""A pipeline's logs for those who only read them."""
+"""Read-only view of a pipeline's logs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
-from conduit_dagster.commit_log.layout import LogFolder
-from conduit_dagster.commit_log.reader import read_current
-from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_layout import LogFolder
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
 from conduit_dagster.state.overview import log_names
 
 
 class LogView:
-    """The log of one source, as the state store names it now. Safe to read while the pipeline runs."""
+    """The log of one source, as the state store lists it now. Safe to read while the pipeline runs."""
 
     def __init__(self, database: sa.Engine, pipeline: str, source: str, base: str) -> None:
         self._database = database
@@ -26,41 +26,41 @@ class LogView:
         self.folder = LogFolder(base, pipeline, source)
 
     def state(self) -> LogState:
-        """Where it ends."""
+        """Return the state of the log's end."""
         with reading(self._database) as connection:
             return self._store.state(connection, self.source)
 
     def parts(self, start: int = 0, stop: int | None = None) -> Sequence[LogPart]:
-        """The files with entries of the range."""
+        """Return the files with entries of the range."""
         with reading(self._database) as connection:
             return self._store.parts(connection, self.source, start, stop)
 
     def segments(self) -> list[Segment]:
-        """Its segments; the last one is active."""
+        """Return the segments; the last one is active."""
         with reading(self._database) as connection:
             return self._store.segments(connection, self.source)
 
     def blocks(self, start: int, stop: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Batch]:
-        """Its entries; where compaction removed some, the next surviving ones (CASES C18)."""
+        """Return the entries; where compaction removed some, the next surviving ones (CASES C18)."""
         return read_current(self.folder, self.parts, start, stop, columns)
 
     def entries(self, start: int, stop: int | None = None) -> Iterator[Entry]:
-        """The same, one by one."""
+        """Yield the same entries, one by one."""
         for batch in self.blocks(start, stop):
             yield from decode_entries(batch)
 
     def whole_from(self) -> int:
-        """The first offset from which on none is missing: a step reads no range with gaps."""
+        """Return the first offset from which on no entry is missing: a step reads no range with gaps."""
         return whole_from(self.parts(), self.state().next_offset)
 
 
 def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:
-    """Every log of a pipeline; none where its ranges of positions are the log."""
+    """Return every log of a pipeline; none if its ranges of positions are the log."""
     return [LogView(database, pipeline, name, base) for name in log_names(database, pipeline)]
 
 
 def log_of(database: sa.Engine, pipeline: str, base: str, source: str | None) -> LogView:
-    """The one that is meant. Raises ``FatalError`` (``log.positions_only``, ``usage.*``)."""
+    """Return the log of ``source``, or the only one. Raises ``FatalError`` (``log.positions_only``, ``usage.*``)."""
     views = {view.source: view for view in logs_of(database, pipeline, base)}
     if not views:
         raise no_log(pipeline)
@@ -68,7 +68,7 @@ def log_of(database: sa.Engine, pipeline: str, base: str, source: str | None) ->
 
 
 def no_log(pipeline: str, more: str = "") -> Exception:
-    """What it means that a pipeline has none."""
+    """Return the error for a pipeline that keeps no log of records."""
     return refused(
         "log.positions_only",
         f"pipeline {pipeline} keeps no log of records: the ranges of positions of its steps are its log{more}",
@@ -77,7 +77,7 @@ def no_log(pipeline: str, more: str = "") -> Exception:
 
 
 def beyond(view: LogView, offset: int) -> Exception:
-    """For an offset that was never logged."""
+    """Return the error for an offset that was never logged."""
     last = view.state().next_offset - 1
     has = f"the newest one of {view.source} is {last}" if last >= 0 else f"nothing of {view.source} is logged yet"
     fix = f"conduit-dagster log current {view.folder.pipeline} shows it"

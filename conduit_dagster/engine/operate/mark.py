@@ -1,4 +1,4 @@
-"""``offsets mark``: records of the open step count as handled without being sent (CASES C8)."""
+"""``offsets mark``: count records of the open step as handled without sending them (CASES C8)."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.moves import offset_of
+from conduit_dagster.engine.delivery_progress import after
+from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.claiming import Claiming
-from conduit_dagster.engine.operate.cut import Cut, cut_at, require_within
-from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery, finish_step, open_delivery, require_divisible
-from conduit_dagster.engine.operate.refused import chosen, refused
-from conduit_dagster.engine.operate.set_back import RESENDS, require_resending, set_back
-from conduit_dagster.engine.shipment import after
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.reset_offset import RESENDS, require_resending, set_back
+from conduit_dagster.engine.operate.seek import Cut, cut_at, require_within
 from conduit_dagster.sdk import StagedRecord
+from conduit_dagster.state.consumer_offsets import move_offsets
 from conduit_dagster.state.delivery_store import end_delivery, put_progress
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.offsets import move_offsets
 
 
 def mark(
-    desk: Desk, consumer: str | None, offset: int, source: str | None = None, force: bool = False, dry_run: bool = False
+    desk: PipelineLock,
+    consumer: str | None,
+    offset: int,
+    source: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
-    """Marks what the consumer's open delivery holds up to ``offset``, of ``source``, as handled; nothing is sent.
+    """Mark the records of the consumer's open delivery up to ``offset`` of ``source`` as handled; nothing is sent.
 
-    ``force`` allows an offset behind the consumer's own: what lies between is sent again. Raises ``FatalError``
-    (``offsets.*``) beyond the open step, backwards, out of order, or where the destination takes no single records.
+    ``force`` allows an offset before the consumer's own: the records between are sent again. Raises ``FatalError``
+    (``offsets.*``) beyond the open step, backwards, out of order, or if the destination takes no single records.
     """
     opened = open_delivery(desk, consumer, change=not dry_run)
     if opened is None:
@@ -67,7 +72,7 @@ def _mark(opened: OpenDelivery, cut: Cut, force: bool, dry_run: bool) -> dict[st
 
 
 def _forward(opened: OpenDelivery, cut: Cut) -> int:
-    """How many of the records the destination turned out to have."""
+    """Move the delivery forward; return how many of the records the destination turned out to have."""
     shipment = opened.shipment
     if opened.destination.placement in RESENDS:
         wanted = cut.place - shipment.progress.handled
@@ -80,7 +85,7 @@ def _forward(opened: OpenDelivery, cut: Cut) -> int:
         claiming.skip_to(cut.place)
     finally:
         if shipment.progress.handled > before:
-            _keep(opened, cut)  # what is claimed as nacked is sent no more, also where a later claim failed
+            _keep(opened, cut)  # a record claimed as nacked is never sent, even if a later claim failed
     return claiming.delivered
 
 

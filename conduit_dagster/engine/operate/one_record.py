@@ -1,4 +1,4 @@
-"""``offsets step``: exactly one record of the open step is sent, as the engine would send it (CASES C10)."""
+"""``offsets step``: send exactly one record of the open step, as the engine would send it (CASES C10)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.delivery_progress import Shipment, after
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct import DirectSender
-from conduit_dagster.engine.moves import offset_of
-from conduit_dagster.engine.operate.desk import Desk
+from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.open_delivery import (
     OpenDelivery,
     finish_step,
@@ -20,31 +20,31 @@ from conduit_dagster.engine.operate.open_delivery import (
     open_delivery,
     require_divisible,
 )
-from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.operate.operator_errors import refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.redelivery import Redelivery
-from conduit_dagster.engine.shipment import Shipment, after
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.history import record_event
-from conduit_dagster.state.steps import Child
+from conduit_dagster.state.steps import DeliveryChild
 
 CAUSE = "an operator sends its records one by one"
 
 
 @dataclass
 class OnlyNext(Shipment):
-    """A shipment of which just the records before ``upto`` are sent, one at a time."""
+    """A shipment that sends only the records before ``upto``, one at a time."""
 
     upto: int = 0
 
     @property
-    def left(self) -> list[Child]:
-        """What is still to be sent of them."""
+    def left(self) -> list[DeliveryChild]:
+        """Records before ``upto`` that are still to be sent."""
         done = self.progress.handled
-        return [Child(done, self.upto - done, single=True)] if done < self.upto else []
+        return [DeliveryChild(done, self.upto - done, single=True)] if done < self.upto else []
 
 
-def step(desk: Desk, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
-    """Sends the next record of the consumer's open delivery and moves its offset; a failure moves nothing.
+def step(desk: PipelineLock, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
+    """Send the next record of the consumer's open delivery and move its offset; a failure moves nothing.
 
     A delivery that was sent in bulk is split first. With the last record the delivery is done, and with the last
     delivery the step, as in a run. Raises what the destination raises, and ``FatalError`` (``offsets.*``).
@@ -77,7 +77,7 @@ class _Stepping:
             )
 
     def _next(self) -> tuple[int, StagedRecord]:
-        """The next record to send, and how many before it are acknowledged already, out of order."""
+        """Return the number of records acked out of order before the next one to send, and that record."""
         progress = self._opened.shipment.progress
         for number, record in enumerate(islice(self._opened.records, progress.handled, None)):
             if progress.handled + number > progress.namespaces.get(record.record.collection, -1):
@@ -103,10 +103,10 @@ class _Stepping:
         return self._told(did, self._complete(did))
 
     def _split(self) -> Shipment:
-        """Recorded before a single record is sent, as after a bulk error."""
+        """Record the split before a single record is sent, as after a bulk error."""
         shipment, total = self._opened.shipment, self._opened.shipment.staged.records
         if total > 1 and not shipment.is_split:
-            rest = Child(shipment.progress.handled, total - shipment.progress.handled, single=True)
+            rest = DeliveryChild(shipment.progress.handled, total - shipment.progress.handled, single=True)
             shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest], split=True)
             store = self._opened.desk.store.deliveries
             store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
@@ -122,7 +122,7 @@ class _Stepping:
         return self._opened.records
 
     def _complete(self, did: str) -> bool:
-        """The delivery's end, where this was its last record; whether the step is done with it."""
+        """End the delivery if this was its last record; return whether that completed the step."""
         opened, shipment = self._opened, self._opened.shipment
         desk, plan, progress = opened.desk, shipment.plan, shipment.progress
         detail = {"by": desk.by, "consumer": opened.consumer, "step": plan.step, "offset": self._offset, "did": did}

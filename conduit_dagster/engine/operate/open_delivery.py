@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.moves import Offsets, before_next
-from conduit_dagster.engine.operate.desk import Desk
-from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.engine.offset_updates import Offsets, before_next
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
-from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
@@ -25,47 +25,48 @@ from conduit_dagster.state.steps import Decision, StagedDelivery
 class OpenDelivery:
     """One consumer's delivery of the prepared step, and the loop that would deliver it."""
 
-    desk: Desk
+    desk: PipelineLock
     loop: StepLoop
     step: OpenStep
     shipment: Shipment
 
     @property
     def consumer(self) -> str:
-        """Who gets it."""
+        """Id of the consumer."""
         return self.shipment.consumer
 
     @property
     def node(self) -> str:
-        """Its node id, for errors."""
+        """Node id of the consumer, for errors."""
         return self.loop.node(self.consumer)
 
     @property
     def destination(self) -> Destination:
-        """Where it goes."""
+        """Destination of the delivery."""
         return self.desk.pipeline.consumers()[self.consumer]
 
     @cached_property
     def records(self) -> DeliveryRecords:
-        """All of it, in order, with origins. Runs a Spark job where the destination stages something else."""
+        """All records, in order, with origins. Runs a Spark job if the destination stages something else."""
         return self.loop.publisher.records(self.shipment)
 
     def moves(self, following: StagedRecord | None) -> Offsets:
-        """The consumer's offsets when this is its next record; None: when all of it is handled."""
+        """Return the consumer's offsets if this is its next record; None: if all records are handled."""
         shipment = self.shipment
         place = None if following is None else (following.source, following.ordinal)
         return before_next(shipment.plan, shipment.decision, place)
 
 
 def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
-    """The step between prepared and done; there is at most one."""
+    """Return the step between prepared and done; there is at most one."""
     return next(((step, step.decision) for step in state.open_steps if step.decision is not None), None)
 
 
-def open_delivery(desk: Desk, consumer: str | None, change: bool = True) -> OpenDelivery | None:
-    """None where the destination turned out to hold the delivery: it is marked as delivered then.
+def open_delivery(desk: PipelineLock, consumer: str | None, change: bool = True) -> OpenDelivery | None:
+    """Return the open delivery; None if the destination turned out to hold it: then it is marked as delivered.
 
-    Without ``change`` nothing is asked or written. Raises ``FatalError`` (``offsets.*``) where nothing is open.
+    Without ``change``, the destination is not asked and nothing is written. Raises ``FatalError`` (``offsets.*``) if
+    nothing is open.
     """
     name = chosen("consumer", consumer, _consumers(desk, consumer), desk.id)
     loop = desk.loop()
@@ -75,12 +76,12 @@ def open_delivery(desk: Desk, consumer: str | None, change: bool = True) -> Open
         return OpenDelivery(desk, loop, step, shipped(desk.pipeline, step, decision, staged))
     blamed(loop.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
-    # as a run would begin: what it holds already is marked, and staging that is lost is made again
+    # as at the start of a run: what it holds already is marked, and lost staging is made again
     found = prepared(loop, replace(step, delivered=others), decision)
     return OpenDelivery(desk, loop, step, found[0]) if found else None
 
 
-def _consumers(desk: Desk, given: str | None) -> list[str]:
+def _consumers(desk: PipelineLock, given: str | None) -> list[str]:
     if given == DEAD_LETTERS:
         raise refused(
             "offsets.dead_letters",
@@ -91,7 +92,7 @@ def _consumers(desk: Desk, given: str | None) -> list[str]:
     return [outlet.id for outlet in desk.pipeline.outlets]
 
 
-def _step(desk: Desk, state: PipelineState) -> tuple[OpenStep, Decision]:
+def _step(desk: PipelineLock, state: PipelineState) -> tuple[OpenStep, Decision]:
     found = prepared_step(state)
     if found is None:
         message = f"pipeline {desk.id} has no open step: no record waits for a destination"
@@ -101,7 +102,7 @@ def _step(desk: Desk, state: PipelineState) -> tuple[OpenStep, Decision]:
     return found
 
 
-def _staged(desk: Desk, step: OpenStep, decision: Decision, consumer: str) -> StagedDelivery:
+def _staged(desk: PipelineLock, step: OpenStep, decision: Decision, consumer: str) -> StagedDelivery:
     found = next((d for d in decision.deliveries if d.consumer == consumer and d.parts), None)
     if found is None or consumer in step.delivered:
         message = f"step {step.plan.step} is done for {consumer}: none of its records waits"
@@ -111,13 +112,13 @@ def _staged(desk: Desk, step: OpenStep, decision: Decision, consumer: str) -> St
 
 
 def require_divisible(opened: OpenDelivery) -> None:
-    """Raises ``FatalError`` (``offsets.not_divisible``) where the destination takes a delivery whole or not at all."""
+    """Raise ``FatalError`` (``offsets.not_divisible``) if the destination takes a delivery whole or not at all."""
     if not opened.destination.divisible:
         raise not_divisible(opened)
 
 
 def not_divisible(opened: OpenDelivery) -> FatalError:
-    """Why single records of this delivery can't be told apart."""
+    """Return the error for a delivery whose single records can't be told apart."""
     return refused(
         "offsets.not_divisible",
         f"{opened.consumer} ({opened.destination.name}) takes step {opened.step.plan.step} as a whole: no single record"
@@ -128,7 +129,7 @@ def not_divisible(opened: OpenDelivery) -> FatalError:
 
 
 def finish_step(opened: OpenDelivery) -> bool:
-    """Line 7 of the protocol, as a run would, where nothing of the step is open any more; whether it did."""
+    """Finish the step as a run would (line 7 of the protocol) if nothing of it is open; return whether it did."""
     loop = opened.loop
     found = prepared_step(loop.store.load())
     if found is None:

@@ -1,4 +1,4 @@
-"""``dlq replay``: dead letters go through the pipeline again, each one exactly once."""
+"""``dlq replay``: send dead letters through the pipeline again, each exactly once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.replaying import give_back, unit_of, with_replay
-from conduit_dagster.engine.operate.desk import Desk
-from conduit_dagster.engine.operate.letters import Selection, total
-from conduit_dagster.engine.operate.refused import refused
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, total
+from conduit_dagster.engine.operate.operator_errors import refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import start_up
@@ -19,23 +19,23 @@ from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.dead_letters import Wanted
+from conduit_dagster.state.dead_letters import DeadLetterQuery
 
 
 def replay(
-    desk: Desk,
-    selection: Selection,
+    desk: PipelineLock,
+    selection: DeadLetterSelection,
     start: Literal["source", "node"] = "source",
     edits: list[tuple[str, str]] | None = None,
     dry_run: bool = False,
     go_on: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
-    """Sends the open letters that are meant through the pipeline as its file is now.
+    """Send the selected open letters through the pipeline as its file defines it now.
 
-    What a run before left prepared is finished first. Each step of a replay keeps to the protocol of any step, so a
-    kill at any moment loses and doubles nothing: letters that no prepared step has are open again. What fails again
-    stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is asked between
-    steps.
+    A step that an earlier run left prepared is finished first. Each step of a replay follows the protocol of any step,
+    so a kill at any moment loses and duplicates nothing: letters that no prepared step has are open again. What fails
+    again stays open, with its new reason. Positions, offsets and the nack window do not move. ``go_on`` is called
+    between steps.
 
     Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and whatever a run would fail with.
     """
@@ -52,18 +52,18 @@ def replay(
     except FatalError as error:
         if error.code != "dead_letters.none":
             raise
-        # a replay that was killed had them in a step that was prepared
+        # a killed replay had them in a prepared step
         return {**facts, **nothing, "replayed": facts["letters"]}
     return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
 
 
-def _next_id(desk: Desk) -> int:
-    # the time, as a source's first generation: a store that is begun anew must not use a name twice; and never one that
-    # a replay before had, however close they are: a destination would take its deliveries for those
+def _next_id(desk: PipelineLock) -> int:
+    # the time, as a source's first generation: a recreated store must not use a name twice; and never the id of an
+    # earlier replay, however close they are: a destination would take the new deliveries for the earlier ones
     return max(int(time.time()), desk.store.replays.last() + 1)
 
 
-def _edited(desk: Desk, order: Replay) -> BoundPipeline:
+def _edited(desk: PipelineLock, order: Replay) -> BoundPipeline:
     try:
         return with_replay(desk.bound, order)
     except ValueError as error:
@@ -73,14 +73,14 @@ def _edited(desk: Desk, order: Replay) -> BoundPipeline:
         ) from None
 
 
-def _finish_open(desk: Desk) -> None:
+def _finish_open(desk: PipelineLock) -> None:
     attach_logs(desk.pipeline, desk.store, desk.options.log_url)
     fence(desk.pipeline, desk.store)
     start_up(desk.pipeline, desk.store, desk.loop, plans=False)
 
 
 class _Replaying:
-    def __init__(self, desk: Desk, order: Replay, wanted: Wanted, go_on: Callable[[], bool]) -> None:
+    def __init__(self, desk: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
         self._desk, self._order, self._wanted, self._go_on = desk, order, wanted, go_on
         self._delivered: dict[str, int] = {}
         self._names = {inlet.origin: inlet.id for inlet in desk.pipeline.inlets if inlet.is_replay}
@@ -121,14 +121,14 @@ class _Replaying:
 
 
 def parse_edit(text: str) -> tuple[str, str]:
-    """Field and expression of ``FIELD=EXPRESSION``. Raises ``FatalError`` (``usage.edit``)."""
+    """Parse ``FIELD=EXPRESSION`` to field and expression. Raises ``FatalError`` (``usage.edit``)."""
     field_, equals, expression = text.partition("=")
     if not (equals and field_.strip() and expression.strip()):
         raise refused("usage.edit", f"{text} is no FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
     return field_.strip(), expression.strip()
 
 
-def _none_usable(desk: Desk) -> FatalError:
+def _none_usable(desk: PipelineLock) -> FatalError:
     return refused(
         "dead_letters.not_kept",
         "none of these letters can be sent again: their records are not in the archive, or their source left the file",

@@ -1,4 +1,4 @@
-"""``positions rewind``: a source goes on from another place, under a new generation."""
+"""``positions rewind``: continue a source from another position, under a new generation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.operate.desk import Desk
 from conduit_dagster.engine.operate.logs import LogView, beyond, logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.positions import joined_of
-from conduit_dagster.engine.operate.reading_on import Skipped, check_position, skipped_by
-from conduit_dagster.engine.operate.refused import chosen, refused
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.rewind_check import Skipped, check_position, skipped_by
+from conduit_dagster.engine.operate.source_positions import joined_of
 from conduit_dagster.engine.operate.writes import (
     drop_planned,
     forget_collections,
@@ -27,7 +27,7 @@ from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
 @dataclass(frozen=True)
 class Wish:
-    """Where to."""
+    """Target of a rewind."""
 
     kind: Literal["start", "position", "offset"]
     value: Any = None
@@ -39,9 +39,9 @@ class _Move:
     state: SourceState
     position: Any
     records: int | None
-    """The offset of the next record; None where offsets count on, since positions are the log."""
+    """Offset of the next record; None if offsets keep counting, since positions are the log."""
     offsets: dict[str, int]
-    """The next offset of each log whose consumers go there too."""
+    """Next offset of each log whose consumers move there too."""
     skipped: Skipped
 
     @property
@@ -50,12 +50,12 @@ class _Move:
 
 
 def rewind(
-    desk: Desk, database: sa.Engine, source: str | None, wish: Wish, force: bool = False, dry_run: bool = False
+    desk: PipelineLock, database: sa.Engine, source: str | None, wish: Wish, force: bool = False, dry_run: bool = False
 ) -> dict[str, Any]:
-    """Moves a source's position; what lies behind it is read and delivered again, with new delivery hashes.
+    """Move a source's position; what lies after it is read and delivered again, with new delivery hashes.
 
-    A step that is prepared is never planned anew, so the pipeline must have none. Forward, or where that can't be
-    told, only with ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
+    A prepared step is never planned anew, so the pipeline must have none. Moving forward, or in an unknown direction,
+    requires ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
     """
     state = desk.store.load()
     _require_no_step(desk, state)
@@ -72,7 +72,7 @@ def rewind(
     return _told(desk, move, same, generation)
 
 
-def _require_no_step(desk: Desk, state: PipelineState) -> None:
+def _require_no_step(desk: PipelineLock, state: PipelineState) -> None:
     found = prepared_step(state)
     if found is not None:
         raise refused(
@@ -82,7 +82,7 @@ def _require_no_step(desk: Desk, state: PipelineState) -> None:
         )
 
 
-def _move(desk: Desk, database: sa.Engine, state: PipelineState, name: str, wish: Wish) -> _Move:
+def _move(desk: PipelineLock, database: sa.Engine, state: PipelineState, name: str, wish: Wish) -> _Move:
     one = state.sources[name]
     logs = {view.source: view for view in logs_of(database, desk.id, desk.options.log_url)}
     if one.unit.get("plugin") == "join":
@@ -94,8 +94,8 @@ def _move(desk: Desk, database: sa.Engine, state: PipelineState, name: str, wish
     return _plain(desk, name, one, wish)
 
 
-def _in_log(log: LogView, wish: Wish, desk: Desk) -> int:
-    """The offset of the next record."""
+def _in_log(log: LogView, wish: Wish, desk: PipelineLock) -> int:
+    """Return the offset of the next record."""
     end, first = log.state().next_offset, log.whole_from()
     if wish.kind == "start":
         return first
@@ -113,7 +113,7 @@ def _in_log(log: LogView, wish: Wish, desk: Desk) -> int:
     return wish.value
 
 
-def _joined(desk: Desk, name: str, one: SourceState, wish: Wish, logs: dict[str, LogView]) -> _Move:
+def _joined(desk: PipelineLock, name: str, one: SourceState, wish: Wish, logs: dict[str, LogView]) -> _Move:
     members: dict[str, int] = one.position
     if wish.kind == "offset":
         message = f"{name} is a join: its position is an offset for each of {', '.join(members)}"
@@ -129,7 +129,7 @@ def _joined(desk: Desk, name: str, one: SourceState, wish: Wish, logs: dict[str,
     return _Move(name, one, position, None, position, Skipped(ahead > 0, max(0, ahead), "records"))
 
 
-def _plain(desk: Desk, name: str, one: SourceState, wish: Wish) -> _Move:
+def _plain(desk: PipelineLock, name: str, one: SourceState, wish: Wish) -> _Move:
     inlet = next((inlet for inlet in desk.pipeline.sources if inlet.id == name), None)
     if inlet is None or not unit_of(desk.pipeline, inlet).is_same_as(one.unit):
         message = f"{name} is not what it was when the pipeline ran last: its file has changed"
@@ -146,7 +146,7 @@ def _plain(desk: Desk, name: str, one: SourceState, wish: Wish) -> _Move:
     return _Move(name, one, position, None, {}, skipped_by(source, one.position, position))
 
 
-def _forward(desk: Desk, move: _Move) -> Exception:
+def _forward(desk: PipelineLock, move: _Move) -> Exception:
     what = move.skipped
     if what.forward is None:
         return refused(
@@ -162,8 +162,8 @@ def _forward(desk: Desk, move: _Move) -> Exception:
     )
 
 
-def _apply(desk: Desk, move: _Move) -> int:
-    """The source's new generation."""
+def _apply(desk: PipelineLock, move: _Move) -> int:
+    """Apply the move; return the source's new generation."""
     was, now = move.state.position, move.position
 
     def work(connection: sa.Connection) -> int:
@@ -181,7 +181,7 @@ def _apply(desk: Desk, move: _Move) -> int:
     return desk.store.transactions.run(work)
 
 
-def _told(desk: Desk, move: _Move, same: bool, generation: int) -> dict[str, Any]:
+def _told(desk: PipelineLock, move: _Move, same: bool, generation: int) -> dict[str, Any]:
     return {
         "pipeline": desk.id,
         "source": move.source,

@@ -1,4 +1,4 @@
-"""Starting and stopping a pipeline from elsewhere: word is left in the state store, and its end is awaited."""
+"""Starting and stopping a pipeline from another process: requests in the state store, and the wait for its end."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from conduit_dagster.engine.operate.refused import never_ran
+from conduit_dagster.engine.operate.operator_errors import never_ran
 from conduit_dagster.engine.reporting import end_waiting
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.overview import locked_row, pipeline_rows
 from conduit_dagster.state.recovery_store import ask, read, recovery_rows
 
 _LOOK = 0.1
-_ENDED = ("stopped", "degraded")
+_ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)
 
 
 def ask_start(database: sa.Engine, pipeline: str, by: str) -> bool:
-    """Asks for a start; False where it runs already.
+    """Request a start; return False if the pipeline runs already.
 
-    The lifecycle sensor obeys, or a ``run`` in which the pipeline waits for its restart.
+    The lifecycle sensor serves the request, or a ``run`` in which the pipeline waits for its restart.
     """
     return ask(database, pipeline, "start", by, lambda connection: _runs(connection, pipeline))
 
 
 def _runs(connection: sa.Connection, pipeline: str) -> bool:
-    # locked: a run that begins at this moment is the start that was asked for, and takes the word away
+    # locked: a run that begins at this moment is the requested start, and takes the request
     row = locked_row(connection, pipeline)
     if row is None or not _is_owned(row):
         return False
@@ -36,15 +37,15 @@ def _runs(connection: sa.Connection, pipeline: str) -> bool:
 
 
 def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds: float, longest: float) -> bool:
-    """Stops it, and waits until it has; False where it was stopped. A pending restart never happens (CASES B10).
+    """Stop the pipeline and wait for its end; return False if it was stopped. Cancels a pending restart (CASES B10).
 
     ``longest``: seconds to wait for its end. Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError``
-    (``pipeline.stopping``: asked for, and not at its end yet).
+    (``pipeline.stopping``: requested, but not ended yet).
     """
     row = pipeline_rows(database).get(pipeline)
     if row is None:
         raise never_ran(pipeline)
-    if (row["status"], row["reason"]) == ("stopped", "user") and not _is_owned(row):
+    if (row["status"], row["reason"]) == (PipelineStatus.STOPPED, "user") and not _is_owned(row):
         return False
     ask(database, pipeline, "force" if force else "stop", by)
     end = time.monotonic() + longest
@@ -62,7 +63,7 @@ def stop(database: sa.Engine, pipeline: str, by: str, force: bool, lease_seconds
 def _is_ended(database: sa.Engine, pipeline: str, lease_seconds: float) -> bool:
     if _is_owned(pipeline_rows(database)[pipeline]):
         return False  # its owner looks at the store twice a second
-    # whoever ran it has taken the word away; where nobody runs it, what is pending ends here
+    # its last owner has taken the request; without an owner, what is pending ends here
     return not recovery_rows(database)[pipeline].asked or end_waiting(database, pipeline, "user", lease_seconds)
 
 

@@ -1,4 +1,4 @@
-"""The transactions of operators. Each is a part of one that commits only under the lease's epoch."""
+"""Writes of operators. Each is part of a transaction that commits only under the lease's epoch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.generations import LOGGED, Generations
-from conduit_dagster.state.offsets import EVERYTHING, set_offsets
-from conduit_dagster.state.schema import collections, consumers, logs, offsets, sources, steps
+from conduit_dagster.state.tables import collections, consumers, logs, offsets, sources, steps
 
 
 def put_offset(connection: sa.Connection, pipeline: str, consumer: str, source: str, upto: int) -> None:
-    """The consumer has handled the source up to here, wherever it stood; below 0: nothing of it."""
+    """Set a consumer's offset in a source, forward or back; below 0: nothing is handled."""
     if upto >= 0:
         set_offsets(connection, pipeline, consumer, source, {EVERYTHING: upto}, time.time_ns())
         return
@@ -23,14 +23,14 @@ def put_offset(connection: sa.Connection, pipeline: str, consumer: str, source: 
 
 
 def put_offsets(connection: sa.Connection, pipeline: str, source: str, upto: int) -> None:
-    """As :func:`put_offset`, for every consumer."""
+    """Set the offset of every consumer, as :func:`put_offset`."""
     known = sa.select(consumers.c.consumer).where(consumers.c.pipeline == pipeline)
     for consumer in list(connection.execute(known).scalars()):
         put_offset(connection, pipeline, consumer, source, upto)
 
 
 def move_source(connection: sa.Connection, pipeline: str, source: str, position: Any, records: int | None) -> None:
-    """Where a source stands from now on; ``records`` None: offsets count on."""
+    """Set a source's position; ``records`` None: offsets keep counting."""
     values: dict[str, Any] = {"position": json.dumps(position)}
     if records is not None:
         values["records"] = records
@@ -38,7 +38,7 @@ def move_source(connection: sa.Connection, pipeline: str, source: str, position:
 
 
 def renew_source(connection: sa.Connection, pipeline: str, source: str) -> int:
-    """Gives a source a new generation, so that old names meet no new ones."""
+    """Give a source a new generation, so that new names never collide with old ones; return it."""
     mine = _source(pipeline, source)
     unit = json.loads(connection.execute(sa.select(sources.c.unit).where(*mine)).scalar_one())
     unit.pop(LOGGED, None)
@@ -52,18 +52,18 @@ def _source(pipeline: str, source: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def drop_planned(connection: sa.Connection, pipeline: str) -> None:
-    """Steps that were planned and never prepared: a prepared one is never taken back."""
+    """Void the steps that are planned but not prepared: a prepared one is never taken back."""
     planned = (steps.c.pipeline == pipeline, steps.c.state == "planned")
     connection.execute(sa.update(steps).where(*planned).values(state="void"))
 
 
 def forget_collections(connection: sa.Connection, pipeline: str, source: str, first: int) -> None:
-    """How far a collection's copy was is not known once its last record is to come again."""
+    """Forget how far a collection's copy was: it is unknown once its last record is to come again."""
     mine = (collections.c.pipeline == pipeline, collections.c.source == source)
     connection.execute(sa.delete(collections).where(*mine, collections.c.offset >= first))
 
 
 def begin_log_at(connection: sa.Connection, pipeline: str, source: str, offset: int) -> None:
-    """The log's next entry has this offset; those before it never were in this log."""
+    """Set the offset of the log's next entry; those before it were never in this log."""
     mine = (logs.c.pipeline == pipeline, logs.c.source == source)
     connection.execute(sa.update(logs).where(*mine).values(next_offset=offset))

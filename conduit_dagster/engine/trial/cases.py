@@ -1,4 +1,4 @@
-"""Runs the ``tests:`` of a pipeline: its records through its processors, and what came of them beside what must."""
+"""Runner of a pipeline's ``tests:``: their records pass its processors, and the results are compared."""
 
 from __future__ import annotations
 
@@ -6,49 +6,49 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from conduit_dagster.config.tests import ExpectedNack, PipelineTest, RecordParts
-from conduit_dagster.engine.compiled import CompiledPipeline, compile_program
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_program
 from conduit_dagster.engine.planner import BoundPipeline
-from conduit_dagster.engine.plugins import Plugins
-from conduit_dagster.engine.trace import Nacked, Traced, trace
+from conduit_dagster.engine.plugin_loading import Plugins
+from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.trace import Traced, TracedNack, trace
 from conduit_dagster.engine.trial.mocks import MockProcessor, data_of, nodes_of, short_name
 from conduit_dagster.readable import readable, readable_part
 from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
 
 NOW_NS = 1_700_000_000_000_000_000
-"""The time that every test runs at: 2023-11-14T22:13:20Z."""
+"""Time at which every test runs: 2023-11-14T22:13:20Z."""
 
 
 class Flaw(NamedTuple):
-    """What is not as expected."""
+    """A difference from what is expected."""
 
     where: str
     expected: Any
     got: Any
 
 
-class Verdict(NamedTuple):
-    """A test that was run."""
+class CaseResult(NamedTuple):
+    """Result of one test."""
 
     name: str
     flaws: Sequence[Flaw]
 
     @property
     def passed(self) -> bool:
-        """Whether all was as expected."""
+        """Whether the test had no flaws."""
         return not self.flaws
 
 
 class _Found(NamedTuple):
     arrived: Mapping[str, list[Record]]
-    nacked: list[tuple[str, Nacked]]
+    nacked: list[tuple[str, TracedNack]]
     filtered: Mapping[str, int]
 
 
-def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Verdict:
-    """One test, in this process. What a processor raises that is no nack is a flaw as well."""
+def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> CaseResult:
+    """Run one test, in this process. An exception from a processor that is not a nack is a flaw too."""
     if (flaw := _unusable(bound.compiled, test)) is not None:
-        return Verdict(test.name, [flaw])
+        return CaseResult(test.name, [flaw])
     mocks = {f"{bound.id}:{node}": MockProcessor(mock, f"{bound.id}:{node}") for node, mock in test.mocks.items()}
     pipeline = compile_program(bound.program, plugins, mocks)
     inlet = _inlet(pipeline, test.source)
@@ -57,8 +57,8 @@ def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Verd
     try:
         traced = [trace(pipeline, inlet, record, NOW_NS) for record in given]
     except Exception as error:  # noqa: BLE001  # an outage, or a bug of a plugin: the test fails with its text
-        return Verdict(test.name, [Flaw("error", "none", str(error))])
-    return Verdict(test.name, list(_flaws(test, _collected(pipeline, traced))))
+        return CaseResult(test.name, [Flaw("error", "none", str(error))])
+    return CaseResult(test.name, list(_flaws(test, _collected(pipeline, traced))))
 
 
 # -- what goes in -------------------------------------------------------------------------------------------------
@@ -79,14 +79,14 @@ def _unusable(pipeline: CompiledPipeline, test: PipelineTest) -> Flaw | None:
     return None
 
 
-def _inlet(pipeline: CompiledPipeline, source: str | None) -> Inlet | None:
+def _inlet(pipeline: CompiledPipeline, source: str | None) -> SourceNode | None:
     inlets = [inlet for inlet in pipeline.inlets if not inlet.only]
     if source is None:
         return inlets[0] if len(inlets) == 1 else None
     return next((inlet for inlet in inlets if inlet.origin == source), None)
 
 
-def _record(pipeline: CompiledPipeline, inlet: Inlet, number: int, parts: RecordParts) -> Record:
+def _record(pipeline: CompiledPipeline, inlet: SourceNode, number: int, parts: RecordParts) -> Record:
     metadata = {SOURCE_CONNECTOR_ID: f"{pipeline.program.pipeline}:{inlet.origin}", **parts.metadata}
     key, before, after = data_of(parts.key), data_of(parts.before), data_of(parts.after)
     return Record(number, metadata, after, key, before, parts.operation or "create")
@@ -97,7 +97,7 @@ def _record(pipeline: CompiledPipeline, inlet: Inlet, number: int, parts: Record
 
 def _collected(pipeline: CompiledPipeline, traced: Sequence[Traced]) -> _Found:
     arrived: dict[str, list[Record]] = {outlet.id: [] for outlet in pipeline.outlets}
-    nacked: list[tuple[str, Nacked]] = []
+    nacked: list[tuple[str, TracedNack]] = []
     filtered: dict[str, int] = {}
     for one in traced:
         for name, records in one.arrived.items():
@@ -134,7 +134,7 @@ def _record_flaws(where: str, expected: RecordParts, record: Record) -> Iterator
             yield Flaw(f"{where}: {name}", readable_part(part), readable_part(getattr(record, name)))
 
 
-def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, Nacked]]) -> Iterator[Flaw]:
+def _nack_flaws(expected: Sequence[ExpectedNack], found: Sequence[tuple[str, TracedNack]]) -> Iterator[Flaw]:
     said = [f"{node}: {one.nack.code}: {one.nack.message}" for node, one in found]
     if len(expected) != len(found):
         yield Flaw("nacked", len(expected), said)

@@ -1,4 +1,4 @@
-"""Some records of the real sources through the processors; nothing is sent."""
+"""Dry run of some records of the real sources through the processors; nothing is sent."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
-from conduit_dagster.engine.blame import blamed
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.view import record_json
-from conduit_dagster.engine.inlets import Inlet
+from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.engine.trace import Passed, trace
+from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.trace import TracedNode, trace
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit, ReadOptions
@@ -23,18 +23,18 @@ _BYTES = 64 << 20
 
 
 class Tried(NamedTuple):
-    """One record of a source, and its way."""
+    """One record of a source, and its path through the pipeline."""
 
     source: str
     given: Any
     """As JSON, like all records here; what the file redacts is masked."""
     nodes: list[dict[str, Any]]
     arrived: dict[str, list[Any]]
-    """By destination."""
+    """Records by destination."""
 
 
 def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
-    """The first ``records`` of each source, from its beginning, node by node.
+    """Trace the first ``records`` of each source, from its beginning, node by node.
 
     Raises ``FatalError`` (``dry_run.join``) and what reading raises.
     """
@@ -52,7 +52,7 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
             yield shown.tried(pipeline, inlet, record)
 
 
-def _read(pipeline: CompiledPipeline, inlet: Inlet, records: int) -> Iterator[Record]:
+def _read(pipeline: CompiledPipeline, inlet: SourceNode, records: int) -> Iterator[Record]:
     node, source = f"{pipeline.program.pipeline}:{inlet.id}", inlet.source
     pipeline.clock.now_ns = time.time_ns()
     start = blamed(node, source.initial)
@@ -66,12 +66,12 @@ class _Shown:
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
 
-    def tried(self, pipeline: CompiledPipeline, inlet: Inlet, record: Record) -> Tried:
+    def tried(self, pipeline: CompiledPipeline, inlet: SourceNode, record: Record) -> Tried:
         way = trace(pipeline, inlet, record, pipeline.clock.now_ns)
         arrived = {name: [self._json(one) for one in records] for name, records in way.arrived.items()}
         return Tried(inlet.id, self._json(record), [self._node(one) for one in way.nodes], arrived)
 
-    def _node(self, passed: Passed) -> dict[str, Any]:
+    def _node(self, passed: TracedNode) -> dict[str, Any]:
         masked = [self._redaction.nack(one.nack, one.record) for one in passed.nacked]
         return {
             "node": passed.node,

@@ -1,4 +1,4 @@
-"""Processors that stand in for others in a test."""
+"""Processors that replace others in a test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import ClassVar
 from typing_extensions import override
 
 from conduit_dagster.config.tests import Mock, RecordParts
-from conduit_dagster.engine.compiled import CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Data, copy_document
 from conduit_dagster.sdk import (
@@ -22,7 +22,7 @@ from conduit_dagster.sdk import (
 
 
 class MockProcessor(Processor):
-    """Gives what the test says, whatever the record."""
+    """Processor that returns what the test specifies, whatever the record."""
 
     name: ClassVar[str] = "mock"
 
@@ -38,7 +38,7 @@ class MockProcessor(Processor):
 
 
 def with_parts(record: Record, parts: RecordParts) -> Record:
-    """The record, with the parts that are given instead of its own; metadata is added."""
+    """Return the record with the given parts in place of its own; metadata is added."""
     record.operation = parts.operation or record.operation
     record.metadata = {**record.metadata, **parts.metadata}
     record.key = record.key if parts.key is None else data_of(parts.key)
@@ -48,12 +48,12 @@ def with_parts(record: Record, parts: RecordParts) -> Record:
 
 
 def data_of(part: dict[str, object] | str | None) -> Data:
-    """A part as a record holds it: of its own, since processors change records."""
+    """Return a part as a record holds it: a copy, since processors change records."""
     return part.encode() if isinstance(part, str) else None if part is None else copy_document(part)
 
 
 def nodes_of(pipeline: CompiledPipeline) -> list[str]:
-    """The ids of all processors, as a test names them."""
+    """Return the ids of all processors, as a test names them."""
     steps = [
         *(step for inlet in pipeline.sources for step in inlet.nodes),
         *pipeline.nodes,
@@ -63,5 +63,5 @@ def nodes_of(pipeline: CompiledPipeline) -> list[str]:
 
 
 def short_name(pipeline: CompiledPipeline, node: str) -> str:
-    """A node as a test names it: without its pipeline."""
+    """Return a node's name as in a test: without its pipeline."""
     return node.removeprefix(f"{pipeline.program.pipeline}:")

@@ -1,1 +1,1 @@
-"""The part of Go's text/template and of sprig that pipeline files use."""
+"""The subset of Go's text/template and of sprig that pipeline files use."""

@@ -1,4 +1,4 @@
-"""Text and actions of a Go template, the tokens of an action, and its syntax tree."""
+"""Parsing of a Go template: its text and actions, the tokens of an action, and its syntax tree."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import ExpressionError, nearest
-from conduit_dagster.expressions.gotemplate.functions import TABLE
+from conduit_dagster.expressions.gotemplate.template_functions import TABLE
 
 _OPEN = re.compile(r"\{\{(-(?=[ \t\r\n]))?")
 _COMMENT = re.compile(r"[ \t\r\n]*/\*.*?\*/", re.DOTALL)
@@ -38,7 +38,7 @@ ODD_NAME = 'a field whose name is not one word is written {{ index .Payload.Afte
 
 
 class Token(NamedTuple):
-    """One token of an action and where it begins."""
+    """One token of an action and its start column."""
 
     kind: str
     text: str
@@ -46,14 +46,14 @@ class Token(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What stands between ``{{`` and ``}}``. No tokens: a comment."""
+    """The tokens between ``{{`` and ``}}``; a comment has none."""
 
     tokens: list[Token]
     column: int
 
 
 def split(template: str) -> Iterator[str | Action]:
-    """The template's parts in order, with what the trim markers trim already gone."""
+    """Yield the template's parts in order, with trim markers already applied."""
     position, trim = 0, False
     while opened := _OPEN.search(template, position):
         text = template[position : opened.start()]
@@ -129,7 +129,7 @@ _DIGITS = 400
 
 
 def text_literal(token: Token) -> str:
-    """The value of ``"…"`` or of a raw text between back quotes."""
+    """Return the value of ``"…"`` or of a raw string in back quotes."""
     if token.kind == "raw":
         return token.text[1:-1].replace("\r", "")
     body = token.text[1:-1]
@@ -162,7 +162,7 @@ def _decoded(value: bytes, token: Token) -> str:
 
 
 def number_literal(token: Token) -> int | float:
-    """An integer or a float, as Go writes them. Ours are exact: an integer may be longer than 64 bits."""
+    """Parse an integer or a float in Go's syntax. Ours are exact: an integer may be longer than 64 bits."""
     text = token.text
     if len(text) > _DIGITS:
         raise ExpressionError(f"the number has more than {_DIGITS} characters", token.column)
@@ -180,7 +180,7 @@ def _integer(text: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A text, number, boolean or nil."""
+    """A string, number, boolean or nil."""
 
     value: str | int | float | bool | None
     column: int
@@ -188,7 +188,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """``.Payload.After.x``; no names: ``.`` alone."""
+    """A path such as ``.Payload.After.x``; without names it is ``.`` alone."""
 
     names: tuple[str, ...]
     column: int
@@ -197,7 +197,7 @@ class Path:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Fields of what a parenthesised call gives."""
+    """Fields of the result of a parenthesised pipeline."""
 
     base: Node
     names: tuple[str, ...]
@@ -206,7 +206,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function and its arguments; a pipeline's value is the last one."""
+    """A function and its arguments; a piped value is the last argument."""
 
     function: str
     arguments: tuple[Node, ...]
@@ -222,7 +222,7 @@ INSTEAD = "write it as a Python expression: `condition: after.x == 1`, or `expre
 
 
 class Parser:
-    """Reads one action: a pipeline of commands."""
+    """Parser of one action: a pipeline of commands."""
 
     def __init__(self, action: Action) -> None:
         self._tokens = action.tokens
@@ -231,7 +231,7 @@ class Parser:
         self._depth = 0
 
     def action(self) -> Node:
-        """The action's tree. Raises :class:`ExpressionError` for what is not Go or not translated."""
+        """Return the action's syntax tree. Raises :class:`ExpressionError` for invalid Go and for unsupported Go."""
         node = self._pipeline()
         token = self._peek()
         if token.kind != "end":

@@ -1,4 +1,4 @@
-"""What `.`, `[]`, operators and loops mean in a Python expression.
+"""Guarded versions of `.`, `[]`, operators and loops for Python expressions.
 
 Generated code calls these instead of Python's own operations, so nothing outside the record can be reached
 and nothing grows without bound.
@@ -18,14 +18,14 @@ _CONTAINERS = frozenset({list, tuple, dict})
 
 
 def field(value: Any, name: str) -> Any:
-    """``value.name``: a missing field is ``None``, and so is a field of ``None``."""
+    """Return ``value.name``: ``None`` for a missing field and for a field of ``None``."""
     if value.__class__ is dict:
         return value.get(name)
     return None if value is None else _no_field("the value", value, name)
 
 
 def item(value: Any, key: Any) -> Any:
-    """``value[key]``: a field, an index or a slice; what is missing is ``None``."""
+    """Return ``value[key]`` for a field, an index or a slice; ``None`` if it is missing."""
     if value.__class__ is dict:
         return value.get(key)
     if value is None:
@@ -49,7 +49,7 @@ def _no_field(name: str, value: Any, key: Any) -> NoReturn:
 
 
 def field_of(part: str) -> Callable[[Any, str], Any]:
-    """:func:`field` for a part of the record, which a complaint then names."""
+    """Return :func:`field` for a part of the record, which its error messages name."""
 
     def get(value: Any, name: str) -> Any:
         if value.__class__ is dict:
@@ -60,7 +60,7 @@ def field_of(part: str) -> Callable[[Any, str], Any]:
 
 
 def item_of(part: str) -> Callable[[Any, Any], Any]:
-    """:func:`item` for a part of the record, which a complaint then names."""
+    """Return :func:`item` for a part of the record, which its error messages name."""
 
     def get(value: Any, key: Any) -> Any:
         if value.__class__ is dict:
@@ -71,7 +71,7 @@ def item_of(part: str) -> Callable[[Any, Any], Any]:
 
 
 def add(left: Any, right: Any) -> Any:
-    """``left + right``, with a bound on the text or list it makes."""
+    """Return ``left + right``, with a limit on the size of the resulting text or list."""
     if left.__class__ in _SIZED and right.__class__ in _SIZED:
         limit = limits.TEXT_CHARS if left.__class__ is str else limits.ITEMS
         limits.within(len(left) + len(right), limit, "the sum")
@@ -79,8 +79,8 @@ def add(left: Any, right: Any) -> Any:
 
 
 def multiply(left: Any, right: Any) -> Any:
-    """``left * right`` of numbers only: text and lists are never repeated."""
-    # a float repeats nothing, and its product has a fixed size
+    """Return ``left * right`` of numbers only: text and lists are never repeated."""
+    # multiplying by a float repeats nothing, and the product has a fixed size
     if left.__class__ is float or right.__class__ is float:
         return left * right
     if left.__class__ is not int or right.__class__ is not int:
@@ -91,7 +91,7 @@ def multiply(left: Any, right: Any) -> Any:
 
 
 def remainder(left: Any, right: Any) -> Any:
-    """``left % right`` of numbers only: text is never formatted."""
+    """Return ``left % right`` of numbers only: text is never formatted."""
     _numbers("%", left, right)
     return left % right
 
@@ -102,16 +102,19 @@ def _numbers(operator: str, left: Any, right: Any) -> None:
 
 
 def scalar(value: Any) -> Any:
-    """A value compared inside a comprehension: whole lists and objects would make the loop quadratic."""
+    """Return a value to compare inside a comprehension.
+
+    Raises :class:`EvaluationError` for lists and objects: comparing whole ones would make the loop quadratic.
+    """
     if value.__class__ in _CONTAINERS:
         raise EvaluationError(f"inside a comprehension {kind(value)} cannot be compared: compare its parts")
     return value
 
 
 class Meter:
-    """What one comprehension has spent; a new loop starts again.
+    """Work budget of a comprehension; each new loop starts with a full one.
 
-    Not safe between threads: two threads in one expression share one budget.
+    Not thread-safe: two threads in one expression share one budget.
     """
 
     __slots__ = ("left",)
@@ -120,7 +123,7 @@ class Meter:
         self.left = limits.WORK
 
     def iterate(self, value: Any) -> Iterator[Any]:
-        """What a comprehension goes through."""
+        """Return an iterator over a comprehension's input, of bounded length, and reset the budget."""
         if value.__class__ not in _SIZED or value.__class__ is bytes:
             raise EvaluationError(f"a comprehension goes through a list, an object or text, not {kind(value)}")
         limits.within(len(value), limits.ITEMS, "the loop")
@@ -128,7 +131,7 @@ class Meter:
         return iter(value)
 
     def charge(self, value: Any) -> Any:
-        """``value``, paid for by its size."""
+        """Return ``value`` after charging its size to the budget."""
         self.left -= len(value) if value.__class__ in _SIZED else 1
         if self.left < 0:
             raise EvaluationError(f"the comprehension touches more than {limits.WORK:,} characters and items")
@@ -136,7 +139,7 @@ class Meter:
 
 
 def items(values: Iterable[Any]) -> list[Any]:
-    """The values as a list of bounded length."""
+    """Return the values as a list of bounded length."""
     if values.__class__ in _SIZED:
         limits.within(len(values), limits.ITEMS, "the list")  # pyright: ignore[reportArgumentType]
     return list(values)
@@ -153,4 +156,4 @@ GUARDS: dict[str, Any] = {
     **{f"field_of_{part}": field_of(part) for part in PARTS},
     **{f"item_of_{part}": item_of(part) for part in PARTS},
 }
-"""What generated code may name, besides functions and methods."""
+"""Names that generated code may use, besides functions and methods."""

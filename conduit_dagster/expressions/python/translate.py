@@ -1,7 +1,7 @@
-"""Rewrites a checked expression so that it names nothing but our guards.
+"""Rewriting of a checked expression so that it uses nothing but our guards.
 
-Two passes with RestrictedPython between them: the first gives calls and operators their guards, the second
-puts the parts of the record where their names stood.
+Two passes with RestrictedPython between them: the first adds guards to calls and operators, the second
+replaces names by the parts of the record.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 from typing import Any, cast
 
 from conduit_dagster.expressions.compiled import PARTS
-from conduit_dagster.expressions.python.functions import (
+from conduit_dagster.expressions.python.expression_functions import (
     AS_THEY_ARE,
     FUNCTIONS,
     METHODS,
@@ -41,21 +41,21 @@ def _call(name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = 
 
 
 class Guard(ast.NodeTransformer):
-    """The first pass. ``globals`` is what the generated code will see, and nothing else."""
+    """The first pass. ``globals`` is all that the generated code can access."""
 
     def __init__(self) -> None:
         self.globals: dict[str, Any] = dict(_GLOBALS)
         self._loop: str | None = None
 
     def guarded(self, node: ast.expr) -> ast.expr:
-        """``node`` with its guards."""
+        """Return ``node`` with its guards."""
         return cast(ast.expr, self.visit(node))
 
     def _paid(self, node: ast.expr) -> ast.expr:
         return _call("charge", node) if self._loop is not None else node
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A loop variable, under a name that none of ours has, or a part of the record."""
+        """Rename a loop variable so that it cannot clash with our names; keep a part of the record."""
         if node.id == self._loop:
             return ast.copy_location(ast.Name(f"item_{node.id}", node.ctx), node)
         return self._paid(node)
@@ -65,16 +65,16 @@ class Guard(ast.NodeTransformer):
         return node if bare else self.guarded(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
-        """A field; RestrictedPython puts in its guard."""
+        """Charge a field; RestrictedPython adds its guard."""
         return self._paid(ast.copy_location(ast.Attribute(self._base(node.value), node.attr, node.ctx), node))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        """A field, an index or a slice; RestrictedPython puts in its guard."""
+        """Charge a field, an index or a slice; RestrictedPython adds its guard."""
         made = ast.Subscript(self._base(node.value), self.guarded(node.slice), node.ctx)
         return self._paid(ast.copy_location(made, node))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        """An operator, guarded where it could build something large."""
+        """Guard an operator if it could build something large."""
         left, right = self.guarded(node.left), self.guarded(node.right)
         name = _GUARDED.get(type(node.op))
         if name is None or _is_safe(node):
@@ -82,7 +82,7 @@ class Guard(ast.NodeTransformer):
         return self._paid(_call(name, left, right))
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        """A comparison; inside a loop, of scalars."""
+        """Guard a comparison: inside a loop, only scalars may be compared."""
         operands = [self.guarded(operand) for operand in (node.left, *node.comparators)]
         if self._loop is not None:
             searched = [False, *(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)]
@@ -90,16 +90,16 @@ class Guard(ast.NodeTransformer):
         return ast.Compare(operands[0], node.ops, operands[1:])
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
-        """An f-string becomes a call, so that raw data and lists print as they do with ``str``."""
+        """Turn an f-string into a call, so that raw data and lists print as they do with ``str``."""
         parts = [self.guarded(p.value if isinstance(p, ast.FormattedValue) else p) for p in node.values]
         return self._paid(_call("joined", *parts))
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """A loop, which pays for what it touches."""
+        """Meter a loop: it is charged for what it touches."""
         return ast.ListComp(*self._scoped(node))
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """A loop, which pays for what it touches."""
+        """Meter a loop: it is charged for what it touches."""
         return ast.GeneratorExp(*self._scoped(node))
 
     def _scoped(self, node: ast.ListComp | ast.GeneratorExp) -> tuple[ast.expr, list[ast.comprehension]]:
@@ -117,7 +117,7 @@ class Guard(ast.NodeTransformer):
             self.globals |= {"charge": meter.charge, "_getiter_": meter.iterate}
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """A call of one of our functions."""
+        """Turn a call into a call of one of our functions."""
         if isinstance(node.func, ast.Attribute):
             arguments = [self.guarded(argument) for argument in (node.func.value, *node.args)]
             return self._paid(_call(f"method_{node.func.attr}", *arguments))
@@ -147,7 +147,7 @@ def _types(node: ast.expr) -> ast.expr:
 
 
 def _is_safe(node: ast.BinOp) -> bool:
-    """Whether an operand is a literal number that text and lists refuse anyway."""
+    """Return whether an operand is a literal number, so that Python itself refuses text and lists."""
     left, right = _number(node.left), _number(node.right)
     if isinstance(node.op, ast.Add):
         return left is not None or right is not None
@@ -164,7 +164,7 @@ def _number(node: ast.expr) -> type | None:
 class Bind(ast.NodeTransformer):
     """The second pass, after RestrictedPython: ``after`` becomes ``record.after``.
 
-    The commonest guards are written out where they stand: a call costs as much as what most of them do.
+    The most common guards are inlined: a call costs as much as the work of most of them.
     """
 
     def __init__(self) -> None:
@@ -172,18 +172,18 @@ class Bind(ast.NodeTransformer):
         self._loops = 0
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """A part of the record; a position is text."""
+        """Replace a name by its part of the record; a position is converted to text."""
         if node.id not in PARTS:
             return node
         part = ast.Attribute(ast.Name("record", ast.Load()), node.id, ast.Load())
         return _call("position_text", part) if node.id == "position" else part
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """A loop, in which no value may be named."""
+        """Visit a loop, in which no ``:=`` may be generated."""
         return self._looped(node)
 
     def visit_GeneratorExp(self, node: ast.GeneratorExp) -> ast.expr:
-        """A loop, in which no value may be named."""
+        """Visit a loop, in which no ``:=`` may be generated."""
         return self._looped(node)
 
     def _looped(self, node: ast.expr) -> ast.expr:
@@ -193,7 +193,7 @@ class Bind(ast.NodeTransformer):
         return made
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        """A guard that knows which part of the record it reads."""
+        """Replace a guard by one that knows which part of the record it reads, inlined where possible."""
         name, first = cast(ast.Name, node.func).id, node.args[0] if node.args else None
         guard = {"_getattr_": "field_of_", "_getitem_": "item_of_"}.get(name)
         if guard and isinstance(first, ast.Name) and first.id in PARTS:
@@ -203,13 +203,13 @@ class Bind(ast.NodeTransformer):
         return self._inlined_product(made) if name == "multiply" and not self._loops else made
 
     def _inlined_field(self, call: ast.Call) -> ast.expr:
-        """``record.after.get(name)`` where that is a document, as it nearly always is."""
+        """Inline ``record.after.get(name)`` for the case that the part is a document, as it nearly always is."""
         part, name = call.args
         got = ast.Call(ast.Attribute(part, "get", ast.Load()), [name], [])
         return ast.IfExp(_is_a(part, "dict"), got, call)
 
     def _inlined_product(self, call: ast.Call) -> ast.expr:
-        """A float times a literal repeats nothing, and its product has a fixed size."""
+        """Inline a float times a literal integer: it repeats nothing, and the product has a fixed size."""
         left, right = call.args
         if not isinstance(right, ast.Constant) or right.value.__class__ is not int:
             return call
@@ -218,13 +218,13 @@ class Bind(ast.NodeTransformer):
         return ast.IfExp(_is_a(named, "float"), ast.BinOp(value, ast.Mult(), right), call)
 
     def named(self, node: ast.expr) -> tuple[ast.expr, ast.expr]:
-        """``node`` under a name, and the name to use it by after that."""
+        """Return ``node`` bound to a new name with ``:=``, and that name for later use."""
         self._names += 1
         name = f"value_{self._names}"
         return ast.NamedExpr(ast.Name(name, ast.Store()), node), ast.Name(name, ast.Load())
 
     def as_json(self, node: ast.expr) -> ast.expr:
-        """A value that JSON can hold: a finite float is one, as true for it as the multiplication is cheap."""
+        """Convert to a value that JSON can hold; a finite float, tested by a cheap multiplication, is kept."""
         named, value = self.named(node)
         zero = ast.Compare(ast.BinOp(value, ast.Mult(), ast.Constant(0.0)), [ast.Eq()], [ast.Constant(0.0)])
         finite = ast.BoolOp(ast.And(), [_is_a(named, "float"), zero])

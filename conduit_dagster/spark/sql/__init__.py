@@ -1,1 +1,1 @@
-"""Spark SQL over records on their way through a task: the task asks, Spark's JVM answers, in the same Spark job."""
+"""Spark SQL over records inside a task: the task sends questions to Spark's JVM and gets answers in the same job."""

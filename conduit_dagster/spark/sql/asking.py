@@ -1,4 +1,4 @@
-"""Who computes SQL for this process: the Spark task it is part of, else a Spark session."""
+"""The SQL evaluator of this process: the Spark task that it is part of, else a Spark session."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Answer = bytes | None
-"""A record's results as a JSON object; empty where the condition does not hold, None where Spark raised."""
+"""A record's results as a JSON object; empty if the condition does not hold, None if Spark raised."""
 
 
-class Asker(Protocol):
-    """Computes a query for a block of records."""
+class SqlEvaluator(Protocol):
+    """Evaluator of queries for blocks of records."""
 
     def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
-        """An answer for each row of the Arrow ``columns``, in order.
+        """Return an answer for each row of the Arrow ``columns``, in order.
 
-        ``why``: instead, which part of the query raises: a ``1`` for each that does, else a ``0``; the condition first.
+        ``why``: return which parts of the query raise instead: ``1`` for each that does, else ``0``; condition first.
         """
         ...
 
     def types(self, query: SqlQuery) -> str:
-        """The types of its outputs, as Spark writes a schema in JSON."""
+        """Return the types of the query's outputs, as Spark's JSON schema."""
         ...
 
 
-_askers: list[Asker] = []
+_askers: list[SqlEvaluator] = []
 _openers: list[Callable[[], SparkSession]] = []
 
 
 @contextmanager
-def asking(asker: Asker) -> Generator[None]:
-    """As long as it lasts, this asker is the process's."""
+def asking(asker: SqlEvaluator) -> Generator[None]:
+    """Make this the process's evaluator within the block."""
     _askers.append(asker)
     try:
         yield
@@ -45,12 +45,12 @@ def asking(asker: Asker) -> Generator[None]:
 
 
 def open_with(opener: Callable[[], SparkSession]) -> None:
-    """Which session is asked where there is no task: as the project's settings say."""
+    """Set how to open the session, by the project's settings, that answers outside of a task."""
     _openers[:] = [opener]
 
 
-def asker() -> Asker:
-    """The process's. Outside of a task the first question starts Spark, where nobody has."""
+def asker() -> SqlEvaluator:
+    """Return the process's evaluator. Outside of a task the first question starts Spark if it is not running yet."""
     if _askers:
         return _askers[-1]
     from conduit_dagster.spark.sql.local import LocalAsker

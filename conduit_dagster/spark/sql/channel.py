@@ -1,11 +1,11 @@
-"""How a task asks Spark while it runs: in one Spark task, ``asks`` → a projection of Spark's → ``answering``.
+"""Channel by which a running task queries Spark: in one Spark task, ``asks`` → a Spark projection → ``answering``.
 
-``answering`` runs what the stage runs anyway. When that has a question it sends it to ``asks`` over a socket of the
-machine; ``asks`` hands it to Spark as rows, and the answers arrive where the rows of the task do. So the source is read
-once, order and partitions are kept, and it is one Spark job without a shuffle.
+``answering`` runs the stage's own function. A question from it goes to ``asks`` over a Unix socket; ``asks`` hands it
+to Spark as rows, and the answers arrive among the input rows of ``answering``. So the source is read once, order and
+partitions are kept, and it is one Spark job without a shuffle.
 
-Spark passes rows on when its buffers are full, not when they are there: each question is followed by rows that push it
-through. Should a version of Spark buffer more, more rows follow for as long as an answer is outstanding.
+Spark passes rows on when its buffers are full, not when rows are available: each question is followed by filler rows
+that push it through. Should a version of Spark buffer more, more rows follow as long as an answer is outstanding.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import Any
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.sql.asking import Answer, asking
 from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.spark.sql.rows import filling, question_schema, rows_of
-from conduit_dagster.spark.sql.session import BATCH
+from conduit_dagster.spark.sql.query_rows import filling, question_schema, rows_of
+from conduit_dagster.spark.sql.sql_session import BATCH
 from conduit_dagster.spark.sql.wire import receive, send
 
 _PUSHES = 300
-"""How often, at most, while the other half has not connected; it starts meanwhile, or has ended."""
+"""Maximum number of pushes while the other half has not connected; it is starting, or has ended."""
 _PUSH_AGAIN = 1.0
-"""Seconds without an answer after which more rows follow."""
+"""Seconds without an answer after which more filler rows follow."""
 _ANSWERED = b""
 
 
 def asks(queries: Sequence[SqlQuery], batches: Iterator[Any]) -> Iterator[Any]:
-    """The first half: rows of task numbers in; where it can be asked, and then questions, out."""
+    """Run the first half: take rows of task numbers; yield the address of its socket, then questions."""
     schema = question_schema(queries)
     names = [query.name for query in queries]
     for batch in batches:
@@ -43,7 +43,7 @@ def asks(queries: Sequence[SqlQuery], batches: Iterator[Any]) -> Iterator[Any]:
 
 
 def _asked(number: int, schema: Any, names: Sequence[str]) -> Iterator[Any]:
-    # the path of a socket has at most 107 bytes
+    # a socket's path has at most 107 bytes
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix="conduit-sql-", dir=base if len(base) < 64 else "/tmp"))
     with socket.socket(socket.AF_UNIX) as server:
@@ -60,7 +60,7 @@ def _asked(number: int, schema: Any, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _accepted(server: socket.socket, schema: Any) -> Generator[Any, None, socket.socket | None]:
-    """The other half; None where it never came, which Spark tells better."""
+    """Yield filler rows until the other half connects; return the connection, or None: Spark reports why better."""
     server.settimeout(_PUSH_AGAIN)
     for _ in range(_PUSHES):
         yield from _push(schema)
@@ -83,7 +83,7 @@ def _questions(connection: socket.socket, schema: Any, names: Sequence[str]) -> 
             try:
                 said = receive(connection)
             except TimeoutError:
-                # while it waits for an answer the other half reads, so this can't fill up both ways
+                # the other half reads while it waits for an answer, so both directions can't block at once
                 yield from _push(schema)
                 continue
             if said is None:
@@ -103,7 +103,7 @@ def _rows(message: bytes, schema: Any, names: Sequence[str]) -> Iterator[Any]:
 
 
 def _push(schema: Any) -> Iterator[Any]:
-    # the second one pushes the first out of this process's buffer, the first one what was before it out of Spark's
+    # the second batch pushes the first out of this process's buffer, the first one pushes earlier rows out of Spark's
     filler = "x" * (2 * int(os.environ.get("SPARK_BUFFER_SIZE", 65_536)))
     yield filling(BATCH, schema, filler=filler)
     yield filling(BATCH, schema, filler=filler)
@@ -115,7 +115,7 @@ Function = Callable[[Iterator[Any]], Iterator[Any]]
 def answering(
     queries: Sequence[SqlQuery], types: dict[str, str], function: Function, batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """The second half: answers in, what ``function`` gives for the task's number out."""
+    """Run the second half: take answers; yield what ``function`` yields for the task's number."""
     import pyarrow as pa
 
     rows = iter(batches)
@@ -126,7 +126,7 @@ def answering(
         number, _, path = address.partition(":")
         numbers = pa.RecordBatch.from_pydict({"id": pa.array([int(number)], pa.int64())})
         with _connected(path) as connection, asking(_TaskAsker(connection, rows, queries, types)):
-            # all of it while the questions can be asked
+            # consume all of it while questions can still be sent
             found = list(function(iter([numbers])))
         yield from found
 
@@ -159,7 +159,7 @@ class _TaskAsker:
         with pa.ipc.new_stream(sink, batch.schema) as writer:
             writer.write_batch(batch)
         head = bytes([self._places[query.name], why])
-        # beside the reading: what still pushes the rows of the question before may have to be read first
+        # in a thread: filler rows of the previous question may have to be read before this one can be sent
         sending = threading.Thread(target=send, args=(self._connection, head, sink.getvalue()), daemon=True)
         sending.start()
         answers = self._answers(batch.num_rows)
@@ -178,7 +178,7 @@ class _TaskAsker:
                 continue
             own = batch.filter(seq.is_valid())
             expected = range(len(answers), len(answers) + own.num_rows)
-            # an answer is that of its own record, or the step fails: order is what pairs them
+            # each answer must belong to its record, or the step fails: only their order pairs them
             if own.column("seq").to_pylist() != list(expected):
                 raise TransientError("Spark's answers are out of order", code="spark.job_failed")
             answers += own.column("answer").to_pylist()

@@ -1,4 +1,4 @@
-"""Questions as a data frame, and the expressions that answer them."""
+"""Data frames of questions, and the expressions that answer them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _JSON = (
 
 
 def questions_schema(queries: Iterable[SqlQuery]) -> str:
-    """Of what a task asks: a row for each record. Rows with neither address nor seq only fill up."""
+    """Return the schema of questions: a row per record. Rows with neither address nor seq are filler."""
     asked = [f"{query.name} {ddl(query.struct)}" for query in queries]
     return ", ".join(["address string", "seq bigint", "why boolean", *asked, "filler string"])
 
 
 def answered(frame: DataFrame, queries: Sequence[SqlQuery]) -> DataFrame:
-    """A row for each question, in the same order and partition: a projection, nothing moves."""
+    """Return a row for each question, in the same order and partition: a projection, without a shuffle."""
     from pyspark.sql import functions as f
 
-    # a row is of the one query whose columns it has; the branches of a CASE are never computed before it
+    # a row belongs to the one query whose column is set; a CASE never computes its branches in advance
     branches = " ".join(
         f"WHEN {q.name} IS NOT NULL THEN CASE WHEN why THEN {_why(q)} ELSE {_row(q)} END" for q in queries
     )
@@ -38,7 +38,7 @@ def answered(frame: DataFrame, queries: Sequence[SqlQuery]) -> DataFrame:
 
 
 def _row(query: SqlQuery) -> str:
-    """All results of a record. What any part of it raises makes it NULL: ``try_to_binary`` catches it."""
+    """Return the expression for all results of a record; NULL if any part raises: ``try_to_binary`` catches it."""
     outputs = ", ".join(f"({output}) AS o{i}" for i, output in enumerate(query.outputs))
     results = f"to_json(struct({outputs}), {_JSON})" if query.outputs else "'{}'"
     chosen = f"CASE WHEN ({query.where}) THEN {results} ELSE '' END" if query.where else results
@@ -61,9 +61,9 @@ _types: dict[SqlQuery, str] = {}
 
 
 def types_of(spark: SparkSession, node: str, query: SqlQuery) -> str:
-    """The types of its outputs, as a schema in JSON; Spark is asked once.
+    """Return the types of the query's outputs, as a JSON schema; computed by Spark once per query.
 
-    Raises ``FatalError`` (``sql.query``) for what Spark does not take.
+    Raises ``FatalError`` (``sql.query``) for a query that Spark rejects.
     """
     if query not in _types:
         _types[query] = _analysed(spark, node, query)
@@ -104,18 +104,18 @@ def with_queries(
     schema: str,
     queries: Mapping[str, SqlQuery],
 ) -> DataFrame:
-    """A task each for the numbers from 0 to ``count`` - 1, whose ``function`` may ask these queries, named by node.
+    """Return a frame with a task for each number from 0 to ``count`` - 1, whose ``function`` may use these queries.
 
-    ``spark``: a session for SQL. Raises as :func:`types_of`.
+    ``spark``: a session for SQL. ``queries``: by node. Raises as :func:`types_of` does.
     """
     types = {query.name: types_of(spark, node, query) for node, query in queries.items()}
-    # nodes with the same text have the same query
+    # nodes with the same text share a query
     several = tuple({query.name: query for query in queries.values()}.values())
     return _answers(spark, count, several).mapInArrow(partial(answering, several, types, function), schema)
 
 
 @lru_cache(maxsize=32)
 def _answers(spark: SparkSession, count: int, queries: tuple[SqlQuery, ...]) -> DataFrame:
-    """What is the same in every step: half of what a small one costs is to make it."""
+    """Return the part of the frame that is the same in every step: building it is half the cost of a small step."""
     asked = spark.range(0, count, 1, count).mapInArrow(partial(asks, queries), questions_schema(queries))
     return answered(asked, queries)

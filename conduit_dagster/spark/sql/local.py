@@ -1,4 +1,4 @@
-"""Computes SQL through a session: where a pipeline is tried, and no task runs."""
+"""SQL evaluation through a session, for dry runs, where no task runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.spark.sql.asking import Answer
 from conduit_dagster.spark.sql.frame import answered, questions_schema, types_of
 from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.spark.sql.rows import question_schema, rows_of
-from conduit_dagster.spark.sql.session import sql_session
+from conduit_dagster.spark.sql.query_rows import question_schema, rows_of
+from conduit_dagster.spark.sql.sql_session import sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,13 +22,13 @@ def _open() -> SparkSession:
 
 
 class LocalAsker:
-    """Each block is a Spark job of its own: for a few records."""
+    """Evaluator that runs a Spark job per block: for a few records."""
 
     def __init__(self, opener: Callable[[], SparkSession] | None) -> None:
         self._opener = opener or _open
 
     def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
-        """As :class:`~conduit_dagster.spark.sql.asking.Asker`."""
+        """Return the answers, as :class:`~conduit_dagster.spark.sql.asking.SqlEvaluator` defines them."""
         import pyarrow as pa
 
         rows = rows_of(query, columns, why, question_schema([query]))
@@ -36,5 +36,5 @@ class LocalAsker:
         return answered(frame, [query]).toArrow().column("answer").to_pylist()
 
     def types(self, query: SqlQuery) -> str:
-        """As :class:`~conduit_dagster.spark.sql.asking.Asker`."""
+        """Return the types of the outputs, as :class:`~conduit_dagster.spark.sql.asking.SqlEvaluator` defines them."""
         return types_of(sql_session(self._opener()), "", query)

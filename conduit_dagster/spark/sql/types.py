@@ -1,6 +1,6 @@
-"""Types of columns, as Spark and as Arrow call them.
+"""Types of columns, in Spark and in Arrow.
 
-A type is the name of a simple one, or ``("decimal", digits, scale)``, ``("array", of)``, ``("map", of)`` with text as
+A type is the name of a simple one, or ``("decimal", digits, scale)``, ``("array", of)``, ``("map", of)`` with string
 keys, or ``("struct", ((name, of), …))``.
 """
 
@@ -16,7 +16,7 @@ SIMPLE = (
 
 
 def ddl(kind: ColumnType) -> str:
-    """As Spark's DDL has it."""
+    """Return the type in Spark's DDL."""
     if isinstance(kind, str):
         return kind
     match kind:
@@ -31,12 +31,12 @@ def ddl(kind: ColumnType) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as an identifier of Spark's."""
+    """Return the name as a quoted Spark identifier."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def arrow(kind: ColumnType) -> Any:
-    """The same type in Arrow, as Spark expects it."""
+    """Return the Arrow type that Spark expects for the type."""
     import pyarrow as pa
 
     if isinstance(kind, str):

@@ -10,14 +10,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 def send(connection: socket.socket, head: bytes, body: Any) -> None:
-    """Sends both as one message."""
+    """Send head and body as one message."""
     connection.sendall(_LENGTH.pack(len(head) + len(body)) + head)
     if len(body):
         connection.sendall(body)
 
 
 def receive(connection: socket.socket) -> bytes | None:
-    """The next message; None where the other side has closed. ``TimeoutError`` only before it begins."""
+    """Return the next message; None if the other side has closed. Raises ``TimeoutError`` only before it begins."""
     if not (first := connection.recv(1)):
         return None
     timeout = connection.gettimeout()

@@ -1,7 +1,7 @@
-"""Create the state store's tables, or bring them to the version that this program knows.
+"""Creation of the state store's tables, and their migration to the version that this program knows.
 
 A new store gets all tables at once and is stamped with the newest revision. An older one goes through Alembic's
-revisions, one file per version in ``versions/``; Alembic is imported only where there is something to migrate.
+revisions, one file per version in ``versions/``; Alembic is imported only if there is something to migrate.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state import schema
+from conduit_dagster.state import tables
 
 VERSION_TABLE = "conduit_migrations"
 _LOCK = 0x636F6E64756974  # "conduit": PostgreSQL's advisory lock around creating and migrating
@@ -32,19 +32,19 @@ def version_of(connection: sa.Connection) -> int:
 
 
 def migrate(connection: sa.Connection, place: str) -> None:
-    """Create or migrate the tables in the connection's transaction: one that was cut off has changed nothing.
+    """Create or migrate the tables in the connection's transaction: an interrupted migration changes nothing.
 
-    Raises ``FatalError`` (``state.version``) for a store that a newer program wrote; ``place`` names the store.
+    Raises ``FatalError`` (``state.version``) for a store written by a newer program; ``place`` names the store.
     """
     _lock(connection)
     found = version_of(connection)
-    if found > schema.VERSION:
+    if found > tables.VERSION:
         raise _newer(found, place)
     if found == 0:
-        schema.metadata.create_all(connection)
+        tables.metadata.create_all(connection)
         _revisions.create(connection)
-        connection.execute(_revisions.insert().values(version_num=f"{schema.VERSION:04d}"))
-    elif found < schema.VERSION:
+        connection.execute(_revisions.insert().values(version_num=f"{tables.VERSION:04d}"))
+    elif found < tables.VERSION:
         _upgrade(connection)
 
 
@@ -56,7 +56,7 @@ def _lock(connection: sa.Connection) -> None:
 
 def _newer(found: int, place: str) -> FatalError:
     return FatalError(
-        f"the state store has version {found}, this program knows version {schema.VERSION}",
+        f"the state store has version {found}, this program knows version {tables.VERSION}",
         code="state.version",
         place=place,
         fix="install the version of conduit-dagster that wrote it",
@@ -69,4 +69,4 @@ def _upgrade(connection: sa.Connection) -> None:
 
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    command.upgrade(config, f"{schema.VERSION:04d}")
+    command.upgrade(config, f"{tables.VERSION:04d}")

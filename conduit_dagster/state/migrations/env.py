@@ -1,4 +1,4 @@
-"""What Alembic runs: the migrations, inside the transaction that is open already."""
+"""Alembic's entry point: the migrations, inside the transaction that is already open."""
 
 from __future__ import annotations
 

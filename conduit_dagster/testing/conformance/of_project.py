@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.engine.plugins import load_plugins, read_plugins
+from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
 
 
 def plugin_module(name: str, start: str | Path = ".") -> Any:

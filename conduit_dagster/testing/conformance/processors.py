@@ -10,7 +10,7 @@ import pytest
 
 from conduit_dagster.engine.nodes import Node
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.remembering import Remembering
+from conduit_dagster.processors.common.stateful import Remembering
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext
 from conduit_dagster.testing.conformance.odd_records import odd_records
@@ -18,7 +18,7 @@ from conduit_dagster.testing.conformance.odd_records import odd_records
 _NODE = "p:x"
 
 
-class Passed:
+class Processed:
     """What became of a block, as the engine has it."""
 
     def __init__(self, processor: Processor, records: Sequence[Record]) -> None:
@@ -98,12 +98,12 @@ class ProcessorConformance:
         """An odd record is its own nack, never an error of the step."""
         results = make().process_block([copy(record) for record in given])
         assert len(results) == len(given), "a result for each record"
-        passed = Passed(make(), given)
+        passed = Processed(make(), given)
         assert {*passed.origins, *passed.gone} == set(range(len(given))), "each goes on, is dropped or is nacked"
 
     def test_what_goes_on_can_be_delivered(self, make: Any, given: list[Record]) -> None:
         """As far as it could be before."""
-        passed = Passed(make(), given)
+        passed = Processed(make(), given)
         for record, origin in zip(passed.records, passed.origins, strict=True):
             assert record.operation in OPERATIONS
             assert all(isinstance(k, str) and isinstance(v, str) for k, v in record.metadata.items())
@@ -116,18 +116,18 @@ class ProcessorConformance:
         """However many a block has: a step that is repeated may cut it elsewhere."""
         if not kind.deterministic or issubclass(kind, Remembering):
             pytest.skip("it says that it does")
-        block = Passed(make(), given)
+        block = Processed(make(), given)
         alone = make()
         # from the last one on: whoever counts them is found
         for place, record in reversed(list(enumerate(given))):
-            one = Passed(alone, [record])
+            one = Processed(alone, [record])
             assert one.of(0) == block.of(place), f"{record} alone, and in a block"
 
     def test_it_repeats_itself(self, kind: type[Processor], make: Any, given: list[Record]) -> None:
         """A step whose staging is lost is staged once more, perhaps in another process."""
         if not kind.deterministic:
             pytest.skip("it says that it does not")
-        first, again = Passed(make(), given), Passed(make(), given)
+        first, again = Processed(make(), given), Processed(make(), given)
         for place in range(len(given)):
             assert first.of(place) == again.of(place)
 

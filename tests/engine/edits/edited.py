@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from support import DECODE, Lab, destination, processor, queue, source
 
-from conduit_dagster.state.schema import steps
+from conduit_dagster.state.tables import steps
 
 LATE = destination("late", **{"start-from": "log"})
 SEVEN = processor("bad", "error", "after.i == 7", message="no")

@@ -16,7 +16,7 @@ from support import DECODE, Lab, processor, queue, source
 from conduit_dagster.engine.operate.rewind import Wish
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.pipeline_state import PipelineState, load
-from conduit_dagster.state.schema import dead_letters, logs
+from conduit_dagster.state.tables import dead_letters, logs
 
 UNITS = ("a", "b")
 Action = tuple[Any, ...]

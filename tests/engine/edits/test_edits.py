@@ -1,7 +1,7 @@
-"""Random edits of a pipeline, with a crash in almost any run, against an oracle (``oracle.py``).
+"""Random edits of a pipeline, with a crash in almost any run, against an oracle (``oracle.py``): a state machine.
 
-``EDITS=200 EDITS_SEED=7`` runs two hundred examples and repeats them. One that fails is shortened, and printed as an
-``Example`` to be put into a test of its own: ``check(Example(...))``.
+``EDITS=200 EDITS_SEED=7`` runs two hundred examples and repeats them. One that fails is shortened, and printed as calls
+of the rules below: they may be put into a test of their own (``EditedPipeline(make)``, the calls, ``teardown()``).
 
 What an example can do: append to one of two files, rotate it, switch the source between them, rewind it, or replay dead
 letters; add and remove destinations, with and without ``start-from: log``; change what is dropped, nacked, and refused
@@ -21,13 +21,16 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 from engine.edits.editing import UNITS, Action, Editing
 from engine.edits.oracle import FILTER, NACK, REFUSE
+from hypothesis import HealthCheck, seed, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from support import Lab
@@ -36,10 +39,10 @@ from conduit_dagster.recovery.kill_points import REPLAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXAMPLES = int(os.environ.get("EDITS") or 7)
+EXAMPLES = int(os.environ.get("EDITS") or 12)
 SEED = int(os.environ.get("EDITS_SEED") or random.randrange(10**6))
-SHORTENING = int(os.environ.get("EDITS_SHORTEN") or 25)
-"""How many shorter lists are tried once one has failed."""
+STEPS = 8
+"""Edits of an example, of which some are several."""
 
 POINTS = (
     "after-fence", "after-reack", "after-register", "before-log", "after-log-stage", "after-log", "before-plan",
@@ -55,206 +58,264 @@ OPEN = (
 """A crash there leaves a step open, or a log that is ahead: most of them are to be there."""
 
 
-class Example(NamedTuple):
-    """A pipeline and what happens to it."""
-
-    batch: int
-    log: str
-    kinds: dict[str, str]
-    actions: Sequence[Action]
+def crashes(*points: str) -> st.SearchStrategy[str]:
+    """Where the run behind an action crashes, and at which passage of it; in three of ten nowhere."""
+    at = [f"{point}:{passage}" for point in points for passage in (1, 1, 1, 2, 2, 3)]
+    return st.sampled_from([*[""] * (len(at) * 3 // 7), *at])
 
 
-Check = Callable[[Example], None]
+def rest(over: int) -> st.SearchStrategy[int | None]:
+    """Of which records something is so: those that leave this, divided by ``over``; None: of none."""
+    return st.none() | st.integers(0, over - 1)
+
+
+ANYWHERE = crashes(*POINTS, *OPEN, *OPEN)
+WITHIN = st.sampled_from([f"{point}:{passage}" for passage in (1, 2) for point in OPEN])
+REPLAYED = crashes(*POINTS, *OPEN, *OPEN, *REPLAY, *REPLAY)
+FROM_LOG = st.sampled_from([True, True, False])
+MORE = st.sampled_from([0, 0, *range(1, 10)])
+"""How many records are appended to the source's file right before an edit."""
+PICK = st.integers(0, 5)
+"""Which of the destinations that are there, or are not."""
+
+Make = Callable[[int, str, dict[str, str]], Editing]
+"""From batch size, ``delivery.log`` and kinds of destinations by id."""
+
+
+def _rewinds(machine: EditedPipeline) -> bool:
+    return machine.rewinds
+
+
+def _replays(machine: EditedPipeline) -> bool:
+    return not machine.rewinds
+
+
+class EditedPipeline(RuleBasedStateMachine):
+    """One pipeline, from its first run to where everything must have come."""
+
+    rewinds = False
+
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self._make = make
+        self._editing: Editing | None = None
+        self._failed = False
+
+    @initialize(
+        batch=st.integers(3, 5),
+        log=st.sampled_from(["records", "records", "positions"]),
+        kind=st.sampled_from(["file", "folder", "postgres", "delta"]),
+        rewinds=st.sampled_from([False, False, True]),
+        nacked=rest(NACK),
+        refused=rest(REFUSE),
+        count=st.integers(4, 14),
+        crash=ANYWHERE,
+    )
+    def begin(
+        self,
+        batch: int,
+        log: str,
+        kind: str,
+        rewinds: bool,
+        nacked: int | None,
+        refused: int | None,
+        count: int,
+        crash: str,
+    ) -> None:
+        """``rewinds``: it is rewound, and nothing is replayed; the oracle follows no letters of what is read twice."""
+        self.rewinds = rewinds
+        self._kinds = {"u": "file", "v": kind, "w": "file"}
+        self._editing = self._make(batch, log, self._kinds)
+        self._do("nack", nacked, crash=None)
+        self._do("refuse", "u", refused, crash=None)
+        self._append(count, crash)
+
+    # -- single edits, each behind some more records -------------------------------------------------------------
+
+    @rule(unit=st.sampled_from(UNITS), more=MORE, crash=ANYWHERE)
+    def append(self, unit: str, more: int, crash: str) -> None:
+        self._do("append", unit, more + 1, crash=crash)
+
+    @rule(more=MORE, unit=st.sampled_from(UNITS), crash=ANYWHERE)
+    def rotate(self, more: int, unit: str, crash: str) -> None:
+        self._edit(more, "rotate", unit, crash=crash)
+
+    @rule(
+        more=MORE,
+        who=st.sampled_from(["drop", "nack", "refuse", "refuse"]),
+        pick=PICK,
+        which=rest(min(FILTER, NACK, REFUSE)),
+        crash=ANYWHERE,
+    )
+    def take_fewer(self, more: int, who: str, pick: int, which: int | None, crash: str) -> None:
+        """Others are dropped, or nacked for all, or refused by one destination."""
+        self._edit(more, who, *([self._present(pick)] if who == "refuse" else []), which, crash=crash)
+
+    @rule(more=MORE, crash=ANYWHERE)
+    def switch(self, more: int, crash: str) -> None:
+        self._edit(more, "switch", next(unit for unit in UNITS if unit != self._config.unit), crash=crash)
+
+    @rule(more=MORE, crash=ANYWHERE)
+    def change_log(self, more: int, crash: str) -> None:
+        self._edit(more, "log", "positions" if self._config.log == "records" else "records", crash=crash)
+
+    @rule(more=MORE, pick=PICK, from_log=FROM_LOG, is_back=st.booleans(), crash=ANYWHERE)
+    def add(self, more: int, pick: int, from_log: bool, is_back: bool, crash: str) -> None:
+        self._edit(more, "add", self._absent(pick), from_log, is_back, crash=crash)
+
+    @rule(more=MORE, pick=PICK, crash=ANYWHERE)
+    def remove(self, more: int, pick: int, crash: str) -> None:
+        self._edit(more, "remove", self._present(pick), crash=crash)
+
+    @precondition(_rewinds)
+    @rule(more=MORE, crash=ANYWHERE)
+    def rewind(self, more: int, crash: str) -> None:
+        self._edit(more, "rewind", crash=crash)
+
+    @precondition(_replays)
+    @rule(more=MORE, crash=REPLAYED)
+    def replay(self, more: int, crash: str) -> None:
+        self._edit(more, "replay", crash=crash)
+
+    # -- edits that come to something only one after another ------------------------------------------------------
+
+    @rule(
+        more=st.integers(4, 9),
+        pick=PICK,
+        first=WITHIN,
+        second=WITHIN | ANYWHERE,
+        is_back=st.booleans(),
+        crash=ANYWHERE,
+    )
+    def leave(self, more: int, pick: int, first: str, second: str, is_back: bool, crash: str) -> None:
+        """A destination leaves the file while a step is open, and comes back for what the log holds."""
+        self._use_log()
+        self._have_two()
+        name = self._present(pick)
+        self._append(more, first)
+        self._do("remove", name, crash=second)
+        self._do("add", name, True, is_back, crash=crash)
+
+    @precondition(_replays)
+    @rule(
+        more=st.integers(6, 12),
+        pick=PICK,
+        refused=st.integers(0, REFUSE - 1),
+        first=ANYWHERE,
+        second=ANYWHERE,
+        from_log=st.booleans(),
+        is_back=st.booleans(),
+        crash=REPLAYED,
+    )
+    def miss(
+        self,
+        more: int,
+        pick: int,
+        refused: int,
+        first: str,
+        second: str,
+        from_log: bool,
+        is_back: bool,
+        crash: str,
+    ) -> None:
+        """Records that one destination refused; it leaves, and may come back before they are sent again."""
+        self._have_two()
+        name = self._present(pick)
+        self._do("refuse", name, refused, crash=None)
+        self._append(more, first)
+        self._do("remove", name, crash=second)
+        self._do("add", name, from_log, is_back, crash="")
+        self._do("replay", crash=crash)
+
+    @precondition(_replays)
+    @rule(more=st.integers(7, 12), pick=PICK, nacked=st.integers(0, NACK - 1), first=ANYWHERE, crash=REPLAYED)
+    def come_late(self, more: int, pick: int, nacked: int, first: str, crash: str) -> None:
+        """Records that were nacked for all are sent again, to all but one that has them from the log."""
+        self._use_log()
+        self._do("nack", nacked, crash=None)
+        self._append(more, first)
+        self._do("nack", None, crash=None)
+        self._do("add", self._absent(pick), True, False, crash="")
+        self._do("replay", crash=crash)
+
+    # -- how ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _config(self) -> Any:
+        assert self._editing is not None
+        return self._editing.config
+
+    def _present(self, pick: int) -> str:
+        names = sorted(self._config.outputs)
+        return names[pick % len(names)]
+
+    def _absent(self, pick: int) -> str:
+        """One that is there where none is absent: adding it does nothing."""
+        names = sorted(self._kinds.keys() - self._config.outputs.keys()) or ["u"]
+        return names[pick % len(names)]
+
+    def _use_log(self) -> None:
+        if self._config.log != "records":
+            self._do("log", "records", crash="")
+
+    def _have_two(self) -> None:
+        if len(self._config.outputs) == 1:
+            self._do("add", self._absent(0), False, False, crash="")
+
+    def _append(self, count: int, crash: str | None) -> None:
+        self._do("append", self._config.unit, count, crash=crash)
+
+    def _edit(self, more: int, *words: Any, crash: str) -> None:
+        if more:
+            self._append(more, None)
+        self._do(*words, crash=crash)
+
+    def _do(self, *words: Any, crash: str | None) -> None:
+        assert self._editing is not None
+        action: Action = (*words, crash)
+        self._failed = True
+        self._editing.do(action)
+        self._failed = False
+
+    def teardown(self) -> None:
+        """What a run that failed has left is not looked at."""
+        if self._editing is not None and not self._failed:
+            self._editing.end()
 
 
 @pytest.fixture
-def check(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Check:
-    """Runs an example from its beginning, in a folder of its own."""
+def make(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) -> Make:
+    """A pipeline in a folder of its own; the one before it is removed."""
     count = 0
 
     def database() -> str:
         server: PostgresServer = request.getfixturevalue("postgres_server")
         return server.create_database()
 
-    def run(example: Example) -> None:
+    def new(batch: int, log: str, kinds: dict[str, str]) -> Editing:
         nonlocal count
+        shutil.rmtree(tmp_path / str(count), ignore_errors=True)
         count += 1
         root = tmp_path / str(count)
         root.mkdir()
-        editing = Editing(Lab(root, spark), database, example.batch, example.log, example.kinds)
-        for action in example.actions:
-            editing.do(action)
-        editing.end()
-        shutil.rmtree(root)
+        return Editing(Lab(root, spark), database, batch, log, kinds)
 
-    return run
+    return new
 
 
-# -- examples -------------------------------------------------------------------------------------------------------
-
-_EDITS = {"add": 6, "remove": 3, "log": 3, "switch": 3, "drop": 1, "nack": 2, "refuse": 2, "rotate": 2, "append": 1}
-"""How often each comes."""
-
-
-class _Maker:
-    """Makes an example. It knows roughly what the pipeline is like by then, so that most edits change something."""
-
-    def __init__(self, dice: random.Random) -> None:
-        self._dice = dice
-        self._unit, self._mode = UNITS[0], dice.choice(["records", "records", "positions"])
-        self._present = {"u"}
-
-    def example(self) -> Example:
-        """Another one at each call of a new maker."""
-        dice, log = self._dice, self._mode
-        kinds = {"u": "file", "v": dice.choice(["postgres", "delta", "file", "folder"]), "w": "file"}
-        # the oracle does not follow dead letters of records that are read twice
-        rewinds = dice.random() < 0.3
-        edits = {**_EDITS, **({"rewind": 3} if rewinds else {"replay": 4})}
-        actions: list[Action] = [(*edit, None) for edit in (self._nack(), self._refuse()) if dice.random() < 0.5]
-        actions.append(("append", self._unit, dice.randint(4, 14), self._crash()))
-        stories = [self._leaves] if rewinds else [self._leaves, self._missed, self._late]
-        story = dice.choice(stories)() if dice.random() < 0.7 else iter(())
-        others = iter(dice.choices([*edits], [*edits.values()], k=dice.randint(3, 7)))
-        while (edit := self._next(story, others)) is not None:
-            if dice.random() < 0.75:
-                actions.append(("append", self._unit, dice.randint(1, 9), None))
-            actions.append(edit)
-        return Example(dice.randint(3, 5), log, kinds, actions)
-
-    def _next(self, story: Iterator[Action], others: Iterator[str]) -> Action | None:
-        """The story goes on, or some other edit comes between."""
-        if self._dice.random() < 0.7 and (part := next(story, None)) is not None:
-            return part
-        if (name := next(others, None)) is not None:
-            edit = getattr(self, f"_{name}", lambda: (name,))()
-            return (*edit, self._crash(*(REPLAY if name == "replay" else ())))
-        return next(story, None)
-
-    # Edits that come to something only one after another, each with its crash.
-
-    def _leaves(self) -> Iterator[Action]:
-        """A destination leaves the file while a step is open, and comes back for what the log holds."""
-        yield from self._second()
-        name = self._dice.choice(sorted(self._present))
-        yield "append", self._unit, self._dice.randint(4, 9), self._crash_within()
-        yield *self._without(name), self._dice.choice([self._crash_within(), self._crash()])
-        yield *self._with(name, True), self._crash()
-
-    def _missed(self) -> Iterator[Action]:
-        """Records that one destination refused; it leaves, and may come back before they are sent again."""
-        yield from self._second()
-        name = self._dice.choice(sorted(self._present))
-        yield "refuse", name, self._dice.randrange(REFUSE), None
-        yield "append", self._unit, self._dice.randint(6, 12), self._crash()
-        yield *self._without(name), self._crash()
-        yield *self._with(name, self._dice.random() < 0.7), self._dice.choice(["", None])
-        yield "replay", self._crash(*REPLAY)
-
-    def _late(self) -> Iterator[Action]:
-        """Records that were nacked for all are sent again, to all but one that has them from the log."""
-        if self._mode != "records":
-            yield *self._log(), ""
-        yield "nack", self._dice.randrange(NACK), None
-        yield "append", self._unit, self._dice.randint(7, 12), self._crash()
-        yield "nack", None, None
-        if absent := sorted({*"uvw"} - self._present):
-            yield *self._with(self._dice.choice(absent), True), self._crash()
-        yield "replay", self._crash(*REPLAY)
-
-    def _second(self) -> Iterator[Action]:
-        if len(self._present) == 1:
-            yield *self._add(), self._crash()
-
-    def _crash(self, *more: str) -> str:
-        dice = self._dice
-        point = dice.choice([*POINTS, *OPEN, *OPEN, *more, *more])
-        return f"{point}:{dice.choice([1, 1, 1, 2, 2, 3])}" if dice.random() < 0.7 else ""
-
-    def _crash_within(self) -> str:
-        return f"{self._dice.choice(OPEN)}:{self._dice.randint(1, 2)}"
-
-    def _append(self) -> Action:
-        return "append", self._dice.choice(UNITS), self._dice.randint(1, 9)
-
-    def _rotate(self) -> Action:
-        return "rotate", self._dice.choice([self._unit, *UNITS])
-
-    def _drop(self) -> Action:
-        return "drop", self._rest(FILTER)
-
-    def _nack(self) -> Action:
-        return "nack", self._rest(NACK)
-
-    def _refuse(self) -> Action:
-        return "refuse", self._dice.choice(sorted(self._present)), self._rest(REFUSE)
-
-    def _rest(self, over: int) -> int | None:
-        return self._dice.choice([None, *range(over)])
-
-    def _switch(self) -> Action:
-        self._unit = next(unit for unit in UNITS if unit != self._unit)
-        return "switch", self._unit
-
-    def _add(self) -> Action:
-        return self._with(self._dice.choice(sorted({*"uvw"} - self._present) or ["u"]), self._dice.random() < 0.7)
-
-    def _with(self, name: str, from_log: bool) -> Action:
-        self._present.add(name)
-        return "add", name, from_log, self._dice.random() < 0.5
-
-    def _remove(self) -> Action:
-        return self._without(self._dice.choice(sorted(self._present)))
-
-    def _without(self, name: str) -> Action:
-        if len(self._present) > 1:
-            self._present.discard(name)
-        return "remove", name
-
-    def _log(self) -> Action:
-        self._mode = "positions" if self._mode == "records" else "records"
-        return "log", self._mode
-
-
-# -- the test -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", range(EXAMPLES))
-def test_edits_and_crashes(check: Check, number: int) -> None:
+def test_edits_and_crashes(make: Make) -> None:
     """Whatever is edited and wherever a run is killed: everything comes once, and in order."""
-    example = _Maker(random.Random(f"{SEED}:{number}")).example()
-    print(f"EDITS_SEED={SEED}, example {number}: {example}")
-    try:
-        check(example)
-    except Exception as error:
-        shortest, error = _shortened(example, error, check)
-        raise AssertionError(f"EDITS_SEED={SEED}, example {number}: {error!r}\n{_listed(shortest)}") from error
+    print(f"EDITS={EXAMPLES} EDITS_SEED={SEED}")
 
+    class Machine(EditedPipeline):
+        def __init__(self) -> None:
+            super().__init__(make)
 
-def _shortened(example: Example, error: Exception, check: Check) -> tuple[Example, Exception]:
-    """A shorter list that fails as well, as far as the patience goes."""
-    left, place = SHORTENING, 0
-    while place < len(example.actions) and left:
-        for shorter in _shorter(example, place):
-            left -= 1
-            try:
-                check(shorter)
-            except Exception as also:  # noqa: BLE001
-                example, error = shorter, also
-                break
-        else:
-            place += 1
-    return example, error
-
-
-def _shorter(example: Example, place: int) -> list[Example]:
-    before, action, behind = example.actions[:place], example.actions[place], example.actions[place + 1 :]
-    found = [example._replace(actions=[*before, *behind])]
-    if action[-1]:
-        found.append(example._replace(actions=[*before, (*action[:-1], ""), *behind]))
-    return found
-
-
-def _listed(example: Example) -> str:
-    lines = [f"        {action!r}," for action in example.actions]
-    return "\n".join([f"Example({example.batch}, {example.log!r}, {example.kinds!r}, [", *lines, "])"])
+    how = settings(
+        max_examples=EXAMPLES,
+        stateful_step_count=STEPS,
+        deadline=None,
+        database=None,  # a seed gives the same examples wherever it runs
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    )
+    run_state_machine_as_test(seed(SEED)(Machine), settings=how)

@@ -14,12 +14,12 @@ from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run, step_
 from support import Crashes, Lab, destination, source
 
 from conduit_dagster.commit_log.compaction import Compactor
-from conduit_dagster.commit_log.layout import LogFolder
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.log_store import LogStore
-from conduit_dagster.state.offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.overview import newest_events
 
 ENDING = (

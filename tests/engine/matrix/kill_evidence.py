@@ -9,8 +9,8 @@ import sqlalchemy as sa
 from engine.matrix.kill_scenarios import FIRST
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.schema import dead_letters, deliveries, sources, steps
 from conduit_dagster.state.steps import Decision, Plan
+from conduit_dagster.state.tables import dead_letters, deliveries, sources, steps
 
 
 @dataclass(frozen=True)

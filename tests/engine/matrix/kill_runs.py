@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.operate.desk import owned
-from conduit_dagster.engine.operate.replay import Selection, replay
+from conduit_dagster.engine.operate.pipeline_lock import owned
+from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
@@ -50,7 +50,7 @@ class Runs:
         bound = self._bound(pipeline)
         try:
             with owned(bound, self.database, self._options, lambda: self._spark, "the kill matrix") as desk:
-                return replay(desk, Selection())
+                return replay(desk, DeadLetterSelection())
         except ConduitError as error:
             if error.code != "dead_letters.none":
                 raise

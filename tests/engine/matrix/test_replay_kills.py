@@ -22,7 +22,7 @@ from kills import hooked
 from support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.recovery.kill_points import POINTS, REPLAY
-from conduit_dagster.state.dead_letters import STATES, Wanted, reasons
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons
 from conduit_dagster.state.overview import source_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -140,7 +140,7 @@ class Replays:
 
     def _states(self, name: str) -> Counter[str]:
         with self.lab.store() as store:
-            found = reasons(store, name, Wanted(STATES))
+            found = reasons(store, name, DeadLetterQuery(STATES))
         return Counter(state for row in found for state in [row["state"]] * row["letters"])
 
 

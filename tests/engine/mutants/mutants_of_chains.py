@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from conduit_dagster.engine import recover
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.staging import Staged
-from conduit_dagster.state.schema import steps
+from conduit_dagster.engine.stager import Staged
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import steps
 
 Patch = pytest.MonkeyPatch
 

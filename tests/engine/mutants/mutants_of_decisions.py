@@ -12,17 +12,18 @@ import pytest
 import sqlalchemy as sa
 
 from conduit_dagster import storage
-from conduit_dagster.engine import recover, stage, staging
-from conduit_dagster.engine.compiled import compile_encoded
+from conduit_dagster.engine import recover, stage
+from conduit_dagster.engine import stager as staging
+from conduit_dagster.engine.compiled_pipeline import compile_encoded
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.stage_job import StageJob
-from conduit_dagster.engine.staging import Staged, Stager
+from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.state.pipeline_state import OpenStep
-from conduit_dagster.state.schema import deliveries
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
+from conduit_dagster.state.tables import deliveries
 
 Patch = pytest.MonkeyPatch
 

@@ -15,8 +15,8 @@ from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.file import ordered
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
+from conduit_dagster.connectors.postgres.delivery_transaction import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
-from conduit_dagster.connectors.postgres.publish import Claims
 from conduit_dagster.engine.naming import Names
 from conduit_dagster.sdk import Delivery, Target
 from conduit_dagster.state.steps import Range

@@ -10,15 +10,15 @@ import sqlalchemy as sa
 from engine.mutants import counter_plugin
 
 from conduit_dagster.engine import refusals
-from conduit_dagster.engine.compiled import DEAD_LETTERS
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
-from conduit_dagster.engine.shipment import Shipment
 from conduit_dagster.sdk import Delivery
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.lease import Lease
-from conduit_dagster.state.schema import pipelines
+from conduit_dagster.state.tables import pipelines
 
 Patch = pytest.MonkeyPatch
 

@@ -1,4 +1,4 @@
-"""Version 1, where migrations begin: every store of it was made whole, from ``state/schema.py``."""
+"""Version 1, where migrations begin: every store of this version was created whole, from ``state/tables.py``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,158 @@
+"""The asset checks of a pipeline, evaluated by its own runs: early in each and at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dagster as dg
+
+from assets.events import RunSnapshot
+from assets.names import ACKS, asset_key
+from conduit_dagster.config.pipeline import DeadLetterQueue
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.run_status import NO_FAILURE
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+
+NO_DEAD_LETTERS = "no_dead_letters"
+OPEN_DEAD_LETTERS = "open_dead_letters"
+NACK_RATE = "nack_rate"
+ACK_LAG = "ack_lag"
+NO_OFFSET_GAP = "no_offset_gap"
+STATUS = "status"
+TOTAL = "dead_letters_all_runs"
+
+_CHECKS = {
+    NO_DEAD_LETTERS: (DEAD_LETTERS, "No dead letters since the look at the end of the run before."),
+    OPEN_DEAD_LETTERS: (DEAD_LETTERS, "Not more dead letters are open than the queue's open-limit."),
+    NACK_RATE: (
+        DEAD_LETTERS,
+        "The nacks of this run are within the dead-letter queue's window-nack-threshold.",
+    ),
+    ACK_LAG: (ACKS, "Nothing waits at the sources, or something was acked lately."),
+    STATUS: (ACKS, "The pipeline has not failed: it neither waits for a restart nor is degraded."),
+    NO_OFFSET_GAP: (ACKS, "Every step begins where the one before it ended: nothing was left out."),
+}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of one asset check."""
+
+    name: str
+    passed: bool
+    description: str
+    metadata: dict[str, Any]
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN
+
+
+def check_specs(pipeline: str) -> list[dg.AssetCheckSpec]:
+    """Return the check specs of a pipeline. None blocks: a dead letter that the queue took is no failure of the run."""
+    return [
+        dg.AssetCheckSpec(name, asset=asset_key(pipeline, asset), description=description)
+        for name, (asset, description) in _CHECKS.items()
+    ]
+
+
+def check_key(pipeline: str, name: str) -> dg.AssetCheckKey:
+    """Return the key of a pipeline's check."""
+    return dg.AssetCheckKey(asset_key(pipeline, _CHECKS[name][0]), name)
+
+
+def verdicts(
+    bound: BoundPipeline, look: RunSnapshot, seen: int, max_wait: float, result: RunResult | None = None
+) -> Iterator[CheckResult]:
+    """Yield the results of all checks. ``seen``: dead-letter total of the run before; ``result``: how the run ended."""
+    error = None if result is None else result.error
+    yield _status(result)
+    yield _no_dead_letters(look, seen)
+    yield open_dead_letters(look.open, bound.config.dead_letter_queue)
+    yield _nack_rate(look, bound.config.dead_letter_queue, error)
+    yield _ack_lag(look, max_wait, error)
+    yield _no_offset_gap(look)
+
+
+def as_evaluation(pipeline: str, verdict: CheckResult) -> dg.AssetCheckEvaluation:
+    """Convert a result to an event for ``log_event``, while the run is in progress."""
+    key = check_key(pipeline, verdict.name)
+    return dg.AssetCheckEvaluation(
+        key.asset_key, verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
+        description=verdict.description,
+    )  # fmt: skip
+
+
+def as_result(pipeline: str, verdict: CheckResult) -> dg.AssetCheckResult:
+    """Convert a result to the ``AssetCheckResult`` that the run yields at its end."""
+    return dg.AssetCheckResult(
+        passed=verdict.passed, asset_key=check_key(pipeline, verdict.name).asset_key, check_name=verdict.name,
+        metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
+    )  # fmt: skip
+
+
+def _status(result: RunResult | None) -> CheckResult:
+    if result is None or result.error is None or result.error.code in NO_FAILURE:
+        # Dagster stores plain texts only
+        status = str(PipelineStatus.RUNNING if result is None else result.status)
+        return CheckResult(STATUS, True, status, {"status": status})
+    error, restart = result.error, result.restart
+    facts: dict[str, Any] = {"status": str(result.status), "error_code": error.code, "error": error.message}
+    text = f"{result.status}: {error.message}"
+    if restart is not None:
+        facts |= {"attempt": restart.attempt, "next_restart_at": dg.MetadataValue.timestamp(restart.at_ns / 1e9)}
+        text = f"{text}; restart {restart.attempt} after {restart.delay:g} s"
+    severity = dg.AssetCheckSeverity.WARN if restart is not None else dg.AssetCheckSeverity.ERROR
+    return CheckResult(STATUS, False, text, facts, severity)
+
+
+def _no_dead_letters(look: RunSnapshot, seen: int) -> CheckResult:
+    total = int(look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0))
+    # a queue that was removed and added again counts from 0
+    fresh = total - seen if total >= seen else total
+    return CheckResult(
+        NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total}
+    )
+
+
+def open_dead_letters(letters: int, queue: DeadLetterQueue) -> CheckResult:
+    """Check that the number of open dead letters is within ``open-limit``."""
+    limit = queue.open_limit
+    if limit is None:
+        return CheckResult(OPEN_DEAD_LETTERS, True, f"{letters} open; the file gives no open-limit", {"open": letters})
+    text = f"{letters} open, {limit} are borne"
+    return CheckResult(OPEN_DEAD_LETTERS, letters <= limit, text, {"open": letters, "limit": limit})
+
+
+def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | None) -> CheckResult:
+    nacked, read = look.progress.nacked, look.progress.read
+    rate = nacked / read if read else 0.0
+    metadata = {"nack_rate": rate, "records_nacked": nacked, "records_read": read}
+    if not queue.window_size:
+        return CheckResult(NACK_RATE, True, "no limit: window-size is 0, so every nack is taken", metadata)
+    limit = queue.window_nack_threshold / queue.window_size
+    exceeded = error is not None and error.code == "nacks.threshold_exceeded"
+    text = "the threshold was exceeded" if exceeded else f"{rate:.2%} nacked, {limit:.2%} are borne"
+    return CheckResult(NACK_RATE, rate <= limit and not exceeded, text, {**metadata, "limit": limit})
+
+
+def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> CheckResult:
+    metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
+    metadata |= {"seconds_since_ack": round(look.waited, 1)}
+    if not look.waiting:
+        text = "nothing waits" if look.lag else "no source tells how much waits"
+        return CheckResult(ACK_LAG, True, text, metadata)
+    # a run that was refused because another one holds the lease says nothing about the waiting records
+    if error is not None and not error.code.startswith("lease."):
+        return CheckResult(ACK_LAG, False, "records wait, and the run has failed", metadata)
+    text = f"records wait, the last ack is {look.waited:.0f} s ago, {max_wait:.0f} s are borne"
+    return CheckResult(ACK_LAG, look.waited <= max_wait, text, metadata)
+
+
+def _no_offset_gap(look: RunSnapshot) -> CheckResult:
+    text = "; ".join(look.gaps) or "every step begins where the one before it ended"
+    # records in a gap are never read, so they are lost
+    severity = dg.AssetCheckSeverity.ERROR
+    return CheckResult(NO_OFFSET_GAP, not look.gaps, text, {"gaps": len(look.gaps)}, severity)

@@ -1,0 +1,135 @@
+"""Broken pipeline files in Dagster: no job, and an asset in place of the pipeline that says why."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from assets.names import GROUP, asset_key, code_references, job_name
+from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.folder import Loaded
+from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from resources.state import StateResource
+
+PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])
+NO_BROKEN_FILES = "no_broken_files"
+_BROKEN = "broken"
+# stderr: stdout belongs to the output of commands such as `dg list defs --json`
+_log = logging.getLogger("conduit.dagster")
+
+Broken = dict[str, list[Finding]]
+
+
+def broken_pipelines(loaded: Loaded) -> Broken:
+    """Return the errors by pipeline, or by file if no pipeline could be read."""
+    found: Broken = defaultdict(list)
+    for file in loaded.files:
+        for finding in file.problems:
+            if finding.is_error:
+                found[Path(file.file).stem].append(finding)
+        for pipeline in file.pipelines:
+            errors = [finding for finding in pipeline.findings if finding.is_error]
+            if errors:
+                found[pipeline.config.id or Path(file.file).stem].extend(errors)
+    return found
+
+
+def warn(findings: Iterable[Finding]) -> None:
+    """Log the errors to stderr, for the user who starts Dagster."""
+    for finding in findings:
+        if finding.is_error:
+            _log.warning("%s", finding.render())
+
+
+def broken_assets(broken: Broken) -> Iterator[dg.AssetSpec]:
+    """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes."""
+    for name, findings in broken.items():
+        yield dg.AssetSpec(
+            asset_key(name, _BROKEN),
+            description=f"**This pipeline cannot run.**\n\n{_as_markdown(findings)}",
+            kinds={_BROKEN},
+            group_name=job_name(name) or GROUP,
+            metadata={"conduit/findings": _table(findings), **_places(findings)},
+        )
+
+
+def pipeline_files(catalogue: Catalogue) -> dg.AssetsDefinition:
+    """Return the asset of all pipeline files. Materialising it checks them again, without Spark."""
+    findings = catalogue.findings
+
+    @dg.asset(
+        key=PIPELINE_FILES,
+        group_name=GROUP,
+        kinds={"yaml"},
+        description=_summary(catalogue),
+        metadata=_numbers(catalogue) | ({"conduit/findings": _table(findings)} if findings else {}),
+        check_specs=[
+            dg.AssetCheckSpec(
+                NO_BROKEN_FILES, asset=PIPELINE_FILES, description="Every pipeline of the project can run."
+            )
+        ],
+    )
+    def check_files(state: StateResource) -> Iterator[dg.MaterializeResult[Any]]:
+        yield _checked(open_catalogue(state.project))
+
+    return check_files
+
+
+def _checked(catalogue: Catalogue) -> dg.MaterializeResult[Any]:
+    errors = [finding for finding in catalogue.findings if finding.is_error]
+    metadata = _numbers(catalogue) | {"conduit/findings": _table(catalogue.findings)}
+    result = dg.AssetCheckResult(
+        passed=not errors, check_name=NO_BROKEN_FILES, metadata={"conduit/findings": _table(errors)}
+    )
+    return dg.MaterializeResult(metadata=metadata, check_results=[result])
+
+
+def _numbers(catalogue: Catalogue) -> dict[str, Any]:
+    errors = sum(finding.is_error for finding in catalogue.findings)
+    return {
+        "files": len(catalogue.loaded.files),
+        "pipelines": len(catalogue.loaded.pipelines),
+        "runnable": len(catalogue.bound),
+        "errors": errors,
+        "warnings": len(catalogue.findings) - errors,
+    }
+
+
+def _summary(catalogue: Catalogue) -> str:
+    errors = [finding for finding in catalogue.findings if finding.is_error]
+    text = f"{len(catalogue.bound)} of {len(catalogue.loaded.pipelines)} pipelines can run"
+    return f"{text}.\n\n{_as_markdown(errors)}" if errors else f"{text}."
+
+
+def _as_markdown(findings: Iterable[Finding]) -> str:
+    """Return the findings as Markdown, not in the terminal's layout: the UI cuts off long lines of code."""
+    return "\n\n".join(map(_paragraph, findings))
+
+
+def _paragraph(finding: Finding) -> str:
+    facts = (("got", finding.got), ("expected", finding.expected), ("fix", finding.fix))
+    lines = [f"- {name}: {text}" for name, text in facts if text is not None]
+    place = f"{finding.file}:{finding.line}:{finding.column}"
+    at = f" at `{finding.path}`" if finding.path else ""
+    return "\n".join([f"**{finding.message}** ({finding.code})", f"- {place}{at}", *lines])
+
+
+def _table(findings: Iterable[Finding]) -> dg.TableMetadataValue:
+    names = ("severity", "code", "place", "message", "fix")
+    schema = dg.TableSchema([dg.TableColumn(name, "string") for name in names])
+    return dg.MetadataValue.table([_row(finding) for finding in findings], schema)
+
+
+def _row(finding: Finding) -> dg.TableRecord:
+    place = f"{finding.file}:{finding.line}:{finding.column}"
+    return dg.TableRecord(
+        {"severity": finding.severity, "code": finding.code, "place": place}
+        | {"message": finding.message, "fix": finding.fix or ""}
+    )
+
+
+def _places(findings: Iterable[Finding]) -> dict[str, dg.CodeReferencesMetadataValue]:
+    return code_references((finding.file, finding.line, finding.code) for finding in findings)

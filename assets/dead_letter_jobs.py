@@ -1,0 +1,165 @@
+"""Dagster jobs that replay or discard dead letters, each with a form for its config."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Literal, NamedTuple
+
+import dagster as dg
+from pydantic import Field
+
+from assets.events import open_by_reason
+from assets.names import asset_key, job_name, short
+from assets.run_op import failure, options, read_again
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.operate.discard import discard
+from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, selection_of
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
+from conduit_dagster.engine.operate.replay import parse_edit, replay
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
+from resources.spark_resource import SparkResource
+from resources.state import StateResource
+
+
+class LettersConfig(dg.Config):
+    """Selection of open dead letters; without any filter, all of them."""
+
+    node: str | None = Field(default=None, description="Nacked by this processor or destination.")
+    code: str | None = Field(default=None, description="With this error code.")
+    source: str | None = Field(default=None, description="From this source.")
+    namespace: str | None = Field(default=None, description="Of this collection.")
+    since: str | None = Field(default=None, description="Newer than 2h, 1d12h or 2026-08-02T10:00.")
+    until: str | None = Field(default=None, description="Older than that.")
+    where: str = Field(default="", description="Whose failed record fits an expression: after.amount > 100.")
+    dry_run: bool = Field(default=False, description="Only say what would change.")
+
+    def selection(self, pipeline: str) -> DeadLetterSelection:
+        """Return the selection for the operation. Raises ``FatalError`` (``usage.*``)."""
+        said = {one.name: value for one in fields(Filters) if (value := getattr(self, one.name, None)) is not None}
+        return selection_of(Filters(**said), pipeline)
+
+
+class ReplayConfig(LettersConfig):
+    """Config of the replay job."""
+
+    start: Literal["source", "node"] = Field(
+        default="source", description="The original through the whole pipeline, or the failed record from its node on."
+    )
+    edits: list[str] = Field(default=[], description="Fields that are set first: .Payload.After.amount=0")
+
+
+class DiscardConfig(LettersConfig):
+    """Config of the discard job."""
+
+    note: str = Field(description="Why, for those who come later.")
+
+
+class LetterDefinitions(NamedTuple):
+    """Dagster definitions for a pipeline's dead letters."""
+
+    replayed: dg.AssetsDefinition
+    replay: Any
+    discard: dg.JobDefinition
+
+
+def define_letters(bound: BoundPipeline, spec: dg.AssetSpec) -> LetterDefinitions:
+    """Return the asset that a replay writes, the replay job and the discard job."""
+    replayed = _replayed(bound.id, bound.file, spec)
+    name, tags = job_name(bound.id), {"conduit/pipeline": short(bound.id), "dagster/max_retries": "0"}
+    job = dg.define_asset_job(
+        f"{name}__replay",
+        selection=dg.AssetSelection.assets(spec.key),
+        description=f"Sends open dead letters of pipeline {bound.id} through it again, each once. Stop it first.",
+        tags=tags,
+        executor_def=dg.in_process_executor,
+    )
+    return LetterDefinitions(replayed, job, _discarding(bound.id, bound.file, f"{name}__discard", tags))
+
+
+def _replayed(pipeline: str, file: str, spec: dg.AssetSpec) -> dg.AssetsDefinition:
+    @dg.multi_asset(name=f"{job_name(pipeline)}__replayed", specs=[spec])
+    def run(
+        context: dg.AssetExecutionContext, config: ReplayConfig, spark: SparkResource, state: StateResource
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        try:
+            bound = read_again(pipeline, file, state.project)
+            session: Any = spark.spark_session
+            with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as desk:
+                pairs = [parse_edit(text) for text in config.edits]
+                facts = replay(desk, config.selection(pipeline), config.start, pairs, config.dry_run)
+                left = _open(desk)
+        except ConduitError as error:
+            raise failure(error, "") from None
+        if config.dry_run:
+            context.log.info(f"{facts['letters']:,} dead letters would be sent again")
+            return
+        context.log.info(f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again")
+        for event in _events(bound, facts, left):
+            context.log_event(event)
+        yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(pipeline, facts))
+
+    return run
+
+
+def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg.JobDefinition:
+    @dg.op(name=f"{name}_letters")
+    def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, state: StateResource) -> None:
+        try:
+            bound = read_again(pipeline, file, state.project)
+            with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as desk:
+                facts = discard(desk, config.selection(pipeline), config.note, config.dry_run)
+                left = _open(desk)
+        except ConduitError as error:
+            raise failure(error, "") from None
+        if config.dry_run:
+            context.log.info(f"{facts['letters']:,} dead letters would be discarded")
+            return
+        context.log.info(f"{facts['discarded']:,} of {facts['letters']:,} dead letters are discarded: {config.note}")
+        context.log_event(_standing(pipeline, left, {"discarded": facts["discarded"], "note": config.note}))
+
+    @dg.job(
+        name=name,
+        tags=tags,
+        description=f"Closes open dead letters of pipeline {pipeline} that nobody will send again. Stop it first.",
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        discard_letters()
+
+    return job
+
+
+def _no_spark() -> Any:
+    raise AssertionError("closing dead letters needs no Spark")
+
+
+def _who(context: Any) -> str:
+    run = context.run
+    return run.tags.get("user", f"dagster run {run.run_id}")
+
+
+def _open(desk: PipelineLock) -> list[dict[str, Any]]:
+    return reasons(desk.store.engine, desk.id, DeadLetterQuery())
+
+
+def _events(bound: BoundPipeline, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:
+    """Yield the materialisations of a replay: one per destination fed, and one with the letters left open."""
+    for destination, records in facts["delivered"].items():
+        metadata = {"records_delivered": records, "replay": facts["replay"]}
+        yield dg.AssetMaterialization(asset_key(bound.id, destination), metadata=metadata)
+    yield _standing(bound.id, left, {"replayed": facts["replayed"]})
+
+
+def _outcome(pipeline: str, facts: dict[str, Any]) -> dict[str, Any]:
+    links = {f"fed: {name}": dg.MetadataValue.asset(asset_key(pipeline, name)) for name in facts["delivered"]}
+    numbers = {"letters": facts["letters"], "replayed": facts["replayed"], "failed_again": facts["failed"]}
+    return {**numbers, "from": facts["from"], **links}
+
+
+def _standing(pipeline: str, left: list[dict[str, Any]], more: dict[str, Any]) -> dg.AssetMaterialization:
+    still = sum(row["letters"] for row in left)
+    return dg.AssetMaterialization(
+        asset_key(pipeline, DEAD_LETTERS), metadata={"open": still, **more, **open_by_reason(left)}
+    )

@@ -1,0 +1,224 @@
+"""Body of the op that runs a pipeline."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+import sqlalchemy as sa
+from pydantic import Field, TypeAdapter, ValidationError
+
+from assets.events import Observer
+from assets.names import job_name
+from assets.run_reporter import RunReporter
+from assets.stopping import LastResort, Signals, StopWatcher
+from conduit_dagster.config.project import Project
+from conduit_dagster.config.scalars import PositiveDuration
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import PendingRestart, RunResult
+from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.policy import Policy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DEFAULTS = {"materialize_every": "30s", "end_after": "24h", "max_ack_lag": "5m"}
+_DRAIN = (
+    "End when the sources are drained. Without it the pipeline's own job does what its file says, and any "
+    "other run drains."
+)
+_EVERY = "How often assets are materialised at most; else CONDUIT_MATERIALIZE_EVERY, else 30s."
+_END = (
+    "When a run ends to be started anew, since Dagster keeps about 3 KB for every event of a run; else "
+    "CONDUIT_END_AFTER, else 24h."
+)
+_LAG = "How long records may wait for an ack before the check ack_lag fails; else CONDUIT_MAX_ACK_LAG, else 5m."
+_duration: TypeAdapter[float] = TypeAdapter(PositiveDuration)
+
+
+class RunConfig(dg.Config):
+    """Config of one run. Durations as in pipeline files: ``30s``, ``5m``."""
+
+    drain: bool | None = Field(default=None, description=_DRAIN)
+    materialize_every: str | None = Field(default=None, description=_EVERY)
+    end_after: str | None = Field(default=None, description=_END)
+    max_ack_lag: str | None = Field(default=None, description=_LAG)
+
+    def seconds(self, name: str) -> float:
+        """Return the duration in a field, in seconds. Raises ``FatalError`` for an invalid one."""
+        variable = f"CONDUIT_{name.upper()}"
+        text = cast("str | None", getattr(self, name)) or os.environ.get(variable) or _DEFAULTS[name]
+        try:
+            return _duration.validate_python(text)
+        except ValidationError as error:
+            raise FatalError(
+                f"{name} is no duration: {text}",
+                code="run.config",
+                fix=f"set {name} in the run's config, or {variable}, to a duration such as {_DEFAULTS[name]}",
+            ) from error
+
+
+FAILURE_TAG = "conduit/failure"
+"""Tag of a restart: the number of the failure that it follows."""
+RESTART_TAG = "conduit/restart_at_ns"
+"""Tag of a restart: when it is due, in ns. It is launched earlier, and waits."""
+ATTEMPT_TAG = "conduit/attempt"
+
+
+def circumstances(context: dg.AssetExecutionContext, bound: BoundPipeline, project: Project) -> RunOrigin:
+    """Return why this run was started, and what happens when it fails.
+
+    Only the pipeline's own job is restarted: a user who materialises its assets waits for an end.
+    """
+    run = context.run
+    is_own = run.job_name == job_name(bound.id)
+    policy = Policy.of(bound.config.recovery, project.settings.recovery) if is_own else None
+    number = run.tags.get(FAILURE_TAG, "")
+    return RunOrigin(policy, run.run_id, int(number) if number.isdecimal() else None)
+
+
+def restart_at(run: dg.DagsterRun) -> int | None:
+    """Return when the run may begin, in ns; None if it may begin at once."""
+    due = run.tags.get(RESTART_TAG, "")
+    return int(due) if due.isdecimal() else None
+
+
+_POLL = 0.1
+_AFTER_STOP = 1.5
+"""Seconds that Dagster's side of a stop may take after the shutdown timeout."""
+
+
+def run_in_dagster(
+    context: dg.AssetExecutionContext,
+    config: RunConfig,
+    pipeline: str,
+    file: str,
+    project: Project,
+    spark: "SparkSession",
+    database: sa.Engine,
+) -> Iterator[dg.AssetCheckResult]:
+    """Move records until stopped, drained or failed. Reads the file again: a change only needs a new run.
+
+    The run succeeds when the pipeline stopped by itself, after ``end_after`` or on a signal from the system; it is
+    cancelled when a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
+    """
+    try:
+        bound = read_again(pipeline, file, project)
+        run = _Run(context, config, bound, project, database)
+    except ConduitError as error:
+        raise failure(error, "") from None
+    yield from run.run(spark)
+
+
+def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
+    """Return the pipeline as its file defines it now. Raises ``FatalError`` if it can no longer run."""
+    catalogue = open_catalogue(project, [Path(file)])
+    bound = catalogue.get(pipeline)
+    if bound is None:
+        errors = [finding.render() for finding in catalogue.loaded.findings if finding.is_error]
+        message = "\n".join(errors) or f"there is no pipeline {pipeline} in {file} any more"
+        fix = "mend the file and run again; after adding, moving or removing pipelines reload the code location"
+        raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
+    if refusal := bound.refusal():
+        raise refusal
+    return bound
+
+
+def failure(error: ConduitError, status: str, restart: PendingRestart | None = None) -> dg.Failure:
+    """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes."""
+    facts: dict[str, Any] = {
+        "conduit/fatal": error.fatal,
+        "conduit/error_code": error.code,
+        "conduit/message": error.message,
+        "conduit/node": error.node,
+        "conduit/place": error.place,
+        "conduit/fix": error.fix,
+        "conduit/status": str(status) or None,
+        "conduit/attempt": None if restart is None else restart.attempt,
+        "conduit/next_restart_at": None if restart is None else dg.MetadataValue.timestamp(restart.at_ns / 1e9),
+    }
+    description = f"{error.message}\n{error.fix}" if error.fix else error.message
+    metadata = {name: value for name, value in facts.items() if value is not None}
+    return dg.Failure(description, metadata, allow_retries=False)
+
+
+class _Run:
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        config: RunConfig,
+        bound: BoundPipeline,
+        project: Project,
+        database: sa.Engine,
+    ) -> None:
+        self._context, self._bound, self._database = context, bound, database
+        self._options = options(project, _drains(context, config, bound), circumstances(context, bound, project))
+        self._end_after = config.seconds("end_after")
+        self._observer = Observer(bound, database)
+        self._journal = RunReporter(
+            context, bound, self._observer, config.seconds("materialize_every"), config.seconds("max_ack_lag")
+        )
+
+    def run(self, spark: "SparkSession") -> Iterator[dg.AssetCheckResult]:
+        stop = StopFlag()
+        longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
+        with Signals() as signals, LastResort(signals, longest):
+            warden = StopWatcher(self._context.instance, self._context.run.run_id, stop, signals, self._end_after)
+            self._journal.begin()
+            result = self._move(spark, stop, warden)
+            yield from self._journal.end(result)
+        self._conclude(result, warden.terminated)
+
+    def _move(self, spark: "SparkSession", stop: StopFlag, warden: StopWatcher) -> RunResult:
+        """Run the engine in a thread of its own, so that this one is free for signals and for Dagster."""
+        with ThreadPoolExecutor(1, "pipeline") as pool:
+            keeper = RestartLoop(self._bound, self._database, self._options, stop, self._observer.observe)
+            running = pool.submit(keeper.once, lambda: spark, restart_at(self._context.run))
+            try:
+                self._attend(running, warden)
+            finally:
+                stop.request("system")
+            return running.result()
+
+    def _attend(self, running: Future[RunResult], warden: StopWatcher) -> None:
+        while not wait([running], _POLL).done:
+            warden.tick()
+            self._journal.tick()
+
+    def _conclude(self, result: RunResult, terminated: bool) -> None:
+        text = f"pipeline {result.pipeline}: {result.status} {result.reason}".strip()
+        self._context.log.info(text)
+        if terminated:
+            if result.error is not None:
+                self._context.log.error(result.error.message)
+            raise dg.DagsterExecutionInterruptedError
+        if result.error is not None:
+            raise failure(result.error, result.status, result.restart) from None
+
+
+def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:
+    """Return whether the run ends when drained: by default only the pipeline's own job may keep running."""
+    if config.drain is not None:
+        return config.drain
+    is_own = context.run.job_name == job_name(bound.id)
+    return not is_own or bound.config.trigger.kind != "continuous"
+
+
+def options(project: Project, drain: bool = False, about: RunOrigin = SOMEBODY) -> RunOptions:
+    """Return the options of a project's runs."""
+    settings = project.settings
+    return RunOptions(
+        project.staging_url,
+        drain,
+        settings.state.lease,
+        settings.spark.parallelism,
+        log=project.log_url,
+        about=about,
+    )

@@ -1,0 +1,95 @@
+"""Events that a run writes to Dagster while it moves records and at its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import dagster as dg
+import structlog
+
+from assets.asset_checks import NO_DEAD_LETTERS, TOTAL, CheckResult, as_evaluation, as_result, check_key, verdicts
+from assets.events import Observer, RunSnapshot, materializations
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import RunResult
+
+_LOOKED_BACK = 20
+log = structlog.get_logger("conduit.dagster")
+
+
+class RunReporter:
+    """Writer of one run's events. Dagster's storage is only a view: records keep moving while it fails."""
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        bound: BoundPipeline,
+        observer: Observer,
+        every: float,
+        max_wait: float,
+    ) -> None:
+        self._context, self._bound, self._observer = context, bound, observer
+        self._every, self._max_wait = every, max_wait
+        self._seen = _dead_letters_seen(context, bound.id)
+        self._outcomes: dict[str, bool] = {}
+        self._logged, self._begun = 0, False
+        self._due = time.monotonic() + every
+
+    def begin(self) -> None:
+        """Log every check at once, or the UI shows it as in progress for as long as the run lasts."""
+        self._check(self._observer.look())
+
+    def tick(self) -> None:
+        """Write after the first step, then at most once per interval. Called a few times a second."""
+        first = not self._begun and self._observer.steps > 0
+        if not first and time.monotonic() < self._due:
+            return
+        self._begun, self._due = self._begun or first, time.monotonic() + self._every
+        try:
+            self._write()
+        except Exception as error:  # noqa: BLE001  # see the class: the next interval tries again
+            log.warning("events could not be written", pipeline=self._bound.id, cause=str(error))
+
+    def _write(self) -> None:
+        look = self._observer.look()
+        if look.progress.steps != self._logged:
+            self._materialize(look)
+        self._check(look)
+
+    def end(self, result: RunResult) -> Iterator[dg.AssetCheckResult]:
+        """Log the final numbers and yield the check results that Dagster requires of every run.
+
+        A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        """
+        look = self._observer.look()
+        if result.error is None or look.progress.steps != self._logged:
+            self._materialize(look)
+        for verdict in self._verdicts(look, result):
+            yield as_result(self._bound.id, verdict)
+
+    def _materialize(self, look: RunSnapshot) -> None:
+        for event in materializations(self._bound, look):
+            self._context.log_event(event)
+        self._logged = look.progress.steps
+
+    def _check(self, look: RunSnapshot) -> None:
+        """Log only the checks that changed: Dagster keeps every event of a run in memory."""
+        for verdict in self._verdicts(look, None):
+            if self._outcomes.get(verdict.name) is not verdict.passed:
+                event: Any = as_evaluation(self._bound.id, verdict)  # log_event takes it, against its type hints
+                self._context.log_event(event)
+                self._outcomes[verdict.name] = verdict.passed
+
+    def _verdicts(self, look: RunSnapshot, result: RunResult | None) -> Iterator[CheckResult]:
+        return verdicts(self._bound, look, self._seen, self._max_wait, result)
+
+
+def _dead_letters_seen(context: dg.AssetExecutionContext, pipeline: str) -> int:
+    """Return the dead-letter total at the last check of an earlier run; 0 before the first one."""
+    storage, key = context.instance.event_log_storage, check_key(pipeline, NO_DEAD_LETTERS)
+    for record in storage.get_asset_check_execution_history(key, _LOOKED_BACK):
+        evaluation = record.evaluation
+        if record.run_id != context.run.run_id and evaluation is not None and TOTAL in evaluation.metadata:
+            return int(evaluation.metadata[TOTAL].value or 0)  # pyright: ignore[reportArgumentType]
+    return 0

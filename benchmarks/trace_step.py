@@ -1,0 +1,113 @@
+"""How far one step reaches: the files that it runs through, and the jumps between them, on the driver and in the task.
+
+``python -m benchmarks.trace_step`` runs a pipeline with two processors and traces its second step: the first one
+compiles. The task runs in this process, so that it can be traced; ``max-in-flight`` is 1, so that no other step does.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+from unittest.mock import patch
+
+import pyarrow as pa
+
+from benchmarks import engine
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.recovery import kill_points
+from conduit_dagster.spark.session import close_session, open_session
+from conduit_dagster.spark.spark_settings import SparkSettings
+
+ROOT = f"{Path(__file__).parents[1]}/"
+STEP = 2
+PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: bench
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in.jsonl}}
+      - {id: out, type: destination, plugin: file, settings: {path: ./out.jsonl}}
+    processors:
+      - {id: decode, plugin: json.decode, settings: {field: .Payload.After}}
+      - {id: rename, plugin: field.rename, settings: {mapping: ".Payload.After.i:n"}}
+    delivery: {strategy: exactly-once, batch-size: 100, max-in-flight: 1}
+    dead-letter-queue: {plugin: file, window-size: 0, settings: {path: ./dead.jsonl}}
+"""
+
+
+class Trace:
+    """Calls between files of the project: by side, the files and the jumps."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Counter[str]] = {"driver": Counter(), "task": Counter()}
+        self.jumps = Counter[str]()
+        self._passed = Counter[str]()
+        self._is_on = False
+        self._tasks = threading.local()
+
+    def hook(self, point: str, _: str) -> None:
+        """Trace from the plan of the second step to its ack."""
+        self._passed[point] += 1
+        if self._passed[point] == STEP and point in ("before-plan", "after-ack"):
+            self._is_on = point == "before-plan"
+
+    def run_tasks(self, count: int, function: Any, schema: str, queries: Any = None) -> list[bytes]:
+        """Stand in for ``Jobs.each``: the tasks one after the other, here."""
+        del schema, queries
+        self._tasks.inside = True
+        try:
+            rows = pa.RecordBatch.from_pydict({"id": pa.array(range(count))})
+            made: Iterable[pa.RecordBatch] = function(iter([rows]))
+            return [value for batch in made for value in batch.column(0).to_pylist()]
+        finally:
+            self._tasks.inside = False
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        """For ``sys.setprofile``."""
+        if not self._is_on or event != "call":
+            return
+        here = frame.f_code.co_filename
+        if not _is_ours(here):
+            return
+        side = "task" if getattr(self._tasks, "inside", False) else "driver"
+        self.files[side][here.removeprefix(ROOT)] += 1
+        caller = frame.f_back
+        while caller is not None and not _is_ours(caller.f_code.co_filename):
+            caller = caller.f_back
+        self.jumps[side] += caller is not None and caller.f_code.co_filename != here
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(f"{ROOT}conduit_dagster/")
+
+
+def main() -> None:
+    """Print the table."""
+    trace = Trace()
+    spark = open_session(SparkSettings(url="local[1]"), "trace")
+    with tempfile.TemporaryDirectory() as folder, patch.object(Jobs, "each", trace.run_tasks):
+        root = Path(folder)
+        (root / "pipelines").mkdir()
+        (root / "pipelines" / "bench.yaml").write_text(PIPELINE)
+        (root / "in.jsonl").write_text("".join(json.dumps({"i": i}) + "\n" for i in range(300)))
+        kill_points.hook = trace.hook
+        threading.setprofile(trace.profile)
+        sys.setprofile(trace.profile)
+        engine.drain(root, spark)
+        sys.setprofile(None)
+    close_session(spark)
+    for side, files in trace.files.items():
+        print(f"{side}: {len(files)} files, {trace.jumps[side]} jumps")
+        for file, calls in sorted(files.items()):
+            print(f"  {calls:5} {file}")
+
+
+if __name__ == "__main__":
+    main()

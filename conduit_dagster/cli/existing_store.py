@@ -1,0 +1,36 @@
+"""State store for verbs that only read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.state import tables
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import make_engine, unreachable
+
+if TYPE_CHECKING:
+    from conduit_dagster.config.project import Project
+
+_SQLITE = "sqlite:///"
+
+
+def existing_store(project: Project) -> sa.Engine | None:
+    """Return the project's state store, or None if nothing has ever run: reading must not create it."""
+    url = project.state_url
+    if url.startswith(_SQLITE):
+        return project_store(project) if Path(url.removeprefix(_SQLITE)).is_file() else None
+    return project_store(project) if _has_tables(url) else None
+
+
+def _has_tables(url: str) -> bool:
+    engine = make_engine(url)
+    try:
+        return sa.inspect(engine).has_table(tables.meta.name)
+    except SQLAlchemyError as error:
+        raise unreachable(engine, error, "the state store can't be opened") from error
+    finally:
+        engine.dispose()

@@ -1,0 +1,184 @@
+"""Reading the log: blocks of entries in the order of their offsets, a row group at a time in memory."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from conduit_dagster import storage
+from conduit_dagster.commit_log.entries import SCHEMA, Batch
+from conduit_dagster.commit_log.segment_layout import LogFolder, hidden
+from conduit_dagster.recovery.errors import FatalError, from_os_error
+from conduit_dagster.state.log_store import LogPart
+
+BLOCK = 4096
+_PIECE = 1 << 20
+Manifest = Callable[[int, int | None], Sequence[LogPart]]
+"""Gives the parts that overlap ``start <= offset < stop``, as the state store names them now."""
+
+
+class MissingPartError(FatalError):
+    """A file that the manifest named is not there: lost, or compaction has put another one in its place."""
+
+
+def read(
+    folder: LogFolder,
+    parts: Sequence[LogPart],
+    start: int = 0,
+    stop: int | None = None,
+    columns: Sequence[str] | None = None,
+    block: int = BLOCK,
+) -> Iterator[Batch]:
+    """Entries with ``start <= offset < stop``; where compaction removed some, the next surviving ones (CASES C18).
+
+    ``columns`` are all by default; ``offset`` is always among them. Blocks hold at most ``block`` entries. For
+    a file that is not what the manifest says it raises :class:`MissingPartError` (``log.missing``) or ``FatalError``
+    (``log.corrupt``), perhaps after some blocks.
+    """
+    for part in parts:
+        if part.next > start and (stop is None or part.first < stop):
+            yield from _read_part(folder, part, start, stop, columns, block)
+
+
+def read_current(
+    folder: LogFolder,
+    manifest: Manifest,
+    start: int = 0,
+    stop: int | None = None,
+    columns: Sequence[str] | None = None,
+    block: int = BLOCK,
+) -> Iterator[Batch]:
+    """As :func:`read`, from the manifest: where compaction takes a file away meanwhile, it reads the new one on."""
+    parts = manifest(start, stop)
+    while True:
+        try:
+            for batch in read(folder, parts, start, stop, columns, block):
+                yield batch
+                start = batch.column("offset")[-1].as_py() + 1
+            return
+        except MissingPartError as missing:
+            parts = manifest(start, stop)
+            if any(_place(folder, part) == missing.place for part in parts):
+                raise
+
+
+def verify(folder: LogFolder, parts: Sequence[LogPart]) -> None:
+    """Reads the files whole, for their digests. Raises as :func:`read` does, for any bit that is not as it was written.
+
+    :func:`read` checks sizes and the pages' checksums: it may miss damage to a file's footer, some hundred bytes.
+    """
+    for part in parts:
+        with _open(folder, part) as file, _damage(folder, part):
+            sha = hashlib.sha256()
+            while data := file.read(_PIECE):
+                sha.update(data)
+            if sha.hexdigest() != part.sha256:
+                raise _corrupt(folder, part, "its digest is not the one in the manifest")
+
+
+def _read_part(
+    folder: LogFolder, part: LogPart, start: int, stop: int | None, columns: Sequence[str] | None, block: int
+) -> Iterator[Batch]:
+    with _open(folder, part) as file:
+        with _damage(folder, part):
+            if file.size() != part.bytes:
+                raise _corrupt(folder, part, f"it has {file.size()} bytes instead of {part.bytes}")
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            if parquet.metadata.num_rows != part.entries:
+                raise _corrupt(folder, part, f"it has {parquet.metadata.num_rows} entries instead of {part.entries}")
+            if not parquet.schema_arrow.equals(SCHEMA):
+                raise _corrupt(folder, part, "its columns are not a log's")
+            groups = _groups(parquet, start, stop)
+            wanted = None if columns is None else [*dict.fromkeys(["offset", *columns])]
+            batches = _batches(parquet, block, groups, wanted)
+        while True:
+            with _damage(folder, part):
+                batch = next(batches, None)
+                if batch is not None:
+                    batch.validate(full=True)  # checksums leave out the pages' heads; 20 ns an entry
+            if batch is None:
+                return
+            batch = _cut(batch, start, stop)
+            if len(batch):
+                yield batch
+
+
+def _batches(parquet: Any, block: int, groups: list[int], columns: list[str] | None) -> Iterator[Batch]:
+    # group by group: a block across two groups would need chunks of the metadata, which pyarrow can't give
+    for group in groups:
+        yield from parquet.iter_batches(block, row_groups=[group], columns=columns, use_threads=False)
+
+
+def _groups(parquet: Any, start: int, stop: int | None) -> list[int]:
+    """The row groups that may hold a wanted offset."""
+    place = SCHEMA.get_field_index("offset")
+    found: list[int] = []
+    for number in range(parquet.num_row_groups):
+        bounds = parquet.metadata.row_group(number).column(place).statistics
+        if bounds is None or (bounds.max >= start and (stop is None or bounds.min < stop)):
+            found.append(number)
+    return found
+
+
+def _cut(batch: Batch, start: int, stop: int | None) -> Batch:
+    offsets = batch.column("offset").to_numpy()
+    first = int(np.searchsorted(offsets, start))
+    end = len(batch) if stop is None else int(np.searchsorted(offsets, stop))
+    return batch if end - first == len(batch) else batch.slice(first, max(0, end - first))
+
+
+def _open(folder: LogFolder, part: LogPart) -> Any:
+    segment = folder.segment(part.segment)
+    # it may be given its name between the first two looks
+    for name in (part.name, hidden(part.name), part.name):
+        url = storage.join(segment, name)
+        path = storage.local_path(url)
+        try:
+            return pa.OSFile(str(path)) if path is not None else pa.PythonFile(storage.open_read(url), "r")
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise from_os_error(error, "reading the commit log") from error
+    raise MissingPartError(
+        f"the log's file with offsets {part.first} to {part.next - 1} is missing",
+        code="log.missing",
+        place=_place(folder, part),
+        fix=_fix(part),
+    )
+
+
+@contextmanager
+def _damage(folder: LogFolder, part: LogPart) -> Generator[None]:
+    """Names the file in which something can't be read. What the operating system reports stays what it is."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise from_os_error(error, "reading the commit log") from error
+        raise _corrupt(folder, part, str(error).partition("\n")[0]) from error
+
+
+def _corrupt(folder: LogFolder, part: LogPart, why: str) -> FatalError:
+    return FatalError(
+        f"the log's file with offsets {part.first} to {part.next - 1} is damaged: {why}",
+        code="log.corrupt",
+        place=_place(folder, part),
+        fix=_fix(part),
+    )
+
+
+def _fix(part: LogPart) -> str:
+    given_up = f"set every consumer's offset to {part.next - 1} at least"
+    return f"put the file back from a copy; without one, these entries can only be given up: {given_up}"
+
+
+def _place(folder: LogFolder, part: LogPart) -> str:
+    url = storage.join(folder.segment(part.segment), part.name)
+    return re.sub(r"://[^/@]*@", "://", url)

@@ -1,0 +1,283 @@
+"""Validation of sections: every error of the models becomes a finding, and the valid parts are kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, LiteralString, Self, TypeVar, cast, get_args
+
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.document import Document
+from conduit_dagster.config.findings import Finding, did_you_mean, nearest, shown
+from conduit_dagster.config.tree import Mapped
+
+
+def kebab(name: str) -> str:
+    """Return the name in the file for an attribute in Python."""
+    return name.replace("_", "-")
+
+
+class Section(BaseModel):
+    """Mapping in a file. An empty value counts as not given, as in Conduit.
+
+    In Python a section can be created by attribute names; in a file only the names with hyphens count.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=kebab,
+        validate_by_name=True,
+        validate_by_alias=True,
+        use_attribute_docstrings=True,
+    )
+
+    _where: str = PrivateAttr(default="")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _remember_place(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        section = handler(_given(cls, data))
+        if isinstance(data, Mapped):
+            section._where = data.where
+        return section
+
+    @property
+    def where(self) -> str:
+        """JSON pointer of the mapping in its document; empty for a section created in Python."""
+        return self._where
+
+
+def refuse(
+    message: str,
+    *,
+    code: LiteralString = "config.field_invalid",
+    expected: str | None = None,
+    fix: str | None = None,
+    at: str | None = None,
+) -> PydanticCustomError:
+    """Return the error for a validator to raise; it becomes a finding.
+
+    The value itself must stay out of the texts: it may come from the environment and be secret.
+    ``at`` names the field at fault in a rule between fields.
+    """
+    context = {"message": message, "expected": expected, "fix": fix, "at": at}
+    return PydanticCustomError(code, "{message}", context)
+
+
+def _given(section: type[BaseModel], data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        return data
+    known = {kebab(name) for name in section.model_fields}
+    items = cast(Mapping[str, Any], data).items()
+    given = {key: value for key, value in items if key not in known or (value is not None and value != "")}
+    return Mapped.at(data.where, given) if isinstance(data, Mapped) else given
+
+
+S = TypeVar("S", bound=Section)
+Location = tuple[int | str, ...]
+
+_ROUNDS = 10
+_EXPECTED = {
+    "string_type": "a text",
+    "finite_number": "a number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "list_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+_BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Checker of the sections of one document."""
+
+    document: Document
+    strict: bool = False
+
+    def check(self, model: type[S], tree: Mapped) -> tuple[S, list[Finding]]:
+        """Return the section and all its findings.
+
+        If there are findings, the section holds what could be saved: an invalid value is replaced by its default,
+        a connector or processor that lacks a required field is left out. Good for further checks, never for running.
+        """
+        data = _copy(tree)
+        unknown = [error for error in _errors(model, data) if error["type"] == "extra_forbidden"]
+        for error in unknown:
+            _remove(data, error["loc"])
+        errors = [*unknown, *_errors(model, data)]
+        findings = [self._finding(model, tree, error) for error in errors]
+        return _saved(model, data), findings
+
+    def unknown_key(self, pointer: str, key: str, candidates: list[str]) -> Finding:
+        """Return the finding for an unknown key: a warning as in Conduit, an error in strict mode."""
+        message = f"the field {key} is not known" + ("" if self.strict else " and was ignored")
+        known = None if nearest(key, candidates) else ", ".join(candidates)
+        return self.document.finding(
+            pointers.child(pointer, key),
+            "config.field_unknown",
+            message,
+            severity="error" if self.strict else "warning",
+            got=key,
+            expected=known,
+            fix=did_you_mean(key, candidates),
+            on_key=True,
+        )
+
+    def _finding(self, model: type[Section], tree: Mapped, error: ErrorDetails) -> Finding:
+        location = _location(error)
+        pointer = pointers.join(tree.where, location)
+        if error["type"] == "extra_forbidden":
+            candidates = list(_fields(section_at(model, location[:-1]) or model))
+            return self.unknown_key(pointers.parent(pointer), str(location[-1]), candidates)
+        if error["type"] == "missing":
+            return self._missing(pointer, str(location[-1]))
+        context: dict[str, Any] = error.get("ctx", {})
+        code = error["type"] if error["type"].startswith("config.") else "config.field_invalid"
+        expected, got = _expected(error), self._got(pointer, error)
+        message = str(context.get("message") or _message(str(location[-1]) if location else "value", expected))
+        fix = context.get("fix") or _spelling(error, got)
+        return self.document.finding(pointer, code, message, got=got, expected=expected, fix=fix)
+
+    def _missing(self, pointer: str, name: str) -> Finding:
+        got = '""' if self.document.has(pointer) else None
+        return self.document.finding(
+            pointer, "config.field_required", f"{name} is required", got=got, fix=f"add {name}:"
+        )
+
+    def _got(self, pointer: str, error: ErrorDetails) -> str | None:
+        """Return the value as written, so that an expanded variable is not shown."""
+        if not self.document.has(pointer):
+            return None
+        written = self.document.text(pointer)
+        if written is not None:
+            return shown(written)
+        return {list: "a list", Mapped: "a mapping"}.get(type(error["input"]))
+
+
+def section_at(model: type[BaseModel], location: Location) -> type[BaseModel] | None:
+    """Return the section at a location of the data; None below a free-form mapping."""
+    for part in location:
+        if isinstance(part, str):
+            field = _fields(model).get(part)
+            inner = _section_in(field.annotation) if field is not None else None
+            if inner is None:
+                return None
+            model = inner
+    return model
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_section_in(argument) for argument in get_args(annotation))
+    return next((section for section in found if section is not None), None)
+
+
+def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    return {kebab(name): field for name, field in model.model_fields.items()}
+
+
+def _errors(model: type[Section], data: Mapped) -> list[ErrorDetails]:
+    try:
+        model.model_validate(data, by_alias=True, by_name=False)
+    except ValidationError as error:
+        # a default derived from an invalid field is not a separate mistake
+        errors = error.errors(include_url=False)
+        return [error for error in errors if error["type"] != "default_factory_not_called"]
+    return []
+
+
+def _location(error: ErrorDetails) -> Location:
+    field = error.get("ctx", {}).get("at")
+    return error["loc"] if field is None else (*error["loc"], field)
+
+
+def _expected(error: ErrorDetails) -> str | None:
+    context: dict[str, Any] = error.get("ctx", {})
+    if "expected" in context:
+        text = context["expected"]
+        return None if text is None else re.sub(r"'([^']*)'", r"\1", str(text))
+    bound = next((f"{word} {context[name]}" for name, word in _BOUNDS.items() if name in context), None)
+    kind = error["type"]
+    return bound or _EXPECTED.get(kind) or _EXPECTED.get(kind.partition("_")[0])
+
+
+def _message(name: str, expected: str | None) -> str:
+    return f"{name} is invalid" if expected is None else f"{name} must be {expected}"
+
+
+def _spelling(error: ErrorDetails, got: str | None) -> str | None:
+    if error["type"] != "literal_error" or got is None:
+        return None
+    return did_you_mean(got, re.findall(r"'([^']*)'", str(error.get("ctx", {}).get("expected", ""))))
+
+
+def _copy(data: Any) -> Any:
+    if isinstance(data, Mapped):
+        return Mapped.at(data.where, {key: _copy(value) for key, value in data.items()})
+    return [_copy(item) for item in cast(list[Any], data)] if isinstance(data, list) else data
+
+
+def _saved(model: type[S], data: Mapped) -> S:
+    """Return the section that is left after all invalid parts are removed, round by round."""
+    for _ in range(_ROUNDS):
+        errors = _errors(model, data)
+        if not errors:
+            return model.model_validate(data, by_alias=True, by_name=False)
+        # from the end, so that earlier list indexes stay valid
+        for error in sorted(errors, key=_position, reverse=True):
+            _take_out(model, data, error)
+    return model.model_validate(_with_id({}, data) if "id" in _fields(model) else {})
+
+
+def _position(error: ErrorDetails) -> list[tuple[int, str]]:
+    return [(part, "") if isinstance(part, int) else (-1, part) for part in error["loc"]]
+
+
+def _take_out(model: type[Section], data: Mapped, error: ErrorDetails) -> None:
+    *above, name = error["loc"] or ("",)
+    section = section_at(model, tuple(above)) if isinstance(name, str) else None
+    field = _fields(section).get(str(name)) if section is not None else None
+    if field is None or not field.is_required():
+        _remove(data, error["loc"])
+    elif name == "id":
+        holder = _at(data, tuple(above))
+        if isinstance(holder, dict):
+            _with_id(cast(dict[str, Any], holder), cast(dict[str, Any], holder))
+    else:
+        _remove(data, tuple(above))
+
+
+def _with_id(target: dict[str, Any], data: dict[str, Any]) -> dict[str, Any]:
+    """Set a stand-in for an id that is missing or not allowed, and return ``target``."""
+    target["id"] = "invalid-" + re.sub(r"[^A-Za-z0-9]", "-", str(data.get("id") or ""))[:64]
+    return target
+
+
+def _at(data: Any, location: Location) -> Any:
+    for part in location:
+        try:
+            data = data[part]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return data
+
+
+def _remove(data: Mapped, location: Location) -> None:
+    """Remove one value; do nothing if it is already gone, or for the root."""
+    if not location:
+        return
+    holder, last = _at(data, location[:-1]), location[-1]
+    if isinstance(holder, dict):
+        cast(dict[int | str, Any], holder).pop(last, None)
+    elif isinstance(holder, list) and isinstance(last, int) and last < len(cast(list[Any], holder)):
+        del holder[last]

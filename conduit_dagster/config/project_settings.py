@@ -1,0 +1,198 @@
+"""Project settings, ``conduit.yaml``: those of Conduit's keys that apply here, and our own."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from conduit_dagster.config.delivery import Recovery
+from conduit_dagster.config.model_findings import Section, refuse
+from conduit_dagster.config.scalars import PositiveAge, PositiveDuration, Settings
+
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.\-]+):([0-9]{1,5})")
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~\-]+")
+
+
+def address_of(text: str) -> tuple[str, int] | None:
+    """Return host and port of ``HOST:PORT`` or ``[IPv6]:PORT``; None for any other text."""
+    found = _ADDRESS.fullmatch(text)
+    if found is None or int(found[2]) > 65_535:
+        return None
+    return found[1].strip("[]"), int(found[2])
+
+
+def _address(text: str) -> str:
+    if address_of(text) is None:
+        raise refuse("this is no address", expected="HOST:PORT, such as 127.0.0.1:9400")
+    return text
+
+
+def _webhook(url: str) -> str:
+    """Check a webhook's URL. No error text holds the value: knowing the URL is enough to post to it."""
+    expected = "a URL such as https://HOST/PATH"
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise refuse("this is no URL", expected=expected) from None
+    if not sound or not url.isascii() or not url.isprintable() or " " in url:
+        raise refuse("this is no web address", expected=expected, fix="percent-encode what is not plain ASCII")
+    if "@" in parts.netloc:
+        fix = "give them as a header: alerts.headers: {Authorization: …}"
+        raise refuse("the URL holds a user or a password", expected=expected, fix=fix)
+    return url
+
+
+def _headers(given: dict[str, str]) -> dict[str, str]:
+    for name, value in given.items():
+        if not _HEADER.fullmatch(name):
+            raise refuse("a header's name holds a character that is not allowed", expected="a name such as X-Token")
+        if not value.isascii() or not value.isprintable():
+            raise refuse(f"header {name} holds a character that is not allowed", expected="printable ASCII on one line")
+    return given
+
+
+def _words(value: Any) -> Any:
+    """Split a list that is given as one text, as in an environment variable."""
+    return [word.strip() for word in value.split(",") if word.strip()] if isinstance(value, str) else value
+
+
+class PipelinesSettings(Section):
+    """Pipelines of the project."""
+
+    path: str = "./pipelines"
+    """Folder or file with the pipelines."""
+
+    exit_on_degraded: bool = False
+    """End `run` as soon as one pipeline is degraded."""
+
+    error_recovery: Recovery = Recovery()
+    """Default recovery of all pipelines. `recovery` at the top level is the same."""
+
+
+class LogSettings(Section):
+    """Log output."""
+
+    level: Literal["trace", "debug", "info", "warn", "error"] = "info"
+    """Least severe level to print."""
+
+    format: Literal["cli", "json"] = "cli"
+    """`cli` for people, or `json` for one JSON object per line."""
+
+
+class SparkSection(Section):
+    """Spark settings."""
+
+    url: str = "local[*]"
+    """`shared` (one local server for all runs of the project), a master URL (`local[*]`, `spark://…`, `yarn`,
+    `k8s://…`) or a Spark Connect server (`sc://…`). If none is given: `shared` for runs in Dagster and for more
+    than one pipeline in `run`. `spark: shared` is short for it."""
+
+    conf: Settings = {}
+    """Spark's own configuration. The shared server reads it when it starts."""
+
+    parallelism: Annotated[int, Field(ge=1)] | None = None
+    """Tasks per step. Defaults to Spark's default parallelism."""
+
+    idle_timeout: PositiveDuration = 600.0
+    """How long the shared server stays up without a session."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_url(cls, data: Any) -> Any:
+        """Accept a text such as ``spark: shared`` as the url alone."""
+        return {"url": data} if isinstance(data, str) else data
+
+    @property
+    def named_url(self) -> str | None:
+        """The url, if one is given."""
+        return self.url if "url" in self.model_fields_set else None
+
+
+class HistorySettings(Section):
+    """Retention of a pipeline's history. Older events are removed gradually, not immediately."""
+
+    keep: PositiveAge = 90 * 86_400.0
+    """How long an event is kept, such as `90d` or `12h`."""
+
+    most: Annotated[int, Field(ge=1)] = 10_000
+    """Maximum number of events kept per pipeline, the newest ones."""
+
+
+class StateSettings(Section):
+    """State that must outlive a process."""
+
+    url: str | None = None
+    """State store, as an SQLAlchemy URL. Defaults to SQLite in `$CONDUIT_HOME`."""
+
+    staging: str | None = None
+    """Location of staged records: a path or URL that the driver and all of Spark can open."""
+
+    log: str | None = None
+    """Location of the commit log, likewise. Default: next to the state store, or in the staging folder if set."""
+
+    lease: PositiveDuration = 10.0
+    """How long a pipeline's owner may be silent before another process takes over."""
+
+    history: HistorySettings = HistorySettings()
+    """Retention of a pipeline's history."""
+
+
+class MetricsSettings(Section):
+    """Prometheus metrics."""
+
+    listen: Annotated[str, AfterValidator(_address)] | None = None
+    """`HOST:PORT` where `run` serves metrics, as `run --metrics` does. Not with `--once`."""
+
+
+class AlertsSettings(Section):
+    """Events that Dagster's alert sensor reports, and where it posts them."""
+
+    webhook: Annotated[str, AfterValidator(_webhook)] | None = Field(default=None, repr=False)
+    """URL to which alerts are posted; without one nothing is reported. A secret: write `${VAR}`."""
+
+    headers: Annotated[Settings, AfterValidator(_headers)] = Field(default={}, repr=False)
+    """HTTP headers of every alert, such as `Authorization`. Secrets too."""
+
+    on: Annotated[list[Literal["degraded", "dead-letters"]], BeforeValidator(_words)] = ["degraded", "dead-letters"]
+    """Events to report."""
+
+    dead_letter_growth: Annotated[int, Field(ge=1)] = 1
+    """Number of new dead letters of a pipeline within the interval that triggers an alert."""
+
+    interval: PositiveAge = 300.0
+    """Interval over which new dead letters are counted; a pipeline's are reported at most once per interval."""
+
+
+class ProjectSettings(Section):
+    """All settings of a project."""
+
+    pipelines: PipelinesSettings = PipelinesSettings()
+    """Pipelines of the project."""
+
+    log: LogSettings = LogSettings()
+    """Log output."""
+
+    spark: SparkSection = SparkSection()
+    """Spark settings."""
+
+    state: StateSettings = StateSettings()
+    """State that must outlive a process."""
+
+    metrics: MetricsSettings = MetricsSettings()
+    """Prometheus metrics."""
+
+    alerts: AlertsSettings = AlertsSettings()
+    """Events that Dagster's alert sensor reports, and where it posts them."""
+
+    @property
+    def recovery(self) -> Recovery:
+        """Default recovery of all pipelines."""
+        return self.pipelines.error_recovery
+
+
+CONDUIT_ONLY = ("api", "connectors", "db", "dev", "grpc", "http", "preview", "processors", "schema-registry")
+"""Conduit's other keys: ignored with a warning, so that its settings file can be kept."""

@@ -1,0 +1,214 @@
+"""Survey of a source's files: which of them are known, which are new, and what is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from conduit_dagster.connectors.file.listing import FilePosition, FoundFile, Tracked, list_family, list_many
+from conduit_dagster.connectors.file.opened import OpenFile, open_found
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
+
+
+class Quiet:
+    """Time since a file last changed. Remembers the files whose own modification time does not tell."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, int, float]] = {}
+
+    def seconds(self, found: FoundFile) -> float:
+        """Return the seconds since the file's last change.
+
+        A remote file, or one whose time lies in the future, counts from when it was first seen in its current state.
+        """
+        age = time.time_ns() - found.modified
+        if found.modified and age >= 0:
+            return age / 1e9
+        known = self._seen.get(found.ident)
+        if known is None or known[:2] != (found.size, found.modified):
+            known = self._seen[found.ident] = (found.size, found.modified, time.monotonic())
+        return time.monotonic() - known[2]
+
+
+Places = dict[str, list[FoundFile]]
+"""Existing files, by inode where they have one, else by name."""
+Known = tuple[Tracked, FoundFile]
+"""A file as recorded in the position, and as it is now."""
+
+
+class SeenFile(NamedTuple):
+    """A file that may have something to read."""
+
+    file: Tracked
+    found: FoundFile
+    followed: bool
+    """Whether another file comes after it, so that its own lines must be read first."""
+    closed: bool
+    """Whether it counts as complete: another file comes after it, and it has been quiet for a while."""
+
+
+class _Match(NamedTuple):
+    """A tracked file and its current place."""
+
+    file: Tracked
+    found: FoundFile
+    lost: bool
+    """Whether bytes that were seen but not read are gone from it."""
+
+
+class Surveyor:
+    """Surveys of one source's files. Remembers the files that were already recognised."""
+
+    def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
+        self._settings, self._path, self._root, self._many = settings, path, root, many
+        self._recognised: dict[int, _Match] = {}
+        self._quiet = Quiet()
+
+    def files(self) -> list[FoundFile]:
+        """Return all existing files in reading order."""
+        try:
+            if self._many:
+                return list_many(self._settings.path, self._root)
+            return list_family(self._path)
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._settings.path}") from error
+
+    def survey(self, position: FilePosition) -> list[SeenFile]:
+        """Return every file that may have something to read, in reading order.
+
+        Raises ``FatalError`` if a range that was seen is gone, unless the settings allow that.
+        """
+        listed = self.files()
+        known, gone = self._known(position, listed)
+        if gone:
+            # a file may be in the middle of a rename: list again before reporting it as gone
+            listed = self.files()
+            known, gone = self._known(position, listed)
+        if gone and self._settings.on_gone == "fail":
+            raise gone[0]
+        files = [*known, *self._fresh(position, listed, {found.ident for _, found in known})]
+        if not files and not position.seen and not self._many:
+            raise self._missing()
+        return [self._seen(file, found, self._is_followed(found, files, listed)) for file, found in files]
+
+    def _seen(self, file: Tracked, found: FoundFile, followed: bool) -> SeenFile:
+        # a later name does not mean that writing to this file has stopped: it must also have been quiet
+        return SeenFile(file, found, followed, followed and self._quiet.seconds(found) >= self._settings.rotate_wait)
+
+    def _is_followed(self, found: FoundFile, files: list[Known], listed: list[FoundFile]) -> bool:
+        return found != (listed[-1] if self._many else files[-1][1])
+
+    # -- files that are known -------------------------------------------------------------------------------------
+
+    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[Known], list[FatalError]]:
+        """Return the tracked files that exist, and an error for each file with missing bytes."""
+        places, known, gone = _places(listed), list[Known](), list[FatalError]()
+        for file in position.files:
+            match = self._match(file, places)
+            if match is not None:
+                known.append((file, match.found))
+            if (match is None and file.size > file.offset) or (match is not None and match.lost):
+                gone.append(self._gone(file, match))
+        return known, gone
+
+    def _match(self, file: Tracked, places: Places) -> _Match | None:
+        """Return the current place of a tracked file, if it still holds what was read from it."""
+        known = self._recognised.get(file.number)
+        for found in places.get(file.slot, ()):
+            if known is not None and known.file == file and known.found == found:
+                return known
+            if file.may_be(found) and found.size >= file.offset and (match := _recognise(file, found)):
+                self._recognised[file.number] = match
+                return match
+        return None
+
+    def places(self) -> Places:
+        """Return all existing files by slot, for :meth:`open`."""
+        return _places(self.files())
+
+    def open(self, file: Tracked, places: Places) -> OpenFile | None:
+        """Open a tracked file under its current name; None if it is gone or no longer holds what was read from it.
+
+        Both metadata and data come from the descriptor: the name is resolved only once.
+        """
+        for found in places.get(file.slot, ()):
+            if (opened := open_tracked(found, file)) is not None:
+                return opened
+        return None
+
+    def is_there(self, files: Iterable[Tracked]) -> bool:
+        """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
+        places = self.places()
+        for file in files:
+            if (opened := self.open(file, places)) is not None:
+                opened.close()
+                return True
+        return False
+
+    # -- files that are new ---------------------------------------------------------------------------------------
+
+    def _fresh(self, position: FilePosition, listed: list[FoundFile], known: set[str]) -> list[Known]:
+        files = listed if self._many else self._rotated(position, listed)
+        new = [found for found in files if found.ident not in known]
+        return [(Tracked(f.name, position.seen + i, f.inode, birth=f.birth), f) for i, f in enumerate(new)]
+
+    def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
+        """Return the path's file, preceded by files that were rotated away since the last known one.
+
+        A new source reads the path alone, as Conduit does, not what was rotated away before it started.
+        """
+        current = [found for found in listed if found.url == self._path]
+        last = position.files[-1] if position.files else None
+        # the last one is still at the path, even if truncated: nothing came between, and a copy of it is no new file
+        if last is None or any(last.may_be(found) for found in current):
+            return current
+        rotated = [found for found in listed if found.url != self._path]
+        return [*(found for found in rotated if found.modified >= last.modified), *current]
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def _gone(self, file: Tracked, match: _Match | None) -> FatalError:
+        begin = file.offset if match is None or match.found.size >= file.size else match.found.size
+        return FatalError(
+            f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
+            code="file.range_gone",
+            place=self._path,
+            fix="put the file back under any name that begins with the old one, or set on-gone: skip to lose them",
+        )
+
+    def _missing(self) -> TransientError:
+        return TransientError(
+            f"there is no file {self._settings.path}",
+            code="file.missing",
+            place=self._path,
+            fix="create it, or correct the setting path",
+        )
+
+
+def open_tracked(found: FoundFile, file: Tracked) -> OpenFile | None:
+    """Open the found file if it is the tracked one and still holds what was read from it; else return None."""
+    opened = open_found(found)
+    if opened is None or opened.holds(file):
+        return opened
+    opened.close()
+    return None
+
+
+def _recognise(file: Tracked, found: FoundFile) -> _Match | None:
+    opened = open_tracked(found, file)
+    if opened is None:
+        return None
+    with opened:
+        # another file has the name by now: the found one was not examined
+        if opened.found.ident != found.ident:
+            return None
+        return _Match(file, found, opened.lost(file))
+
+
+def _places(listed: Iterable[FoundFile]) -> Places:
+    places: Places = {}
+    for found in listed:
+        places.setdefault(str(found.inode) if found.inode else found.name, []).append(found)
+    return places

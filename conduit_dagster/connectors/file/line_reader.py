@@ -1,0 +1,274 @@
+"""Reading ranges of bytes as lines and blocks of records. Runs in tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import accumulate, repeat
+from operator import add
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from conduit_dagster.connectors.file.listing import MARK, FilePosition, Tracked, parse_tracked
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.sdk import Block, Keys, Plain, ReadOptions, Split
+
+Readable = str | OpenFile
+"""An open file, or a URL that is opened once for the call."""
+_END: Final = 10
+
+
+class Mark(NamedTuple):
+    """A place between two lines: the byte offset after a line end, and the number of lines before it."""
+
+    offset: int
+    line: int
+
+
+def opened(file: Readable) -> OpenFile:
+    """Return the file, opened if it is a URL."""
+    return OpenFile(file) if isinstance(file, str) else file
+
+
+def scan(file: Readable, start: Mark, upto: int, max_line: int) -> Iterator[Mark]:
+    """Count lines from ``start``; yield a mark after the last line end of every chunk, about one per MiB."""
+    file = opened(file)
+    offset, line, last = start.offset, start.line, start.offset
+    for data in file.chunks(start.offset, upto - start.offset):
+        end = data.rfind(b"\n") + 1
+        if end:
+            line += _line_ends(data)
+            last = offset + end
+            file.passed(last, data[max(0, end - MARK) : end])
+            yield Mark(last, line)
+        offset += len(data)
+        if offset - last > max_line:
+            raise FatalError(
+                f"line {line + 1} of {file.url} is longer than {max_line} bytes",
+                code="file.line_too_long",
+                place=f"{file.url}, byte {last}",
+                fix="is it a file of lines? if so, raise the setting max-line",
+            )
+
+
+def _line_ends(data: bytes) -> int:
+    """Count line ends, at two fifths of the cost of ``bytes.count``."""
+    import numpy as np
+
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == _END))
+
+
+def nth_end(file: Readable, start: Mark, lines: int) -> Mark:
+    """Return the place right after the next ``lines`` lines."""
+    file = opened(file)
+    offset, left = start.offset, lines
+    for data in file.chunks(start.offset):
+        found = _line_ends(data)
+        if found < left:
+            left, offset = left - found, offset + len(data)
+            continue
+        at = 0
+        for _ in range(left):
+            at = data.index(b"\n", at) + 1
+        file.passed(offset + at, data[max(0, at - MARK) : at])
+        return Mark(offset + at, start.line + lines)
+    return Mark(offset, start.line + lines - left)
+
+
+def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[list[bytes]]:
+    """Yield the lines of a range that begins and ends between two lines, one list per ``piece`` bytes or so.
+
+    The last line of a file may lack its end. Raises ``FatalError`` if the range is shorter than it was.
+    """
+    file = opened(file)
+    rest: list[bytes] = []
+    at = start
+    while at < end:
+        data = file.read_at(at, min(piece, end - at))
+        if not data:
+            raise FatalError(
+                f"bytes {at} to {end} of {file.url} are gone: the file was cut off while it was read",
+                code="file.range_gone",
+                place=file.url,
+                fix="restore the file and run again, or set on-gone: skip to lose that range",
+            )
+        at += len(data)
+        if b"\n" not in data:
+            rest.append(data)
+            continue
+        lines = data.split(b"\n")
+        if rest:
+            lines[0] = b"".join([*rest, lines[0]])
+        last = lines.pop()
+        rest = [last] if last else []
+        yield lines
+    if rest:
+        yield [b"".join(rest)]
+
+
+def advanced(start: FilePosition, end: FilePosition) -> Iterator[tuple[Tracked, Tracked]]:
+    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order."""
+    before = {file.number: file for file in start.files}
+    for last in end.files:
+        first = before.get(last.number) or Tracked(last.name, last.number, last.inode)
+        if last.offset > first.offset:
+            # the end of its range was observed later: from now on compare the file with that observation
+            seen = {"birth": last.birth, "modified": last.modified, "changed": last.changed}
+            yield msgspec.structs.replace(first, **seen), last
+
+
+def cut_at(cut: Tracked, last: Tracked) -> Tracked:
+    """Return a file at a boundary inside its range, with the observations made at the range's end."""
+    is_behind = bool(last.ahead)
+    return msgspec.structs.replace(
+        cut,
+        unended=last.unended and cut.offset == last.offset,
+        size=last.size,
+        modified=last.modified,
+        changed=last.changed,
+        birth=last.birth,
+        ahead=last.ahead if is_behind else last.offset,
+        ahead_mark=last.ahead_mark if is_behind else last.mark,
+    )
+
+
+def split_of(first: Tracked, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
+    """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
+    mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
+    start = msgspec.structs.replace(first, offset=low.offset, line=low.line, mark=mark)
+    detail = {"url": opened.url, "from": list(low), "to": high.offset}
+    return Split(msgspec.structs.asdict(start), ordinal, high.line - low.line, high.offset - low.offset, detail)
+
+
+class LineReader:
+    """Lines of one split, all from one open file: later changes to its path do not matter."""
+
+    def __init__(
+        self, split: Split, opened: OpenFile, metadata: dict[str, str], prefix: str, options: ReadOptions
+    ) -> None:
+        """``opened``: the split's file, verified to be the planned one."""
+        self._file: Tracked = parse_tracked(split.start)
+        self._opened, self._end = opened, split.detail["to"]
+        self._start = Mark(*split.detail["from"])
+        self._metadata, self.prefix, self._options = metadata, prefix, options
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield blocks in order. Raises ``FatalError`` if the file ends before the split does."""
+        at = self._start
+        for lines in read_lines(self._opened, at.offset, self._end, self._options.block_bytes):
+            for i in range(0, len(lines), self._options.block_records):
+                some = lines[i : i + self._options.block_records]
+                yield self._block(some, at)
+                at = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
+
+    def _block(self, lines: list[bytes], at: Mark) -> Block:
+        metadata, labels = self._metadata, _Labels(self, lines, at, self._metadata)
+        if self._options.keys is Keys.ALL:
+            return Block(labels.records(labels.keys()), labels.boundary, again=labels.again)
+        if self._options.keys is Keys.POSITIONS:
+            records = labels.records(repeat(None))
+        else:  # the key is a line number, never an object
+            records = [Record(0, metadata, line) for line in lines]
+        return Block(
+            records, labels.boundary, labels.complete, {}, labels.plain, labels.again, positions=labels.positions
+        )
+
+    def offset(self, offset: int) -> int:
+        """Return the offset, limited to the split's end: the last line of a file may lack its line end."""
+        return min(offset, self._end)
+
+    def position(self, offset: int) -> int | str:
+        """Return a record's own position, unique in the source and its generation."""
+        return f"{self.prefix}{offset}" if self.prefix else offset
+
+    def boundary(self, mark: Mark, line: bytes) -> Any:
+        """Return this file's state right after a line; the source inserts it into the position of the whole.
+
+        Raises ``TransientError`` if that line is no longer there.
+        """
+        # the file may have been truncated and rewritten since the line was read: its mark would cover unread bytes
+        try:
+            digest = self._opened.mark(mark.offset, line[-MARK:])
+        except FileChanged:
+            raise moved(self._file, self._opened.url) from None
+        file = msgspec.structs.replace(self._file, offset=mark.offset, line=mark.line, mark=digest, unended=False)
+        return msgspec.structs.asdict(file)
+
+
+def moved(file: Tracked, url: str) -> TransientError:
+    """Return the error for a file that has none of its names any more, or changed while it was read."""
+    return TransientError(
+        f"{file.name} was renamed or replaced while it was to be read",
+        code="file.moved",
+        place=url,
+        fix="run again; the step is repeated from the file's new place",
+    )
+
+
+class _Labels:
+    """Keys, positions and boundaries of one block's records, computed only on demand."""
+
+    def __init__(self, reader: LineReader, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> None:
+        self._reader, self._lines, self._at, self._metadata = reader, lines, at, metadata
+
+    @cached_property
+    def _lengths(self) -> list[int]:
+        return list(accumulate(map(len, self._lines)))
+
+    def _offset(self, i: int) -> int:
+        return self._reader.offset(self._at.offset + self._lengths[i] + i + 1)
+
+    def boundary(self, i: int) -> Any:
+        offset, line = self._offset(i), self._lines[i]
+        is_ended = offset == self._at.offset + self._lengths[i] + i + 1
+        return self._reader.boundary(Mark(offset, self._at.line + i + 1), line + b"\n" if is_ended else line)
+
+    def keys(self) -> Iterable[bytes]:
+        """Return the keys of all records."""
+        line = self._at.line + 1
+        return map(b"%d".__mod__, range(line, line + len(self._lines)))
+
+    def positions(self) -> list[Any]:
+        """Return the positions of all records, at a fifth of the cost of :meth:`complete` for each."""
+        begin = self._at.offset + 1
+        positions: list[Any] = list(map(add, self._lengths, range(begin, begin + len(self._lines))))
+        positions[-1] = self._reader.offset(positions[-1])  # the last line of a file may lack its end
+        if self._reader.prefix:
+            positions = list(map(self._reader.position, positions))
+        return positions
+
+    def records(self, keys: Iterable[bytes | None]) -> list[Record]:
+        """Return all records with their positions."""
+        return list(map(Record, self.positions(), repeat(self._metadata), self._lines, keys))
+
+    def plain(self) -> Plain:
+        """Return all records as columns."""
+        # imported here, because validating a pipeline must not import pyarrow
+        import numpy as np
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        count, first = len(self._lines), self._at.line + 1
+        payloads = pa.array(self._lines, pa.binary())
+        # end of each line in the column, plus the line ends before it
+        ends = np.frombuffer(payloads.buffers()[1], np.int32, count + 1)[1:] + np.arange(1, count + 1) + self._at.offset
+        ends[-1] = self._reader.offset(int(ends[-1]))  # the last line of a file may lack its end
+        positions = pa.array(ends).cast(pa.string())
+        if self._reader.prefix:
+            parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
+            positions = pc.call_function("binary_join_element_wise", parts)
+        keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
+        return Plain(payloads, positions, keys)
+
+    def again(self, places: Sequence[int]) -> list[Record]:
+        records = [Record(0, self._metadata, self._lines[i]) for i in places]
+        for i, record in zip(places, records, strict=True):
+            self.complete(i, record)
+        return records
+
+    def complete(self, i: int, record: Record) -> None:
+        record.key = b"%d" % (self._at.line + i + 1)
+        record.position = self._reader.position(self._offset(i))

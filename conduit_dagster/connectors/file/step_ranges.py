@@ -1,0 +1,240 @@
+"""The range of each file that one step reads, and where a run that drains its source stops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import structlog
+
+from conduit_dagster.connectors.file.file_scan import Quiet, SeenFile, Surveyor
+from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
+from conduit_dagster.connectors.file.listing import FoundFile, Tracked, look
+from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.sdk import Limit
+
+
+class FileReach(NamedTuple):
+    """End of a step in a file."""
+
+    end: Mark
+    marks: list[Mark]
+    """Places between lines inside the range, about one per MiB, where it may be split."""
+    limited: bool
+    """Whether the limit leaves more whole lines to a later step."""
+    unended: bool
+    """Whether the last line has no line end."""
+
+
+def reach(file: Readable, start: Mark, upto: int, limit: Limit, final: bool, max_line: int) -> FileReach:
+    """Return the end of as many whole lines before byte ``upto`` as the limit allows; at least one, however long.
+
+    ``final``: bytes after the last line end are a line as well.
+    """
+    file, marks = opened(file), list[Mark]()
+    for mark in scan(file, start, min(upto, start.offset + limit.bytes), max_line):
+        if mark.line - start.line > limit.records:
+            last = marks[-1] if marks else start
+            return FileReach(nth_end(file, last, limit.records - (last.line - start.line)), marks, True, False)
+        marks.append(mark)
+    marks = marks or _first_line(file, start, upto, max_line)
+    end = marks[-1] if marks else start
+    if end.offset == upto:
+        return FileReach(end, marks, False, False)
+    if any(scan(file, end, upto, max_line)):
+        return FileReach(end, marks, True, False)
+    full = end.line > start.line and (upto - start.offset > limit.bytes or end.line - start.line >= limit.records)
+    if not final or full:
+        return FileReach(end, marks, final and full, False)
+    return FileReach(Mark(upto, end.line + 1), marks, False, True)
+
+
+def _first_line(file: Readable, start: Mark, upto: int, max_line: int) -> list[Mark]:
+    """Return the mark after the first line: a line longer than a batch is a batch of its own."""
+    found = any(scan(file, start, upto, max_line))
+    return [nth_end(file, start, 1)] if found else []
+
+
+_POLL: Final = 0.05
+_MOST_WAITS: Final = 10
+"""Maximum number of waiting times for a line that is written without pause and never ended."""
+
+
+class Drain:
+    """Horizon of a run: the size of every file, taken after half-written lines had time to be ended."""
+
+    def __init__(self, surveyor: Surveyor, settings: FileSourceSettings) -> None:
+        self._surveyor, self._settings = surveyor, settings
+        self._quiet = Quiet()
+
+    def horizon(self) -> dict[str, Bound]:
+        """Return by file how much of it to read. Waits only for files that end in half a line and changed recently."""
+        listed = self._surveyor.files()
+        last = listed[-1].ident if listed else ""
+        half = [found for found in listed if self._is_half(found, self._wait(found, last))]
+        ends = {found.ident: found for found in [*listed, *self._awaited(half, last)]}
+        return {ident: Bound(found.size, self._takes_rest(found, last)) for ident, found in ends.items()}
+
+    def _takes_rest(self, found: FoundFile, last: str) -> bool:
+        if found.ident == last:
+            return self._settings.read_unterminated
+        return self._quiet.seconds(found) >= self._settings.rotate_wait
+
+    def _wait(self, found: FoundFile, last: str) -> float:
+        return self._settings.unterminated_wait if found.ident == last else self._settings.rotate_wait
+
+    def _is_half(self, found: FoundFile, wait: float) -> bool:
+        """Return whether its last line has no line end and may still be being written."""
+        if not found.size or self._quiet.seconds(found) >= wait:
+            return False
+        opened = open_found(found)
+        if opened is None:
+            return False
+        with opened:
+            return not opened.ends_whole()
+
+    def _awaited(self, half: Iterable[FoundFile], last: str) -> Iterable[FoundFile]:
+        """Yield each file once its last line is ended, or the waiting time is over."""
+        began, waiting = time.monotonic(), {found.ident: found for found in half}
+        while waiting:
+            time.sleep(_POLL)
+            now = self._again(waiting.values())
+            for ident, before in list(waiting.items()):
+                found, wait = now.get(ident, before), self._wait(before, last)
+                is_over = self._quiet.seconds(found) >= wait or time.monotonic() - began >= _MOST_WAITS * wait
+                if is_over or ident not in now or _is_ended(found, before.size):
+                    del waiting[ident]
+                    yield found
+                else:
+                    waiting[ident] = found
+
+    def _again(self, files: Iterable[FoundFile]) -> dict[str, FoundFile]:
+        """Return the current state of the files under their current names, without those that are gone."""
+        looks = [(found, look(found.url, found.name)) for found in files]
+        if all(now is not None and now.ident == found.ident for found, now in looks):
+            return {now.ident: now for _, now in looks if now is not None}
+        return {found.ident: found for found in self._surveyor.files()}
+
+
+def _is_ended(found: FoundFile, size: int) -> bool:
+    """Return whether the file has a line end behind its former size, or is now shorter."""
+    if found.size <= size:
+        return found.size < size
+    opened = open_found(found)
+    if opened is None:
+        return False
+    with opened:
+        return any(b"\n" in piece for piece in opened.chunks(size, found.size - size))
+
+
+log = structlog.get_logger("conduit.file")
+
+
+class Bound(NamedTuple):
+    """The part of a file that a run that drains its source reads."""
+
+    upto: int = 0
+    takes_rest: bool = False
+    """Whether a last line without its line end is a record, if the file still ends there."""
+
+
+class Step(NamedTuple):
+    """The part of a file that a step reads."""
+
+    done: int
+    """Offset up to which it is read afterwards."""
+    upto: int
+    """Offset up to which it would be read if every line were whole and no limit were reached."""
+    after: Tracked | None = None
+    """The file as recorded in the position after the step; None if nothing is read."""
+    limited: bool = False
+    """Whether the limit leaves more whole lines to a later step."""
+
+
+class FileSteps:
+    """Steps in the files of one source. Remembers results, so that no byte is scanned twice without need."""
+
+    def __init__(self, max_line: int) -> None:
+        self._max_line = max_line
+        self._marks: dict[int, list[Mark]] = {}
+        self._fruitless: dict[str, tuple[Any, ...]] = {}
+        self._warned: set[tuple[str, int]] = set()
+
+    def take(self, seen: SeenFile, limit: Limit, bound: Bound | None) -> Step:
+        """Return a step of as many whole lines as the limit allows, up to the bound if there is one.
+
+        Raises ``FileChanged`` if the file is not the one that was seen.
+        """
+        upto = seen.found.size if bound is None else min(seen.found.size, bound.upto)
+        tried = (seen.file.offset, upto, seen.closed, bound, seen.found.modified)
+        if upto <= seen.file.offset or self._fruitless.get(seen.found.ident) == tried:
+            return Step(seen.file.offset, upto)
+        with _open(seen) as opened:
+            # from here on every byte, size and mark comes from this descriptor
+            size = opened.found.size
+            upto = size if bound is None else min(size, bound.upto)
+            rest = seen.closed if bound is None else bound.takes_rest and upto == size
+            start = next_line(seen.file, opened)
+            step = reach(opened, start, upto, limit, rest, self._max_line)
+            # a line that has grown since the horizon was taken is not stuck: the next run will read it
+            is_stuck = bound is not None and upto == size and not rest
+            if is_stuck and not step.limited and step.end.offset < upto:
+                self._warn(seen, step.end.offset, upto)
+            if step.end.offset <= seen.file.offset:
+                self._fruitless[seen.found.ident] = tried
+                return Step(seen.file.offset, upto)
+            self._marks[seen.file.number] = step.marks
+            return Step(step.end.offset, upto, _after(seen.file, opened, step), step.limited)
+
+    def pop_marks(self, number: int) -> list[Mark] | None:
+        """Return and forget the places between lines found while taking the step, or None if unknown."""
+        return self._marks.pop(number, None)
+
+    def _warn(self, seen: SeenFile, begin: int, end: int) -> None:
+        if (seen.found.ident, begin) not in self._warned:
+            self._warned.add((seen.found.ident, begin))
+            log.warning(
+                "a last line without its line end is left unread",
+                file=seen.found.url,
+                bytes=f"{begin} to {end}",
+                fix="end the line, or set read-unterminated: true",
+            )
+
+
+def _open(seen: SeenFile) -> OpenFile:
+    opened = open_found(seen.found)
+    if opened is None:
+        raise FileChanged
+    now = opened.found
+    if now.ident != seen.found.ident or now.size < seen.found.size or not opened.holds(seen.file):
+        opened.close()
+        raise FileChanged
+    return opened
+
+
+def next_line(file: Tracked, opened: OpenFile) -> Mark:
+    """Return where the next line begins, skipping the late line end of a line that was read without it."""
+    if file.unended and opened.read_at(file.offset, 1) == b"\n":
+        return Mark(file.offset + 1, file.line)
+    return Mark(file.offset, file.line)
+
+
+def _after(file: Tracked, opened: OpenFile, step: FileReach) -> Tracked:
+    found, end = opened.found, step.end
+    ahead = opened.last_line_end(end.offset)
+    return msgspec.structs.replace(
+        file,
+        offset=end.offset,
+        line=end.line,
+        mark=opened.mark(end.offset),
+        unended=step.unended,
+        size=max(found.size, end.offset),
+        modified=found.modified,
+        changed=found.changed,
+        birth=found.birth,
+        ahead=ahead if ahead > end.offset else 0,
+        ahead_mark=opened.mark(ahead) if ahead > end.offset else "",
+    )

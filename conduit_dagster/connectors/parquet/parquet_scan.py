@@ -1,0 +1,204 @@
+"""The Parquet files that there are, and what of each was read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from conduit_dagster.connectors.file.listing import FoundFile, is_many, list_many, look
+from conduit_dagster.connectors.file.settings import GLOB
+from conduit_dagster.connectors.parquet.footer import Footer, read_footer
+from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
+
+
+def _fixed(path: str, root: str) -> Path:
+    """The folder that a folder or glob begins with."""
+    parts = Path(path.removeprefix("file://")).parts
+    many = next((place for place, part in enumerate(parts) if GLOB & set(part)), len(parts))
+    return Path(root, *parts[:many])
+
+
+class ListedFiles:
+    """By name; hidden ones are left out."""
+
+    ordered = False
+
+    def __init__(self, path: str, resolved: str, root: str) -> None:
+        """``path`` as written, ``resolved`` against the project's ``root``."""
+        self._path, self._resolved, self._root = path, resolved, root
+
+    def files(self) -> list[FoundFile]:
+        """All there are now. Raises ``TransientError`` where the one file that was named is missing."""
+        # looked at each time: a folder may appear later
+        if is_many(self._path, self._root):
+            fixed = _fixed(self._path, self._root)
+            # two folders of a glob may have files of one name
+            return [
+                found._replace(name=os.path.relpath(found.url, fixed)) for found in list_many(self._path, self._root)
+            ]
+        found = look(self._resolved, self._resolved.rsplit("/", 1)[-1])
+        if found is None:
+            raise TransientError(
+                f"there is no file {self._path}",
+                code="parquet.missing",
+                place=self._resolved,
+                fix="create it, or correct the setting path",
+            )
+        return [found]
+
+
+class ReadFile(msgspec.Struct, frozen=True):
+    """One file, and how many of its rows lie before the position. Known by its name and its footer."""
+
+    name: str
+    mark: str
+    number: int
+    """The how-manieth file of the source it is, from 0."""
+    rows: int
+    """Of the whole file."""
+    done: int = 0
+
+    @property
+    def ident(self) -> tuple[str, str]:
+        """What tells files apart: a name that comes back with another content is another file."""
+        return self.name, self.mark
+
+
+class ParquetPosition(msgspec.Struct, frozen=True):
+    """Every file that is still there, and of which something was read, in reading order."""
+
+    seen: int = 0
+    files: tuple[ReadFile, ...] = ()
+
+    def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
+        """The position with these files in their new states, new ones at the end."""
+        kept = [moved.get(file.number, file) for file in self.files]
+        known = {file.number for file in self.files}
+        fresh = [file for number, file in moved.items() if number not in known]
+        return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON value that the engine stores."""
+        return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
+
+
+def parse_position(value: Any) -> ParquetPosition:
+    """The position behind a stored JSON value."""
+    return msgspec.convert(value, ParquetPosition)
+
+
+def parse_file(value: Any) -> ReadFile:
+    """The file behind a split's start or a boundary."""
+    return msgspec.convert(value, ReadFile)
+
+
+learn(ParquetPosition, ReadFile)
+
+
+_KEPT = 10_000
+"""Footers that are remembered, also of files that are gone."""
+There = dict[tuple[str, str], tuple[FoundFile, Footer]]
+"""By name and mark, a file as it was when its footer was read; in reading order."""
+
+
+class Listing(Protocol):
+    """Where the files are named."""
+
+    ordered: bool
+    """Whether every file that comes has a name behind all others': what was read is then told by the last name."""
+
+    def files(self) -> list[FoundFile]:
+        """All there are now, in reading order. May raise ``OSError`` or an error of ours."""
+        ...
+
+
+class FolderLook(NamedTuple):
+    """What there is to read behind a position."""
+
+    still: ParquetPosition
+    """The position without files that need not be named any more: read whole, and gone or behind another one."""
+    unread: list[tuple[ReadFile, Footer]]
+    """Files with rows that lie behind it: those begun first, then new ones by name."""
+
+
+class Survey:
+    """Looks at the files of one source. Reads a footer once per file."""
+
+    def __init__(self, listing: Listing, place: str) -> None:
+        """``place``: where they lie, for people."""
+        self._listing, self._place = listing, place
+        self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
+
+    def _files(self, wanted: Callable[[str], bool]) -> There:
+        """The files there are with such names, in reading order. Raises where one of them can't be read."""
+        try:
+            listed = self._listing.files()
+            if len(self._footers) > _KEPT:
+                self._footers = {found: self._footers[found] for found in listed if found in self._footers}
+            read = [(found.name, self._footer(found)) for found in listed if wanted(found.name)]
+            return {(name, footer.mark): (opened, footer) for name, (opened, footer) in read}
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._place}") from error
+
+    def _footer(self, found: FoundFile) -> tuple[FoundFile, Footer]:
+        """What a path holds, and which file that is: another one may have the path since it was listed."""
+        known = self._footers.get(found)
+        if known is None:
+            opened, footer = known = read_footer(found.url)
+            # what neither changes nor says when it changed is looked at each time
+            if self._listing.ordered:
+                self._footers[found] = known
+            elif opened.modified:
+                self._footers[opened._replace(name=found.name)] = opened, footer
+        return known
+
+    def named(self, names: Collection[str]) -> There:
+        """Those with these names."""
+        return self._files(set(names).__contains__)
+
+    def horizon(self) -> Any:
+        """What there is now, as a JSON value for :meth:`look`."""
+        if self._listing.ordered:
+            return {"last": max((found.name for found in self._listing.files()), default="")}
+        return {"files": [list(ident) for ident in self._files(lambda _: True)]}
+
+    def look(self, position: ParquetPosition, horizon: Any = None) -> FolderLook:
+        """What lies behind a position; only what is of the ``horizon``, if that is given.
+
+        Raises ``FatalError`` where a file that was begun is gone, or is another one now.
+        """
+        ordered = self._listing.ordered
+        begun = [file for file in position.files if file.done < file.rows]
+        last = position.files[-1].name if ordered and position.files else ""
+        names = {file.name for file in begun}
+        there = self._files(lambda name: name > last or name in names)
+        for file in begun:
+            if file.ident not in there:
+                raise self.gone(file)
+        known = {file.ident for file in position.files}
+        fresh = [ident for ident in there if ident not in known]
+        new = [ReadFile(*ident, position.seen + i, there[ident][1].rows) for i, ident in enumerate(fresh)]
+        unread = [(file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, horizon)]
+        newest = position.files[-1:] if ordered else ()
+        kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
+        return FolderLook(ParquetPosition(position.seen, tuple(kept)), unread)
+
+    def gone(self, file: ReadFile) -> FatalError:
+        """Its rows are not there any more."""
+        return FatalError(
+            f"{file.name} is gone or was changed; rows {file.done + 1} to {file.rows} of it were not read",
+            code="parquet.range_gone",
+            place=self._place,
+            fix="put the file back under its name, with the content that it had",
+        )
+
+
+def _is_within(file: ReadFile, horizon: Any) -> bool:
+    if horizon is None:
+        return True
+    return file.name <= horizon["last"] if "last" in horizon else [*file.ident] in horizon["files"]

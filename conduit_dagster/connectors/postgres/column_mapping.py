@@ -1,0 +1,161 @@
+"""Mapping of document fields to columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.connectors.postgres.catalog import Column, Lookup, Table
+from conduit_dagster.connectors.postgres.copy_values import CellError
+from conduit_dagster.connectors.postgres.settings import NAME_BYTES, PostgresDestinationSettings, TableName
+from conduit_dagster.record import Data, Document, Record
+
+_decode = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def documents(records: list[Record], raw_column: str) -> list[Document]:
+    """Return the payloads as documents. Raises ``CellError`` for a payload that is not one."""
+    found = [record.after for record in records]
+    if set(map(type, found)) == {dict}:
+        return found  # pyright: ignore[reportReturnType]  # just checked
+    return [document(data, raw_column) for data in found]
+
+
+def document(data: Data, raw_column: str) -> Document:
+    """Return a payload as a document. Raw data goes whole into ``raw_column``, else is read as JSON, as in Conduit."""
+    if isinstance(data, dict):
+        return data
+    if data is None:
+        raise CellError("no_payload", "the record has no payload to make a row of")
+    if raw_column:
+        return {raw_column: data}
+    try:
+        return _decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        message = "the raw payload is no JSON object: decode it, or name a column for it with the setting raw-column"
+        raise CellError("raw_payload", message) from None
+
+
+def key_document(key: Data) -> Document | None:
+    """Return the key as a document if it is one or the JSON of one; None for any other key."""
+    if isinstance(key, dict):
+        return key or None
+    if not key or not key.lstrip().startswith(b"{"):
+        return None
+    try:
+        return _decode(key) or None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+_SHAPES = 10_000
+"""Maximum number of cached shapes: the fields of records may be anything."""
+
+
+class Shape(NamedTuple):
+    """Fields of a document that have a column, with their columns, and fields that have none."""
+
+    fields: tuple[str, ...]
+    columns: tuple[Column, ...]
+    unmapped: tuple[str, ...]
+
+
+class ColumnLayout:
+    """The columns of one table, for one writer."""
+
+    def __init__(self, settings: PostgresDestinationSettings, lookup: Lookup, name: TableName) -> None:
+        self._settings = settings
+        self._lookup = lookup
+        self._renames = settings.renames
+        self._fields = {column: field for field, column in self._renames.items()}
+        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._is_fresh = False
+        self.table: Table = lookup.get(name)
+
+    def shape(self, fields: tuple[str, ...]) -> Shape:
+        """Return the shape of documents with these fields. Raises for fields without a column, unless allowed."""
+        found = self._shapes.get(fields)
+        if found is None:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            found = self._shapes[fields] = self._new_shape(fields)
+        return found
+
+    def renew(self) -> bool:
+        """Look the table up again, at most once, and return whether it changed.
+
+        No record must be refused because of an outdated cached table.
+        """
+        if self._is_fresh:
+            return False
+        before, self._is_fresh = self.table, True
+        self.table = self._lookup.get(before.name, fresh=True)
+        self._shapes.clear()
+        return self.table != before
+
+    def _new_shape(self, fields: tuple[str, ...]) -> Shape:
+        pairs = [(field, self._column(field)) for field in fields]
+        found = [(field, column) for field, column in pairs if column is not None]
+        unmapped = tuple(field for field, column in pairs if column is None)
+        if unmapped and self._settings.unmapped == "error":
+            raise self._no_column(unmapped)
+        columns = tuple(column for _, column in found)
+        if len({column.name for column in columns}) < len(columns):
+            raise CellError("two_fields", "two fields go into one column: see the setting mapping")
+        if not columns and not unmapped:
+            raise CellError("no_fields", "the record has no field to make a row of")
+        return Shape(tuple(field for field, _ in found), columns, unmapped)
+
+    def _column(self, field: str) -> Column | None:
+        name = self._renames.get(field, field)
+        if not self.table.exists:
+            return _open_column(name)
+        column = self.table.columns.get(name)
+        if column is None and self.renew():
+            return self._column(field)
+        return None if column is None or column.generated else column
+
+    def _no_column(self, fields: Sequence[str]) -> CellError:
+        names = ", ".join(fields[:5])
+        return CellError("unmapped", f"the table {self.table.name} has no column for {names}: see mapping, unmapped")
+
+    def gathered(self, documents: list[Document]) -> list[Document]:
+        """For ``unmapped: json``, return the documents with their unmapped fields as one object in its column."""
+        if self._settings.unmapped != "json" or not self.table.exists:
+            return documents
+        return [self._gather(document) for document in documents]
+
+    def _gather(self, document: Document) -> Document:
+        shape = self.shape(tuple(document))
+        if not shape.unmapped:
+            return document
+        made = {field: document[field] for field in shape.fields}
+        made[self._settings.unmapped_column] = {field: document[field] for field in shape.unmapped}
+        if self._column(self._settings.unmapped_column) is None:
+            raise self._no_column([self._settings.unmapped_column])
+        return made
+
+    def by_column(self, document: Document) -> Document:
+        """Return the document's values by column instead of field."""
+        shape = self.shape(tuple(document))
+        columns = zip(shape.columns, shape.fields, strict=True)
+        return {column.name: document[field] for column, field in columns}
+
+    def field_of(self, column: str) -> str:
+        """Return the field that goes into a column."""
+        return self._fields.get(column, column)
+
+    def named(self, name: str) -> Column:
+        """Return the column of that name. Raises ``CellError`` if there is none."""
+        column = _open_column(name) if not self.table.exists else self.table.columns.get(name)
+        if column is None:
+            raise self._no_column([name])
+        return column
+
+
+def _open_column(name: str) -> Column:
+    if not name or "\0" in name or len(name.encode()) > NAME_BYTES:
+        raise CellError("column_name", f"no column can be called {name[:NAME_BYTES]!r}")
+    return Column(name, "open", "text", known=False)

@@ -1,0 +1,149 @@
+"""The driver's connection: opened on demand, kept between deliveries, reopened when it was lost."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import TupleRow
+
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, conninfo
+from conduit_dagster.connectors.postgres.sqlstates import Verdicts
+
+Connection = psycopg.Connection[TupleRow]
+_IDLE = 1.0
+"""Idle seconds after which a kept connection is tested before use."""
+_KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives_count": "3"}
+# a server with this turned off for speed would lose rows that were reported as delivered
+_DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+
+
+def application(full_id: str) -> str:
+    """Return the application name of one destination's connections on the server, without their epoch."""
+    return f"conduit:{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
+
+
+def connect(settings: PostgresDestinationSettings, verdicts: Verdicts, name: str) -> Connection:
+    """Connect in autocommit mode. Raises a ``ConduitError`` without secrets."""
+    parameters: dict[str, str] = {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url)}
+    # psycopg's own prepared statements break behind a pooler
+    timeout = max(2, round(settings.connect_timeout))
+    own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
+    try:
+        connection = psycopg.connect(make_conninfo(**{**parameters, **own}), autocommit=True, prepare_threshold=None)
+    except psycopg.Error as error:
+        # "from None": a traceback would show libpq's unredacted text
+        raise verdicts.connecting(error) from None
+    try:
+        _prepare(connection, settings)
+    except psycopg.Error as error:
+        connection.close()
+        raise verdicts.verdict(error) from None
+    return connection
+
+
+def _prepare(connection: Connection, settings: PostgresDestinationSettings) -> None:
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
+        connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
+    connection.execute(_DURABLE)
+
+
+class Session:
+    """One connection of one destination, used by one thread at a time."""
+
+    def __init__(self, settings: PostgresDestinationSettings, verdicts: Verdicts, name: str) -> None:
+        self._settings = settings
+        self._verdicts = verdicts
+        self._name = name
+        self._lock = threading.RLock()
+        self._connection: Connection | None = None
+        self._used = 0.0
+        self.epoch = 0
+
+    @contextmanager
+    def connection(self) -> Generator[Connection]:
+        """Yield the connection for exclusive use. A lost connection is not repaired here; the next use reconnects."""
+        with self._lock:
+            connection = self._alive()
+            try:
+                yield connection
+            finally:
+                self._used = time.monotonic()
+                if connection.broken:
+                    self.close()
+
+    def _alive(self) -> Connection:
+        if self._connection is not None and not self._answers(self._connection):
+            self.close()
+        if self._connection is None:
+            made = connect(self._settings, self._verdicts, f"{self._name}:{self.epoch}")
+            weakref.finalize(self, made.close)
+            self._connection = made
+        return self._connection
+
+    def _answers(self, connection: Connection) -> bool:
+        if connection.closed:
+            return False
+        if time.monotonic() - self._used < _IDLE:
+            return True
+        try:
+            connection.execute("")
+        except psycopg.Error:
+            return False
+        return True
+
+    def become(self, epoch: int) -> None:
+        """Close the connection, so that later ones carry this epoch in their name."""
+        with self._lock:
+            self.epoch = epoch
+            self.close()
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_PATIENCE = 30.0
+"""Seconds that terminated backends may take to end."""
+_PAUSE = 0.02
+
+_OTHERS = """
+    SELECT pid, application_name FROM pg_stat_activity
+    WHERE starts_with(application_name, %s) AND usename = current_user AND pid <> pg_backend_pid()
+      AND datname = current_database()
+"""
+
+
+def end_older(connection: Connection, name: str, epoch: int, verdicts: Verdicts) -> None:
+    """Terminate every connection named ``name:EPOCH`` with a lower epoch, and wait until they are gone.
+
+    Only connections of the same database user can be terminated; locks of others are waited for, up to lock-timeout.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while older := _older(connection, name, epoch):
+        for pid in older:
+            connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        if time.monotonic() > deadline:
+            fix = "end them on the server: SELECT pg_terminate_backend(pid); then run again"
+            pids = ", ".join(map(str, older))
+            raise verdicts.outage(f"connections of an older run do not end: {pids}", "postgres.fence", fix)
+        time.sleep(_PAUSE)
+
+
+def _older(connection: psycopg.Connection[tuple[object, ...]], name: str, epoch: int) -> list[int]:
+    rows = connection.execute(_OTHERS, (f"{name}:",)).fetchall()
+    return [int(str(pid)) for pid, called in rows if _epoch(str(called)) < epoch]
+
+
+def _epoch(name: str) -> int:
+    number = name.rpartition(":")[2]
+    return int(number) if number.isdigit() else 0

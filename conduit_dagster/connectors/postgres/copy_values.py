@@ -1,0 +1,181 @@
+"""Conversion of values to COPY text, a whole column of a block at a time."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from conduit_dagster.connectors.postgres.catalog import Column
+from conduit_dagster.record import Nack
+
+Cell = str | int | float | bool | msgspec.Raw
+"""A text, or a value whose JSON is the text that COPY reads; floats must be finite."""
+NULL_MARK = b"\x1d"
+"""Placeholder for NULL until all values are bytes: JSON text never holds this character."""
+_NULL = msgspec.Raw(NULL_MARK)
+_NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+_BOOLEANS = {True: "true", False: "false"}
+_encode_json = msgspec.json.Encoder().encode
+
+
+class CellError(Exception):
+    """A record that can't be a row, with the reason as a nack."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.nack = Nack(f"postgres.{code}", message)
+
+
+def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
+    """Return the column's values as COPY reads them. Raises ``CellError`` if the column can't take one of them.
+
+    A value's text depends neither on the values beside it nor, for a table created from them, on whether the table
+    exists yet: a part that is staged again has the same bytes.
+    """
+    kinds = set(map(type, values))
+    if type(None) in kinds:
+        return _with_nulls(values, column)
+    if len(kinds) == 1 and column.kind not in ("json", "array"):
+        return _uniform(values, kinds.pop(), column)
+    return [_text(value, column) for value in values]
+
+
+def _with_nulls(values: Sequence[Any], column: Column) -> list[Cell]:
+    if column.required:
+        raise CellError("not_null", f"the column {column.name} takes no null")
+    present = iter(column_cells([value for value in values if value is not None], column))
+    return [_NULL if value is None else next(present) for value in values]
+
+
+def _uniform(values: Sequence[Any], kind: type, column: Column) -> Sequence[Cell]:
+    if kind is str:
+        return values
+    if kind is int and column.kind in ("integer", "number", "text"):
+        if column.bits:
+            _check_bits(min(values), max(values), column)
+        return values
+    if kind is bool and column.kind in ("boolean", "text"):
+        return values
+    if kind is float and column.kind in ("number", "text"):
+        # the sum is finite only if all values are
+        return values if isfinite(sum(values)) else list(map(_number, values))
+    return [_text(value, column) for value in values]
+
+
+def _check_bits(least: int, most: int, column: Column) -> None:
+    if column.bits and not -(1 << column.bits) <= least <= most < 1 << column.bits:
+        worst = least if least < -(1 << column.bits) else most
+        raise CellError("out_of_range", f"{_short(worst)} does not fit the column {column.name} ({column.type})")
+
+
+def _text(value: Any, column: Column) -> str:
+    if column.kind == "json":
+        return _json_text(value)
+    if column.kind == "array" and isinstance(value, list | tuple):
+        return _array(value)
+    render = _RENDER.get(type(value))
+    if render is None:
+        raise _misfit(value, column)
+    return render(value, column)
+
+
+def _misfit(value: Any, column: Column) -> CellError:
+    kind = {dict: "an object", list: "a list", bool: "a boolean"}.get(type(value), f"a {type(value).__name__}")
+    return CellError("type", f"{kind} does not fit the column {column.name} ({column.type})")
+
+
+def _boolean(value: bool, column: Column) -> str:
+    if column.kind in ("integer", "number"):
+        raise _misfit(value, column)
+    return _BOOLEANS[value]
+
+
+def _integer(value: int, column: Column) -> str:
+    _check_bits(value, value, column)
+    return repr(value)
+
+
+def _number(value: float) -> str:
+    # JSON has no infinity and no NaN
+    return _encode_json(value).decode() if isfinite(value) else repr(value)
+
+
+def _float(value: float, column: Column) -> str:
+    if column.kind != "integer":
+        return _number(value)
+    if not value.is_integer():
+        raise _misfit(value, column)
+    return _integer(int(value), column)
+
+
+def _bytes(value: bytes, column: Column) -> str:
+    if column.kind == "bytea" or not column.known:
+        return "\\x" + value.hex()
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise CellError("encoding", f"the column {column.name} takes text, and this is not UTF-8") from None
+
+
+def _nested(value: Any, column: Column) -> str:
+    if column.kind != "text":
+        raise _misfit(value, column)
+    return _json_text(value)
+
+
+_RENDER: dict[type, Callable[[Any, Column], str]] = {
+    str: lambda value, _: value,
+    bool: _boolean,
+    int: _integer,
+    float: _float,
+    bytes: _bytes,
+    dict: _nested,
+    list: _nested,
+    tuple: _nested,
+    Decimal: lambda value, _: str(value),
+    UUID: lambda value, _: str(value),
+    **dict.fromkeys((datetime, date, time), lambda value, _: value.isoformat()),
+}
+
+
+def _json_text(value: Any) -> str:
+    if type(value) is bytes:
+        return value.decode()
+    try:
+        text = _encode_json(value).decode()
+    except OverflowError:
+        # integers beyond 64 bits are still numbers in JSON and in jsonb
+        text = json.dumps(value, ensure_ascii=False)
+    if "\\u0000" in text and _NUL_IN_JSON.search(text):
+        raise CellError("nul", "the document holds a NUL character, which PostgreSQL can't store")
+    return text
+
+
+def _array(values: Sequence[Any]) -> str:
+    return "{" + ",".join(map(_element, values)) + "}"
+
+
+def _element(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    if isinstance(value, list | tuple):
+        return _array(value)
+    if isinstance(value, bool):
+        return _BOOLEANS[value]
+    if isinstance(value, int | float):
+        return repr(value)
+    text = value if isinstance(value, str) else _json_text(value)
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"

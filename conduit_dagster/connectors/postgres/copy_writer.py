@@ -1,0 +1,133 @@
+"""The task's side of the destination: renders records as COPY text and stages them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from conduit_dagster.connectors.formats import nack_of
+from conduit_dagster.connectors.postgres.copy_values import CellError
+from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.staged_rows import Index, LineGroup, LineRun, write_missing
+from conduit_dagster.record import Record
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.sdk import NewPart, Part, Refusal, Writer, WriterTask
+
+
+class CopyWriter(Writer):
+    """Writer of one line per record, in order, for all tables; the footer names each line's table."""
+
+    def __init__(
+        self,
+        task: WriterTask,
+        table_of: TableName | Callable[[Record], TableName],
+        encoder: Callable[[TableName], TableEncoder],
+    ) -> None:
+        self._staging = task.staging
+        self._table_of = table_of
+        self._make = encoder
+        self._encoders: dict[TableName, TableEncoder] = {}
+        self._part = NewPart(task, "copy")
+        self._groups: dict[LineGroup, int] = {}
+        self._runs: list[LineRun] = []
+
+    def write(self, records: list[Record]) -> Sequence[Refusal]:
+        """Render and append records; refuse those that can't be a row. Raises if the database can't be queried."""
+        refused: list[Refusal] = []
+        encoded: list[Encoded] = []
+        for table, places in self._by_table(records, refused):
+            encoded += self._encode(table, records, places, refused)
+        if len(encoded) == 1:
+            one = encoded[0]
+            self._append(one.group, len(one.places), one.data)
+        else:
+            self._interleave(len(records), encoded)
+        return sorted(refused, key=lambda refusal: refusal.place)
+
+    def _by_table(self, records: list[Record], refused: list[Refusal]) -> list[tuple[TableName, Sequence[int]]]:
+        if isinstance(self._table_of, TableName):
+            return [(self._table_of, range(len(records)))] if records else []
+        found: dict[TableName, list[int]] = {}
+        for place, record in enumerate(records):
+            try:
+                found.setdefault(self._table_of(record), []).append(place)
+            except Exception as error:  # noqa: BLE001  # any error of a record becomes its nack
+                refused.append(_refusal(place, error))
+        return list(found.items())
+
+    def _encode(
+        self, table: TableName, records: list[Record], places: Sequence[int], refused: list[Refusal]
+    ) -> list[Encoded]:
+        if table not in self._encoders:
+            self._encoders[table] = self._make(table)
+        encoder = self._encoders[table]
+        mine = records if len(places) == len(records) else [records[place] for place in places]
+        try:
+            found = _encoded_or_renewed(encoder, mine)
+        except ConduitError:
+            raise
+        except Exception:  # noqa: BLE001  # one record is at fault: find it
+            places = [place for place in places if not _is_refused(encoder, records[place], place, refused)]
+            found = encoder.encode([records[place] for place in places]) if places else []
+        if isinstance(places, range):
+            return found
+        return [one._replace(places=[places[index] for index in one.places]) for one in found]
+
+    def _interleave(self, count: int, encoded: list[Encoded]) -> None:
+        """Append lines in the order of the records: a child of the delivery is a range of lines."""
+        placed: list[tuple[LineGroup, bytes] | None] = [None] * count
+        for one in encoded:
+            for place, line in zip(one.places, one.lines(), strict=True):
+                placed[place] = (one.group, line)
+        for group, run in groupby((line for line in placed if line is not None), lambda line: line[0]):
+            lines = [line for _, line in run]
+            self._append(group, len(lines), b"".join(lines))
+
+    def _append(self, group: LineGroup, records: int, data: bytes) -> None:
+        self._part.write(data)
+        number = self._groups.setdefault(group, len(self._groups))
+        run = LineRun(number, records, len(data))
+        if self._runs and self._runs[-1].group == number:
+            last = self._runs.pop()
+            run = LineRun(number, last.records + run.records, last.bytes + run.bytes)
+        self._runs.append(run)
+
+    def finish(self) -> Part | None:
+        """Make the part durable, except the folder's entry, which the driver syncs before it prepares."""
+        if not self._runs:
+            return None
+        self._part.write(Index(list(self._groups), self._runs).encode())
+        part = self._part.finish(sum(run.records for run in self._runs))
+        missing = [found for encoder in self._encoders.values() if (found := encoder.missing())]
+        if part and missing:
+            write_missing(self._staging, part, missing)
+        return part
+
+    def abort(self) -> None:
+        """Leave a file that no ledger names; it is removed with the staging folder."""
+        self._part.abort()
+
+
+def _encoded_or_renewed(encoder: TableEncoder, records: list[Record]) -> list[Encoded]:
+    try:
+        return encoder.encode(records)
+    except CellError:
+        if not encoder.renew():
+            raise
+        return encoder.encode(records)
+
+
+def _is_refused(encoder: TableEncoder, record: Record, place: int, refused: list[Refusal]) -> bool:
+    try:
+        encoder.encode([record])
+    except ConduitError:
+        raise
+    except Exception as error:  # noqa: BLE001  # any error of a record becomes its nack
+        refused.append(_refusal(place, error))
+        return True
+    return False
+
+
+def _refusal(place: int, error: Exception) -> Refusal:
+    return Refusal(place, error.nack if isinstance(error, CellError) else nack_of(error))

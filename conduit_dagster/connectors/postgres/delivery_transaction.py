@@ -1,0 +1,275 @@
+"""Publishing in one transaction per delivery: first its hash in ``conduit_deliveries``, then the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, cast
+
+import psycopg
+from psycopg import errors, sql
+
+from conduit_dagster.connectors.postgres.catalog import common, read_table
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.merge import MERGE, Merge
+from conduit_dagster.connectors.postgres.plan import CopyBatch, Locator, batches
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
+from conduit_dagster.connectors.postgres.sqlstates import RowError, Verdicts, copy_line
+from conduit_dagster.connectors.postgres.staged_rows import Missing
+from conduit_dagster.record import Nack
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Claim, Claimed, Delivery, Rejected
+
+NAME = "conduit_deliveries"
+KEPT_STEPS = 1_000
+"""Number of steps whose hashes are kept; an older delivery is refused, so that none is ever published twice."""
+_EVERY = 100
+
+_CREATE = """
+    CREATE TABLE IF NOT EXISTS {} (
+        hash text PRIMARY KEY, state text NOT NULL, pipeline text NOT NULL, consumer text NOT NULL,
+        step bigint NOT NULL, records bigint NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())
+"""
+_PUT = """
+    INSERT INTO {} (hash, state, pipeline, consumer, step, records) VALUES (%s, %s, %s, %s, %s, %s)
+    ON CONFLICT DO NOTHING RETURNING 1
+"""
+_RAISE_FLOOR = """
+    INSERT INTO {0} AS d (hash, state, pipeline, consumer, step, records) VALUES (%s, 'pruned', %s, %s, %s, 0)
+    ON CONFLICT (hash) DO UPDATE SET step = greatest(d.step, excluded.step), at = clock_timestamp()
+"""
+_PRUNE = "DELETE FROM {} WHERE pipeline = %s AND consumer = %s AND step < %s AND state <> 'pruned'"
+_RIGHTS = """
+    SELECT bool_and(has_table_privilege(%s, right_)) FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) right_
+"""
+
+
+class Claims(NamedTuple):
+    """The table of delivery hashes, for one pipeline in one schema."""
+
+    schema: str
+    pipeline: str
+    verdicts: Verdicts
+
+    @property
+    def _table(self) -> sql.Identifier:
+        return TableName(self.schema, NAME).quoted
+
+    def create(self, connection: Connection) -> None:
+        """Create the table if it is missing; a concurrent second creator finds the first one's table."""
+        if self._is_there(connection):
+            return
+        try:
+            connection.execute(sql.SQL(_CREATE).format(self._table))
+        except psycopg.Error as error:
+            # IF NOT EXISTS does not see a table that is being created concurrently
+            if not (is_race(error) and self._is_there(connection)):
+                raise
+
+    def _is_there(self, connection: Connection) -> bool:
+        row = connection.execute("SELECT to_regclass(%s)", (self._table.as_string(connection),)).fetchone()
+        return row is not None and row[0] is not None
+
+    def check(self, connection: Connection) -> None:
+        """Raise ``FatalError`` if rows can't be read, inserted, updated or deleted."""
+        name = self._table.as_string(connection)
+        row = connection.execute(_RIGHTS, (name,)).fetchone()
+        if row is None or not row[0]:
+            fix = f"as its owner: GRANT SELECT, INSERT, UPDATE, DELETE ON {name} to the user in url"
+            raise self.verdicts.fatal(f"{name} can't be written", "postgres.no_privilege", fix)
+
+    def put(self, connection: Connection, delivery: Delivery, state: Claimed) -> Claimed | None:
+        """Insert the hash; return None if that worked, else the stored state. Waits for an open transaction with it."""
+        values = (delivery.hash, state, self.pipeline, delivery.consumer, delivery.step, delivery.records)
+        for _ in range(10):
+            if connection.execute(sql.SQL(_PUT).format(self._table), values).fetchone():
+                self._refuse_pruned(connection, delivery)
+                return None
+            if (there := self.state(connection, delivery)) is not None:
+                return there
+        raise self.verdicts.outage(f"{self.schema}.{NAME} changes all the time", "postgres.busy", "run again")
+
+    def state(self, connection: Connection, delivery: Delivery) -> Claimed | None:
+        """Return the state stored under the delivery's hash, or None."""
+        query = sql.SQL("SELECT state FROM {} WHERE hash = %s").format(self._table)
+        row = connection.execute(query, (delivery.hash,)).fetchone()
+        return None if row is None else cast(Claimed, row[0])
+
+    def prune(self, connection: Connection, delivery: Delivery) -> None:
+        """At every hundredth step, delete the hashes of much older steps, within the delivery's transaction."""
+        floor = delivery.step - KEPT_STEPS
+        # the first child prunes for all
+        if delivery.step % _EVERY or floor <= 0 or (delivery.take is not None and delivery.skip):
+            return
+        whose = (self.pipeline, delivery.consumer, floor)
+        connection.execute(sql.SQL(_RAISE_FLOOR).format(self._table), (self._floor(delivery), *whose))
+        connection.execute(sql.SQL(_PRUNE).format(self._table), whose)
+
+    def _floor(self, delivery: Delivery) -> str:
+        return f"floor:{self.pipeline}:{delivery.consumer}"
+
+    def _refuse_pruned(self, connection: Connection, delivery: Delivery) -> None:
+        # queried after the insert, in a statement of its own: the insert may have waited for the pruning transaction
+        query = sql.SQL("SELECT step FROM {} WHERE hash = %s").format(self._table)
+        row = connection.execute(query, (self._floor(delivery),)).fetchone()
+        if row is None or delivery.step >= row[0]:
+            return
+        fix = (
+            "a run this old must not go on; where the state store was started anew on purpose: "
+            f"DELETE FROM {self.schema}.{NAME} WHERE pipeline = '{self.pipeline}', then run again"
+        )
+        message = f"step {delivery.step} is older than what {NAME} still knows (step {row[0]})"
+        raise self.verdicts.fatal(message, "postgres.step_pruned", fix)
+
+
+def is_race(error: psycopg.Error) -> bool:
+    """Return whether the error comes from two concurrent creations of the same table.
+
+    Which of the three errors the second one gets depends on the progress of the first: the table's row type exists, the
+    table exists, or neither did and a catalogue's unique index detects both.
+    """
+    return isinstance(error, (errors.DuplicateObject, errors.DuplicateTable)) or (
+        isinstance(error, errors.UniqueViolation) and error.diag.schema_name == "pg_catalog"
+    )
+
+
+class TablePublisher:
+    """Publisher of deliveries to the database, all or nothing."""
+
+    def __init__(self, settings: PostgresDestinationSettings, claims: Claims) -> None:
+        self._settings = settings
+        self._claims = claims
+        self._locator = Locator()
+
+    def publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
+        """Publish the delivery; return None if it is in, now or from before, else the claim on its hash.
+
+        Raises as :class:`Destination` specifies; nothing of the delivery is in then, unless the connection was lost
+        during the commit: ``holds`` tells.
+        """
+        try:
+            return self._publish(connection, delivery)
+        except RowError as error:
+            raise self._claims.verdicts.verdict(error.cause, error.place) from error.cause
+        except psycopg.Error as error:
+            raise self._unplaced(error, delivery) from error
+
+    def _unplaced(self, error: psycopg.Error, delivery: Delivery) -> Exception:
+        verdicts = self._claims.verdicts
+        if is_race(error):
+            return verdicts.outage(
+                "a table was created by somebody else at the same moment", "postgres.busy", "run again"
+            )
+        # found at the end, for example by a deferred constraint: with one record it can only be that one
+        return verdicts.verdict(error, 0 if delivery.records == 1 else None)
+
+    def _publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
+        try:
+            return self._write(connection, delivery)
+        except RowError:
+            slices = self._locator.slices(delivery)
+            if batches(slices) == batches(slices, strict=True):
+                raise
+            # inserts were grouped: in the records' own order another one may be the first that is refused
+            return self._write(connection, delivery, strict=True)
+
+    def _write(self, connection: Connection, delivery: Delivery, strict: bool = False) -> Claim | None:
+        with connection.transaction():
+            return self._put(connection, delivery, strict)
+
+    def _put(self, connection: Connection, delivery: Delivery, strict: bool) -> Claim | None:
+        # first of all: the insert waits for another transaction with the same hash and decides which of the two wins
+        there = self._claims.put(connection, delivery, "delivered")
+        if there is not None:
+            return None if there == "delivered" else there
+        self._create(connection, delivery)
+        slices = self._locator.slices(delivery)
+        size = sum(one.bytes for _, one in slices)
+        progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
+        for batch in batches(slices, strict):
+            self._batch(connection, batch, progress)
+        progress.pass_half()
+        self._claims.prune(connection, delivery)
+        return None
+
+    def _create(self, connection: Connection, delivery: Delivery) -> None:
+        if missing := self._locator.missing(delivery):
+            create_tables(connection, missing)
+            self._check_columns(connection, delivery, {one.table for one in missing})
+
+    def _check_columns(self, connection: Connection, delivery: Delivery, names: set[TableName]) -> None:
+        """Raise ``Rejected`` if a table that was created since staging lacks columns."""
+        found = {name: read_table(connection, name) for name in names}
+        for group, one in self._locator.slices(delivery):
+            table = found.get(group.table)
+            lacks = [] if table is None else [name for name in group.columns if name not in table.columns]
+            if lacks:
+                message = f"the table {group.table} has no column for {', '.join(lacks[:5])}"
+                raise Rejected(one.place, Nack("postgres.unmapped", message))
+
+    def _batch(self, connection: Connection, batch: CopyBatch, progress: _Progress) -> None:
+        if not batch.group.merge:
+            names = sql.SQL(", ").join(map(sql.Identifier, batch.group.columns))
+            statement = sql.SQL("COPY {} ({}) FROM STDIN").format(batch.group.table.quoted, names)
+            _copy(connection, statement, batch, batch.group.table.name, progress)
+            return
+        merge = Merge(connection, batch, self._settings.on_conflict)
+        _copy(connection, merge.prepare(), batch, MERGE, progress)
+        merge.apply()
+
+
+def _copy(
+    connection: Connection, statement: sql.Composed, batch: CopyBatch, relation: str, progress: _Progress
+) -> None:
+    try:
+        with connection.cursor().copy(statement) as copy:
+            for chunk in batch.chunks():
+                copy.write(chunk)
+                progress.add(len(chunk))
+    except psycopg.Error as error:
+        line = copy_line(error, relation)
+        if line is None:
+            raise
+        raise RowError(batch.place(line), error) from error
+
+
+class _Progress:
+    """Progress that calls back once, when about half of the bytes are sent."""
+
+    def __init__(self, size: int, half: Callable[[], None]) -> None:
+        self._left = size / 2
+        self._half: Callable[[], None] | None = half
+
+    def add(self, size: int) -> None:
+        """Count ``size`` more bytes as sent."""
+        self._left -= size
+        if self._left <= 0:
+            self.pass_half()
+
+    def pass_half(self) -> None:
+        """Call back, unless that has happened already."""
+        half, self._half = self._half, None
+        if half is not None:
+            half()
+
+
+def create_tables(connection: Connection, missing: Iterable[Missing]) -> None:
+    """Create the tables that are still missing, inside the transaction that fills them."""
+    tables: dict[TableName, list[Missing]] = {}
+    for one in missing:
+        tables.setdefault(one.table, []).append(one)
+    for name, found in tables.items():
+        connection.execute(_statement(name, found))
+
+
+def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
+    columns = dict.fromkeys(column for one in found for column in one.types)
+    types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
+    # the types come from a fixed list of our own
+    items: list[sql.Composable] = [
+        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind))  # pyright: ignore[reportArgumentType]
+        for column, kind in types.items()
+    ]
+    key = next((one.key for one in found if one.key), ())
+    if key and set(key) <= types.keys():
+        items.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, key))))
+    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(name.quoted, sql.SQL(", ").join(items))

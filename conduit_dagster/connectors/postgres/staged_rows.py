@@ -1,0 +1,154 @@
+"""Staged rows: lines of COPY text in one file per task, with a footer that maps lines to tables and columns.
+
+Tasks write them; the driver reads them, including a single row for its dead letter.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from conduit_dagster import storage
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.record import Operation, Record
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Delivery, Part
+
+_T = TypeVar("_T")
+_TAIL = 17
+"""Bytes that hold the footer's length: 16 digits and a line end."""
+
+
+class LineGroup(msgspec.Struct, frozen=True):
+    """Common properties of lines that one COPY can take."""
+
+    table: TableName
+    columns: tuple[str, ...]
+    merge: bool = False
+    """Each line begins with an operation (``c``, ``u`` or ``d``) and, in hex, which of the columns it holds."""
+    key: tuple[str, ...] = ()
+
+
+class LineRun(NamedTuple):
+    """Consecutive lines that belong to one group."""
+
+    group: int
+    records: int
+    bytes: int
+
+
+class Missing(msgspec.Struct):
+    """A table that did not exist when records were staged for it, and is to be created."""
+
+    table: TableName
+    types: dict[str, str | None]
+    """Types by column, as far as the values showed them."""
+    key: tuple[str, ...] = ()
+
+
+class Index(msgspec.Struct):
+    """Footer of a part: its lines, run by run."""
+
+    groups: list[LineGroup]
+    runs: list[LineRun]
+
+    def encode(self) -> bytes:
+        """Return the footer as one line, followed by a line with its length."""
+        body = msgspec.json.encode(self) + b"\n"
+        return body + b"%016d\n" % len(body)
+
+
+def read_index(delivery: Delivery, part: Part) -> Index:
+    """Return the footer of a part. Raises ``FatalError`` if the file is not as staged."""
+    url = storage.join(delivery.staging, part.name)
+    with storage.open_read(url) as file:
+        file.seek(part.bytes - _TAIL)
+        tail = file.read(_TAIL)
+        length = int(tail) if tail[:-1].isdigit() else 0
+        file.seek(part.bytes - _TAIL - length)
+        body = file.read(length)
+    return _decoded(body, Index, url)
+
+
+def write_missing(staging: str, part: Part, missing: list[Missing]) -> None:
+    """Store the missing tables beside the part, as durably as the part."""
+    file = storage.NewFile(_beside(staging, part))
+    file.write(msgspec.json.encode(missing))
+    file.finish()
+
+
+def read_missing(delivery: Delivery, part: Part) -> list[Missing]:
+    """Return the tables that did not exist when the part was staged. Raises ``FatalError`` for a damaged list."""
+    url = _beside(delivery.staging, part)
+    if storage.size(url) is None:
+        return []
+    with storage.open_read(url) as file:
+        return _decoded(file.read(), list[Missing], url)
+
+
+def _beside(staging: str, part: Part) -> str:
+    return storage.join(staging, f"{part.name}.missing")
+
+
+def _decoded(body: bytes, kind: type[_T], url: str) -> _T:
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except msgspec.DecodeError:
+        fix = "was it changed by hand? remove it, and it is staged again"
+        raise FatalError(f"{url} is not as it was staged", code="postgres.staging", place=url, fix=fix) from None
+
+
+_ESCAPED = re.compile(r"\\(x[0-9a-fA-F]{2}|.)", re.DOTALL)
+_NAMED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_OPERATIONS: dict[str, Operation] = {"c": "create", "u": "update", "d": "delete"}
+
+
+def staged_row(delivery: Delivery, place: int) -> Record:
+    """Return the row at a place of the delivery: columns by name, each as the text that PostgreSQL would receive.
+
+    Raises ``LookupError`` if the delivery has no such row, ``FatalError`` (``postgres.staging``) for a damaged part.
+    """
+    for part in delivery.parts:
+        if place < part.records:
+            return _row(delivery, part, place)
+        place -= part.records
+    raise LookupError("the delivery ends before that row")
+
+
+def _row(delivery: Delivery, part: Part, place: int) -> Record:
+    index, left = read_index(delivery, part), place
+    with storage.open_read(storage.join(delivery.staging, part.name)) as file:
+        for run in index.runs:
+            if left < run.records:
+                lines = file.read(run.bytes).split(b"\n", left + 1)
+                return _record(index.groups[run.group], lines[left].decode())
+            left -= run.records
+            file.seek(run.bytes, 1)
+    raise LookupError(f"row {place} of {part.name}")
+
+
+def _record(group: LineGroup, line: str) -> Record:
+    cells = line.split("\t")
+    if not group.merge:
+        return Record(0, {}, _values(group.columns, cells))
+    operation, held = cells[0][0], int(cells[0][1:], 16)
+    every = _values(group.columns, cells[1:])
+    values = {name: value for bit, (name, value) in enumerate(every.items()) if held >> bit & 1}
+    key = {name: values[name] for name in group.key}
+    after = None if operation == "d" else values
+    return Record(0, {}, after, key, None, _OPERATIONS[operation])
+
+
+def _values(columns: tuple[str, ...], cells: list[str]) -> dict[str, str | None]:
+    return {name: None if cell == r"\N" else _unescaped(cell) for name, cell in zip(columns, cells, strict=True)}
+
+
+def _unescaped(cell: str) -> str:
+    return _ESCAPED.sub(_character, cell) if "\\" in cell else cell
+
+
+def _character(found: re.Match[str]) -> str:
+    escape = found[1]
+    return chr(int(escape[1:], 16)) if escape[0] == "x" and len(escape) == 3 else _NAMED.get(escape, escape)

@@ -1,0 +1,102 @@
+"""The driver's session, for connectors that are Spark plans."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from conduit_dagster.processors.common.modules import module_of
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.explain import explain, is_sparks
+from conduit_dagster.spark.jobs import jobs_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+
+def current_session() -> SparkSession:
+    """The session that the pipeline runs on. Raises ``FatalError`` where this process has none."""
+    # here, because validating a pipeline must not import pyspark
+    from pyspark.sql import SparkSession
+
+    try:
+        return SparkSession.active()
+    except Exception as error:
+        raise FatalError(
+            "there is no Spark session in this process",
+            code="spark.no_session",
+            fix="run the pipeline with conduit-dagster run or in Dagster; dry-run and tests open no session for this",
+        ) from error
+
+
+def has_session() -> bool:
+    """Whether this process has one."""
+    if "pyspark" not in sys.modules:
+        return False
+    try:
+        current_session()
+    except FatalError:
+        return False
+    return True
+
+
+@contextmanager
+def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
+    """The session, and the event that is set when the pipeline is stopped by force, which ends jobs of Spark inside.
+
+    What Spark raises inside comes out as one line of ours, which names the format; of a stop as ``JobCancelled``.
+    """
+    spark = current_session()
+    try:
+        with jobs_of(pipeline, spark) as cancelled:
+            yield spark, cancelled
+    except ConduitError:
+        raise
+    except Exception as error:
+        if not is_sparks(error):
+            raise
+        raise TransientError(
+            f"Spark's {format_} can't {doing}: {explain(error)}",
+            code="spark.format_failed",
+            fix="correct the settings that are the format's own options, or start again once the cause is gone",
+        ) from error
+
+
+def register(spark: SparkSession, root: str, register: str) -> None:
+    """Registers the Python data source ``FILE.py:CLASS`` of the project with the session. Nothing for no text."""
+    if not register:
+        return
+    file, _, name = register.rpartition(":")
+    found = getattr(_module(Path(root, file)), name, None)
+    if found is None:
+        raise FatalError(
+            f"{file} has no class {name}",
+            code="spark.no_data_source",
+            place=file,
+            fix="correct the setting register",
+        )
+    spark.dataSource.register(found)
+
+
+def _module(path: Path) -> Any:
+    from pyspark import cloudpickle
+
+    try:
+        text = path.read_text()
+        module = module_of("conduit_dagster_spark", path.stem, text, str(path))
+    except Exception as error:
+        raise FatalError(
+            f"{path.name} can't be loaded: {type(error).__name__}: {error}",
+            code="spark.no_data_source",
+            place=str(path),
+            fix="correct the file, or the setting register",
+        ) from error
+    # workers have no such module: its classes travel whole
+    cloudpickle.register_pickle_by_value(module)
+    return module

@@ -1,0 +1,230 @@
+"""A program compiled for execution: plugins found, settings parsed, conditions compiled. Cached per worker process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from conduit_dagster.connectors.connector_registry import find_destination, find_source
+from conduit_dagster.engine.nodes import Node, Step, gates
+from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
+from conduit_dagster.engine.processor_state import Remembers
+from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.engine.source_nodes import SourceNode, inlets_of, replay_inlets
+from conduit_dagster.expressions import Clock, compile_condition, reads_key
+from conduit_dagster.processors import registry as processors
+from conduit_dagster.processors.common.stateful import Remembering
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.turn import Turn
+
+DEAD_LETTERS = "dead_letters"
+
+
+@dataclass(frozen=True)
+class DestinationNode:
+    """A destination with the nodes that its records pass after the fan-out."""
+
+    id: str
+    node: str
+    destination: Destination
+    nodes: Sequence[Step]
+
+    @property
+    def needs_own_records(self) -> bool:
+        """Whether the branch may change its records, and so needs its own copies (CASES C21)."""
+        return bool(self.nodes) or self.destination.changes_records
+
+
+@dataclass(frozen=True)
+class CompiledPipeline:
+    """All parts of a pipeline that handle records."""
+
+    program: Program
+    clock: Clock
+    turn: Turn
+    sources: Sequence[SourceNode]
+    """The pipeline's own sources."""
+    inlets: Sequence[SourceNode]
+    """Inputs of a step: the sources, or their logs."""
+    nodes: Sequence[Step]
+    outlets: Sequence[DestinationNode]
+    dead_letters: Destination
+    letter_nodes: Sequence[Step]
+    """The processors of the dead-letter queue."""
+    redaction: Redaction
+    reads_keys: Keys
+    """Which record keys any part of the pipeline may read."""
+    remembering: Mapping[str, Remembers]
+    """Stateful processors by node: those that remember records of earlier steps."""
+    queries: Mapping[str, SqlQuery]
+    """By node, the queries that processors run in Spark."""
+
+    def inlet(self, source: str) -> SourceNode:
+        """Return the inlet of a source. Raises ``FatalError`` if an open step needs a source removed from the file."""
+        if (inlet := self.known(source)) is not None:
+            return inlet
+        raise FatalError(
+            f"an open step reads {source}, which the pipeline's file has no more",
+            code="source.removed",
+            node=f"{self.program.pipeline}:{source}",
+            fix="put the source back, let the pipeline finish the step (run --once), then remove it",
+        )
+
+    @property
+    def reads(self) -> str:
+        """Kind of the ranges of its steps (``Plan.reads``)."""
+        if self.program.log != "records":
+            return "positions"
+        return "join" if self.program.fan_in == "join" else "records"
+
+    def replay_of(self, source: str) -> int:
+        """Return the id of the replay that a source of dead letters belongs to; 0 for any other source."""
+        inlet, replay = self.known(source), self.program.replay
+        return replay.id if replay is not None and inlet is not None and inlet.is_replay else 0
+
+    def known(self, source: str) -> SourceNode | None:
+        """Return the inlet of a source; None if it was removed from the file."""
+        return next((inlet for inlet in self.inlets if inlet.id == source), None)
+
+    def takes_rows(self, inlet: SourceNode) -> bool:
+        """Return whether records stay columns: the source yields columns and nothing needs them as documents."""
+        ways = [inlet.nodes, self.nodes, *(outlet.nodes for outlet in self.outlets)]
+        are_taken = all(outlet.destination.takes_rows for outlet in self.outlets)
+        return inlet.source.gives_rows and are_taken and not any(ways)
+
+    def consumers(self) -> dict[str, Destination]:
+        """Return all destinations by id, the dead-letter queue first (DELIVERY.md, Publish)."""
+        return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}
+
+
+_EDIT = ":~replay:set-"
+
+
+def edit_node(pipeline: str, number: int) -> str:
+    """Return the node id of an edit of a replay. No connector or processor id begins with ``~``."""
+    return f"{pipeline}{_EDIT}{number + 1}"
+
+
+def is_edit(node: str) -> bool:
+    """Return whether a node id was made by :func:`edit_node`."""
+    return _EDIT in node
+
+
+@lru_cache(maxsize=64)
+def compile_encoded(data: bytes) -> CompiledPipeline:
+    """Return the compiled pipeline of an encoded program; compiled once per worker."""
+    return compile_program(Program.decode(data))
+
+
+def compile_program(
+    program: Program, plugins: Plugins | None = None, instead: Mapping[str, Processor] | None = None
+) -> CompiledPipeline:
+    """Bind a program to its plugins; ``instead``: by node, processors that replace those of the file.
+
+    Raises an error for anything that validation would have found.
+    """
+    maker = _Maker(program, plugins or load_plugins(program.plugins, program.installed), instead or {})
+    return maker.pipeline()
+
+
+class _Maker:
+    def __init__(self, program: Program, plugins: Plugins, instead: Mapping[str, Processor]) -> None:
+        self._program, self._plugins, self._instead, self._clock = program, plugins, instead, Clock()
+        self._redaction = Redaction(program.redact)
+        self._turn = Turn(program.pipeline)
+        self._processors: list[Processor] = []
+        self._remembering: dict[str, Remembers] = {}
+        self._queries: dict[str, SqlQuery] = {}
+
+    def pipeline(self) -> CompiledPipeline:
+        program = self._program
+        sources = [self._inlet(spec) for spec in program.sources]
+        inlets = inlets_of(program, sources)
+        inlets = [*inlets, *replay_inlets(program, inlets, self._edits())]
+        nodes = [self._node(spec) for spec in program.processors]
+        outlets = [self._outlet(spec) for spec in program.destinations]
+        letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
+        redaction = self._redaction
+        keys = max(outlet.destination.reads_keys for outlet in outlets)
+        # a condition may read the key as well
+        if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
+            keys = Keys.ALL
+        elif any(processor.reads_position for processor in self._processors):
+            keys = max(keys, Keys.POSITIONS)
+        turn, remembering = self._turn, self._remembering
+        return CompiledPipeline(
+            program, self._clock, turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys,
+            remembering, self._queries,
+        )  # fmt: skip
+
+    def _edits(self) -> list[Step]:
+        edits = self._program.replay.edits if self._program.replay else []
+        return [
+            self._node(ProcessorSpec(edit_node(self._program.pipeline, i), "field.set", {"field": f, "expression": e}))
+            for i, (f, e) in enumerate(edits)
+        ]
+
+    def _has_condition_on_key(self) -> bool:
+        connectors = [*self._program.sources, *self._program.destinations]
+        specs = [*self._program.processors, *(spec for connector in connectors for spec in connector.processors)]
+        return any(_reads_key(spec.condition, self._clock) for spec in (*connectors, *specs) if spec.condition)
+
+    def _context(self, spec: ConnectorSpec) -> ConnectorContext:
+        program = self._program
+        return ConnectorContext(program.pipeline, spec.id, program.root, self._clock, program.strategy)
+
+    def _inlet(self, spec: ConnectorSpec) -> SourceNode:
+        kind = find_source(spec.plugin, self._plugins.sources)
+        if kind is None:
+            raise _unknown("source", spec.plugin)
+        source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        return SourceNode(spec.id, source, self._around(spec))
+
+    def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
+        before = gates(f"{self._program.pipeline}:{spec.id}", spec.namespace, spec.condition, self._clock)
+        return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
+
+    def _outlet(self, spec: ConnectorSpec) -> DestinationNode:
+        return DestinationNode(
+            spec.id, f"{self._program.pipeline}:{spec.id}", self._destination(spec), self._around(spec, spec.id)
+        )
+
+    def _destination(self, spec: ConnectorSpec) -> Destination:
+        kind = find_destination(spec.plugin, self._plugins.destinations)
+        if kind is None:
+            raise _unknown("destination", spec.plugin)
+        return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+
+    def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
+        processor = self._instead.get(spec.node) or self._processor(spec, consumer)
+        self._processors.append(processor)
+        if isinstance(processor, Remembering):
+            self._remembering[spec.node] = Remembers(processor)
+        if processor.query is not None:
+            self._queries[spec.node] = processor.query
+        return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
+
+    def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
+        kind = processors.find(spec.plugin, self._plugins.processors)
+        if kind is None:
+            raise _unknown("processor", spec.plugin)
+        context = ProcessorContext(
+            self._program.pipeline, spec.node, self._clock, consumer, self._turn, self._redaction.record
+        )
+        return kind(kind.Settings.model_validate(spec.settings), context)
+
+
+def _reads_key(condition: str, clock: Clock) -> bool:
+    return reads_key(compile_condition(condition, clock).names)
+
+
+def _unknown(kind: str, plugin: str) -> FatalError:
+    return FatalError(
+        f"there is no {kind} {plugin}",
+        code="plugin.unknown",
+        fix="run conduit-dagster validate for the nearest names",
+    )

@@ -1,0 +1,91 @@
+"""Dead letters in the layout of the queue, which is Conduit's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+from conduit_dagster.json_values import finite
+from conduit_dagster.record import (
+    CREATED_AT,
+    DLQ_NACK_ERROR,
+    DLQ_NACK_NODE_ID,
+    Nack,
+    Record,
+    envelope,
+)
+
+DLQ_NACK_CODE = "conduit.dlq.nack.code"
+DLQ_SOURCE = "conduit.dlq.source.connector.id"
+DLQ_DELIVERY_HASH = "conduit.dlq.delivery.hash"
+DLQ_ATTEMPT = "conduit.dlq.attempt"
+DLQ_OFFSET = "conduit.dlq.offset"
+DLQ_NAMESPACE = "conduit.dlq.namespace"
+_MESSAGE = 2_000
+"""Maximum length of a message in the index, in characters."""
+
+
+class NackOrigin(NamedTuple):
+    """Origin of a nacked record, and its delivery to the queue."""
+
+    pipeline: str
+    source: str
+    offset: int
+    """Counted from 0 over all records that the source ever produced."""
+    hash: str
+    """Delivery hash of the delivery to the queue."""
+
+
+def dead_letter(origin: NackOrigin, node: str, nack: Nack, record: Record, now_ns: int) -> Record:
+    """Return a new record that holds the whole failed one, as transformed so far, and says why (CONDUIT_FACTS, DLQ).
+
+    Its position is the source's id and the record's position: unique and stable. Values that JSON cannot hold become
+    escaped text: a dead letter is never lost because of its content. Metadata that the golden files have no key for
+    begins with ``conduit.dlq.`` as well, as their rules allow.
+    """
+    source = f"{origin.pipeline}:{origin.source}"
+    metadata = {
+        CREATED_AT: str(now_ns),
+        DLQ_NACK_ERROR: clean(nack.message),
+        DLQ_NACK_NODE_ID: node,
+        DLQ_SOURCE: source,
+        DLQ_NACK_CODE: nack.code,
+        DLQ_DELIVERY_HASH: origin.hash,
+        DLQ_ATTEMPT: "1",  # a replay that fails writes no second one
+        DLQ_OFFSET: str(origin.offset),
+        DLQ_NAMESPACE: clean(record.collection),
+    }
+    return Record(f"{source}/{record.position}", metadata, _whole(record))
+
+
+def said(nack: Nack) -> str:
+    """Return a nack's message as the index keeps it."""
+    return clean(nack.message[:_MESSAGE])
+
+
+def _whole(record: Record) -> dict[str, Any]:
+    return jsonable(msgspec.to_builtins(envelope(record)))
+
+
+def jsonable(value: Any) -> Any:
+    """Return the value, or a copy with text that JSON cannot hold escaped and unsupported numbers as text."""
+    value = finite(value)
+    try:
+        msgspec.json.encode(value)
+    except (ValueError, TypeError):
+        return _escaped(value)
+    return value
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {clean(str(k)): _escaped(v) for k, v in value.items()}
+    return [_escaped(v) for v in value] if isinstance(value, list) else value
+
+
+def clean(text: str) -> str:
+    """Return ``text`` with lone surrogates as backslash escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,86 @@
+"""Progress of a delivery to its destination."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from conduit_dagster.engine.acks import Acked
+from conduit_dagster.sdk import Delivery
+from conduit_dagster.state.steps import Decision, DeliveryChild, DeliveryProgress, Plan, StagedDelivery
+
+
+@dataclass
+class Shipment:
+    """One consumer's delivery of a prepared step, with its progress."""
+
+    plan: Plan
+    decision: Decision
+    staged: StagedDelivery
+    progress: DeliveryProgress = field(default_factory=DeliveryProgress)
+    is_recovered: bool = False
+    """Whether an earlier run prepared it: source and code may have changed since."""
+
+    @property
+    def consumer(self) -> str:
+        """Id of the consumer that receives it."""
+        return self.staged.consumer
+
+    @property
+    def is_split(self) -> bool:
+        """Whether it is sent as children. Stored while the delivery is open, so that it is not split again."""
+        return self.progress.split
+
+    @property
+    def left(self) -> list[DeliveryChild]:
+        """Parts that are still to be sent."""
+        done, total = self.progress.handled, self.staged.records
+        return self.progress.pending or ([DeliveryChild(done, total - done)] if done < total else [])
+
+    def whole(self) -> Delivery:
+        """Return the whole delivery, under its own hash."""
+        return as_delivery(self.staged, self.plan.step)
+
+    def child(self, name: str, skip: int, take: int) -> Delivery:
+        """Return a part of it. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
+        if self.staged.records == 1:
+            return self.whole()
+        staged = self.staged
+        return Delivery(
+            name, self.plan.step, staged.consumer, staged.staging, tuple(staged.parts), staged.target, skip, take
+        )
+
+
+def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
+    """Return a stored delivery in the form that destinations receive."""
+    parts = tuple(staged.parts)
+    return Delivery(staged.hash, step, staged.consumer, staged.staging, parts, staged.target, staged.skip)
+
+
+def after(progress: DeliveryProgress, places: int, refused: int = 0) -> DeliveryProgress:
+    """Return the progress after the next ``places`` records are handled, ``refused`` of them by a nack."""
+    pending = list(progress.pending)
+    left = places
+    while pending and left:
+        first = pending.pop(0)
+        if first.take > left:
+            pending.insert(0, DeliveryChild(first.skip + left, first.take - left, first.single))
+            break
+        left -= first.take
+    return msgspec.structs.replace(
+        progress, handled=progress.handled + places, pending=pending, refused=progress.refused + refused
+    )
+
+
+def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:
+    """Return the progress advanced by a job's acks.
+
+    It never goes back: what an earlier run knew to be ahead is not sent again.
+    """
+    further = after(known, max(0, acked.handled - known.handled))
+    ahead = dict(known.namespaces)
+    for name, (place, _, _) in acked.namespaces.items():
+        ahead[name] = max(place, ahead.get(name, -1))
+    kept = {name: place for name, place in ahead.items() if place >= further.handled}
+    return msgspec.structs.replace(further, namespaces=kept)

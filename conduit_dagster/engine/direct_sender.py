@@ -1,0 +1,75 @@
+"""Publishing to a direct destination: a second Spark job whose acks become durable while it runs."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from conduit_dagster.engine.ack_file import newest
+from conduit_dagster.engine.acks import Acked
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.offset_updates import generations
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
+from conduit_dagster.state.steps import Plan, StagedDelivery
+
+
+class DirectSender:
+    """Sender of ranges of staged deliveries, by Spark jobs of one task."""
+
+    def __init__(self, pipeline: CompiledPipeline, jobs: Jobs, interval: float) -> None:
+        self._pipeline = pipeline
+        self._program = pipeline.program.encode()
+        self._jobs = jobs
+        self._interval = interval
+
+    def send(
+        self,
+        plan: Plan,
+        delivery: StagedDelivery,
+        first: int,
+        count: int,
+        skipped: dict[str, int],
+        single: bool,
+        flushed: Callable[[Acked], bool] = lambda _: True,
+    ) -> Sent:
+        """Send ``count`` records starting at ``first``.
+
+        ``flushed`` is called with the acks as they become durable, and again with the same acks if it returns False,
+        which means that it could not store them.
+        """
+        token = secrets.token_hex(8)
+        job = SendJob(
+            delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
+            token, plan.hashes, generations(plan),
+        )  # fmt: skip
+        function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
+        with self._following(delivery.staging, token, flushed):
+            (row,) = self._jobs.each(1, function, SENT_SCHEMA)
+        return msgspec.msgpack.decode(row, type=Sent)
+
+    @contextmanager
+    def _following(self, staging: str, token: str, flushed: Callable[[Acked], bool]) -> Generator[None]:
+        ended = threading.Event()
+        thread = threading.Thread(target=self._follow, args=(staging, token, flushed, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    def _follow(self, staging: str, token: str, flushed: Callable[[Acked], bool], ended: threading.Event) -> None:
+        known: list[Acked] = []
+        while not ended.wait(self._interval):
+            try:
+                found = newest(staging, token)
+            except OSError:
+                continue  # an unavailable file system is reported by the job's own end
+            if found and found != known and flushed(found[0]):
+                known = found

@@ -1,0 +1,83 @@
+"""Offset changes of a step."""
+
+from __future__ import annotations
+
+from conduit_dagster.state.consumer_offsets import EVERYTHING
+from conduit_dagster.state.steps import Decision, Plan, Range, SourceCount
+
+Offsets = dict[str, dict[str, int]]
+"""Source to namespace to the last handled offset."""
+
+
+def after_step(plan: Plan, decision: Decision) -> Offsets:
+    """Return the offsets of a consumer that has handled the whole step. Needs only stored data."""
+    moves: Offsets = {}
+    for span in plan.ranges if not plan.replay else ():
+        count = decision.sources.get(span.source, SourceCount())
+        for source, (first, stop) in _offsets(plan, span, count.read, whole=True).items():
+            if stop > first:
+                # the namespaces of a join are not tracked separately
+                seen = decision.namespaces.get(span.source, {}) if source == span.connector else {}
+                named = {namespace: first + last.ordinal for namespace, last in seen.items()}
+                moves[source] = {**named, EVERYTHING: stop - 1}
+    return moves
+
+
+def before_record(plan: Plan, decision: Decision, source: str, ordinal: int) -> Offsets:
+    """Return the offsets of a consumer whose next unhandled record is this one: right before it (CASES C12)."""
+    moves: Offsets = {}
+    for span in plan.ranges if not plan.replay else ():
+        count = ordinal if span.source == source else decision.sources.get(span.source, SourceCount()).read
+        whole = span.source != source
+        for real, (first, stop) in _offsets(plan, span, count, whole).items():
+            if stop > first:
+                moves[real] = {EVERYTHING: stop - 1}
+        if span.source == source:
+            break
+    return moves
+
+
+def before_next(plan: Plan, decision: Decision, following: tuple[str, int] | None) -> Offsets:
+    """Return the offsets of a consumer whose next record comes from this source record; None: it has handled all."""
+    if following is None:
+        return after_step(plan, decision)
+    return before_record(plan, decision, *following)
+
+
+def _offsets(plan: Plan, span: Range, count: int, whole: bool) -> dict[str, tuple[int, int]]:
+    """Return the offsets ``[first, stop)`` of the range's first ``count`` records, by connector."""
+    if is_joined(plan):
+        # entries of joined records are not tracked separately: their offsets move with the whole range
+        return {name: (span.start[name], span.end[name]) for name in span.start} if whole else {}
+    return {span.connector: (span.offset, span.offset + count)}
+
+
+def is_joined(plan: Plan) -> bool:
+    """Return whether the plan's positions are offsets of several logs that are read as one."""
+    return plan.reads == "join" and not plan.replay
+
+
+def joined_members(plan: Plan) -> dict[str, list[str]]:
+    """Return the sources of each join in the step."""
+    return {span.source: list(span.start) for span in plan.ranges} if is_joined(plan) else {}
+
+
+def generations(plan: Plan) -> dict[str, int]:
+    """Return the generation of each source of a step; members of a join have the join's generation."""
+    members = joined_members(plan)
+    return {name: span.generation for span in plan.ranges for name in members.get(span.source, [span.source])}
+
+
+def origin_of(plan: Plan, source: str) -> str:
+    """Return the connector whose records a step reads under this name."""
+    return span_of(plan, source).connector
+
+
+def offset_of(plan: Plan, source: str, ordinal: int) -> int:
+    """Return the offset of a record of the step."""
+    return span_of(plan, source).offset + ordinal
+
+
+def span_of(plan: Plan, source: str) -> Range:
+    """Return the step's range of a source."""
+    return next(span for span in plan.ranges if span.source == source)

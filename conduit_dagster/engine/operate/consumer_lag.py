@@ -1,0 +1,120 @@
+"""Offsets and lag of each consumer of a pipeline. Read-only, also while the pipeline runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.offset_updates import offset_of
+from conduit_dagster.engine.operate.log_readers import reader_facts, reader_offsets
+from conduit_dagster.engine.operate.logs import logs_of
+from conduit_dagster.engine.operate.open_delivery import prepared_step
+from conduit_dagster.engine.operate.source_positions import joined_of, stored
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.sdk import staged_records
+from conduit_dagster.state.consumer_offsets import EVERYTHING
+from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
+from conduit_dagster.state.pipeline_state import OpenStep, PipelineState, SourceState
+from conduit_dagster.state.steps import Decision, DeliveryProgress, StagedDelivery
+
+Facts = dict[str, Any]
+
+
+def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | None, base: str) -> list[Facts]:
+    """Return a row per consumer with its offset and lag in each source and its open delivery, then the readers."""
+    state = stored(database, pipeline)
+    if state is None:
+        return []
+    ends, offsets = _ends(database, pipeline, state, base), offset_rows(database, pipeline)
+    error = pipeline_rows(database)[pipeline]["error"]
+    facts: list[Facts] = []
+    for row in consumer_rows(database, pipeline):
+        name = row["id"]
+        mine = {o["source"]: o["offset"] for o in offsets if o["consumer"] == name and o["namespace"] == EVERYTHING}
+        stands = error if error and error.get("node") == f"{pipeline}:{name}" else None
+        sources = [_in_source(source, mine.get(source), end) for source, end in ends.items()]
+        for late in (one for one in state.sources.values() if one.late == name):
+            _missing(sources, late)
+        facts.append({**row, "sources": sources, "open": _open(state, name, bound), "error": stands})
+    return [*facts, *reader_facts(database, pipeline, ends)]
+
+
+def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
+    handled, last = end
+    # a consumer that was added later has no offset for what was handled before
+    return {"id": source, "offset": offset, "behind": max(0, last - max(handled, -1 if offset is None else offset))}
+
+
+def _missing(sources: list[Facts], late: SourceState) -> None:
+    """Increase the lag of a destination that is catching up by its backlog."""
+    for facts in sources:
+        if facts["id"] == late.unit["source"]:
+            facts["behind"] += max(0, late.unit["upto"] - late.position)
+
+
+def _ends(database: sa.Engine, pipeline: str, state: PipelineState, base: str) -> dict[str, tuple[int, int]]:
+    """Return, per source, the last offset that every consumer has handled and the last known one."""
+    joined = joined_of(state)
+    logged = {view.source: view.state().next_offset - 1 for view in logs_of(database, pipeline, base)}
+    found = prepared_step(state)
+    ends: dict[str, tuple[int, int]] = {}
+    for name, one in state.sources.items():
+        if one.late or one.unit.get("plugin") == "join":
+            continue
+        start = one.position if name in logged else one.records
+        handled = (state.sources[joined[name]].position[name] if name in joined else start) - 1
+        ends[name] = (handled, max(handled, logged.get(name, -1), _last_of(found, name)))
+    return ends
+
+
+def _last_of(found: tuple[OpenStep, Decision] | None, source: str) -> int:
+    spans = [] if found is None else [span for span in found[0].plan.ranges if span.source == source]
+    if found is None or not spans:
+        return -1
+    count = found[1].sources.get(source)
+    return spans[0].offset + (count.read if count else 0) - 1
+
+
+def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> Facts | None:
+    found = prepared_step(state)
+    if found is None:
+        return None
+    step, decision = found
+    staged = next((d for d in decision.deliveries if d.consumer == consumer and d.parts), None)
+    if staged is None or consumer in step.delivered:
+        return None
+    progress = step.progress.get(consumer, DeliveryProgress())
+    return {
+        "step": step.plan.step,
+        "state": "split" if progress.split else "open",
+        "handled": progress.handled,
+        "records": staged.records,
+        "next": _next(step, decision, staged, progress, bound),
+    }
+
+
+def _next(
+    step: OpenStep, decision: Decision, staged: StagedDelivery, progress: DeliveryProgress, bound: BoundPipeline | None
+) -> Facts | None:
+    """Return the next record of the delivery; None if its staging does not tell, or all of them are handled."""
+    known = bound.compiled.consumers() if bound else {}
+    destination = known.get(staged.consumer)
+    if destination is None or destination.placement == "staged" or progress.handled >= staged.records:
+        return None
+    one = Shipment(step.plan, decision, staged, progress).child(staged.hash, progress.handled, 1)
+    try:
+        record = next(staged_records(one), None)
+    except OSError:
+        return None
+    if record is None:
+        return None
+    return {"source": record.source, "offset": offset_of(step.plan, record.source, record.ordinal)}
+
+
+def namespace_facts(database: sa.Engine, pipeline: str, consumer: str) -> list[Facts]:
+    """Return a consumer's offsets by source and namespace; ``*`` is the whole source."""
+    rows = [row for row in offset_rows(database, pipeline) if row["consumer"] == consumer]
+    own = [{key: row[key] for key in ("source", "namespace", "offset", "at_ns")} for row in rows]
+    return own or reader_offsets(database, pipeline, consumer)

@@ -1,0 +1,117 @@
+"""Exclusive right to change a stopped pipeline during one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.engine.assembly import make_loop
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.dead_letters.replaying import with_open_replay
+from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.operate.operator_errors import never_ran
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.registering import attach_logs
+from conduit_dagster.engine.report import StepReport
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.source_acks import SourceAcks
+from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.spark.sql.asking import open_with
+from conduit_dagster.state.database import unreachable
+from conduit_dagster.state.lease import Lease, acquire
+from conduit_dagster.state.overview import pipeline_rows
+from conduit_dagster.state.store import PipelineStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OpenSpark = Callable[[], "SparkSession"]
+
+
+class LateJobs(Jobs):
+    """Spark jobs that open the session with the first one: most operations need none."""
+
+    def __init__(self, opener: OpenSpark, pipeline: str) -> None:
+        super().__init__(cast(Any, None), pipeline)
+        self._opener = opener
+        del self.spark
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "spark":
+            raise AttributeError(name)
+        self.spark = self._opener()
+        return self.spark
+
+
+@dataclass(frozen=True)
+class PipelineLock:
+    """A stopped pipeline that no other process can run meanwhile."""
+
+    bound: BoundPipeline
+    store: PipelineStore
+    options: RunOptions
+    jobs: Jobs
+    by: str
+    """Name of the operator, for the history."""
+
+    @property
+    def id(self) -> str:
+        """Id of the pipeline."""
+        return self.bound.id
+
+    @property
+    def pipeline(self) -> CompiledPipeline:
+        """Compiled pipeline."""
+        return self.bound.compiled
+
+    def loop(self, report: Callable[[StepReport], None] = lambda step: None) -> StepLoop:
+        """Return the engine's own loop in its current state; starts nothing."""
+        attach_logs(self.pipeline, self.store, self.options.log_url)
+        slots = self.options.parallelism or 1
+        options = self.options
+        return make_loop(self.bound, self.store, self.jobs, options.staging, options.log_url, slots, None, report)
+
+
+@contextmanager
+def owned(
+    bound: BoundPipeline,
+    database: sa.Engine,
+    options: RunOptions,
+    spark: OpenSpark,
+    by: str,
+    fresh: bool = False,
+) -> Generator[PipelineLock]:
+    """Hold the pipeline's lease. ``fresh``: the pipeline may be one that never ran.
+
+    Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``lease.held`` if it runs).
+    """
+    if not fresh and bound.id not in pipeline_rows(database):
+        raise never_ran(bound.id)
+    lease = _lease(bound.id, database, options)
+    reached("after-lease", bound.id)
+    try:
+        store = PipelineStore(database, lease, options.patience)
+        open_with(spark)
+        bound = with_open_replay(bound, store.load())
+        yield PipelineLock(bound, store, options, LateJobs(spark, bound.id), by)
+    finally:
+        SourceAcks(bound.compiled).close()
+        lease.release()
+
+
+def _lease(pipeline: str, database: sa.Engine, options: RunOptions) -> Lease:
+    try:
+        return acquire(database, pipeline, options.lease_seconds)
+    except SQLAlchemyError as error:
+        raise unreachable(database, error, "the state store does not answer") from error
+    except ConduitError as error:
+        if error.code == "lease.held":
+            error.fix = "stop it first: Ctrl-C where it runs, or terminate its run in Dagster; then type this again"
+        raise

@@ -1,0 +1,119 @@
+"""Keeps one pipeline running in this process: the recovery policy without a daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.engine.awaiting import Awaited, await_restart, await_tick
+from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
+from conduit_dagster.engine.reporting import end_waiting
+from conduit_dagster.engine.run_status import RunOrigin
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.triggers import first_tick, next_tick, utc
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import FRESH
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_LONGEST = 60.0
+"""Seconds that a restart launched ahead of its time waits at most, whatever the clock says."""
+log = structlog.get_logger("conduit.engine")
+
+
+class RestartLoop:
+    """Runs a pipeline, and again after each failure that the policy lets pass, until it ends for good."""
+
+    def __init__(
+        self,
+        bound: BoundPipeline,
+        database: sa.Engine,
+        options: RunOptions,
+        stop: StopFlag,
+        observe: Callable[[StepReport, RunProgress], None],
+        tell: Callable[[RunResult], None] = lambda result: None,
+    ) -> None:
+        self._bound, self._database, self._options, self._stop = bound, database, options, stop
+        self._observe, self._tell = observe, tell
+        self._progress = RunProgress()
+
+    def run(self, session: Callable[[], SparkSession]) -> RunResult:
+        """The last result, with the counts of all attempts. ``session`` gives one that works, a new one if need be.
+
+        ``tell`` is called with every failure that is waited after, and once more when the restart begins.
+        """
+        about = self._options.about
+        while True:
+            result = self._attempt(session, about)
+            restart = result.restart
+            if restart is None:
+                return result
+            self._announce(result, restart)
+            awaited = self._await(restart.failure, restart.at_ns, restart.delay)
+            if awaited in ("stopped", "superseded"):
+                return self._given_up(awaited)
+            # somebody who starts it by hand begins a new count
+            failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
+            about = replace(about, restart=failure, past=past)
+            self._tell(replace(result, restart=None))
+
+    def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
+        """Runs at every tick until it is stopped, or degraded. A tick that comes while it runs starts nothing."""
+        at = first_tick(trigger, utc())
+        # a user's stop of yesterday must not keep the first run from its time
+        awaited: Awaited = "stopped" if self._stop.wait((at - utc()).total_seconds()) else "due"
+        result = RunResult(self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress)
+        while awaited in ("due", "now"):
+            began = utc()
+            result = self.run(session)
+            if result.status != PipelineStatus.STOPPED or self._stop.requested or result.reason == "user":
+                break
+            at = next_tick(trigger, began)
+            awaited = await_tick(self._database, self._bound.id, at.timestamp(), self._stop)
+        return result
+
+    def once(self, session: Callable[[], SparkSession], at_ns: int | None) -> RunResult:
+        """One attempt. The restart of a failure waits until ``at_ns`` first, and ends quietly where it is not wanted
+        any more: whoever launched it did so ahead of its time.
+        """
+        about = self._options.about
+        if about.restart is not None and at_ns is not None:
+            awaited = self._await(about.restart, at_ns, _LONGEST)
+            if awaited in ("stopped", "superseded"):
+                return self._given_up(awaited)
+            if awaited == "now":
+                about = replace(about, restart=None)
+        return self._attempt(session, about)
+
+    def _attempt(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
+        options = replace(self._options, about=about)
+        return run_pipeline(self._bound, session, self._database, options, self._stop, self._observe, self._progress)
+
+    def _await(self, failure: int | None, at_ns: int, longest: float) -> Awaited:
+        return await_restart(self._database, self._bound.id, failure, at_ns, longest, self._stop)
+
+    def _announce(self, result: RunResult, restart: PendingRestart) -> None:
+        assert result.error is not None, "only a failure is followed by a restart"
+        told = {"code": result.error.code, "cause": result.error.message, "attempt": restart.attempt}
+        log.warning("failed, restarting", pipeline=self._bound.id, **told, delay=restart.delay)
+        self._tell(result)
+
+    def _given_up(self, awaited: Awaited) -> RunResult:
+        """It waited, and is not to begin: somebody stopped it, who may have ended the waiting already."""
+        reason = self._stop.reason if self._stop.requested else "user"
+        if awaited == "stopped":
+            try:
+                end_waiting(self._database, self._bound.id, reason, self._options.lease_seconds)
+            except (ConduitError, SQLAlchemyError) as error:
+                log.warning("the last status could not be written", pipeline=self._bound.id, cause=str(error))
+        return RunResult(self._bound.id, PipelineStatus.STOPPED, reason, None, self._progress)

@@ -1,0 +1,83 @@
+"""The Spark jobs of one run: several may run side by side, and all of them end on a forced stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from conduit_dagster.spark.jobs import JobCancelled, cancel_jobs_of, run_job, tag_of
+from conduit_dagster.spark.owner_jobs import end_jobs_of, owner_tag, whereabouts
+from conduit_dagster.spark.session import parallelism
+from conduit_dagster.spark.sql.frame import with_queries
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.sql_session import sql_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    # of Arrow's record batches
+    Task = Callable[[Iterator[Any]], Iterator[Any]]
+
+T = TypeVar("T")
+
+
+class Jobs:
+    """Runs a pipeline's jobs on one session, each under a tag of its own."""
+
+    def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
+        self.spark = spark
+        self._pipeline = pipeline
+        self._owner = owner_tag(pipeline, epoch)
+        self._cancelled = False
+
+    def each(
+        self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
+    ) -> list[bytes]:
+        """What one task each for the numbers from 0 to ``count`` - 1 gives, in no order: the first column.
+
+        ``queries``: what the function may ask Spark, by node. Raises what :func:`~conduit_dagster.spark.jobs.run_job`
+        does, and as :meth:`run`; ``FatalError`` (``sql.query``) for a query that Spark does not take.
+        """
+
+        def action() -> list[bytes]:
+            # all in here: a Connect server, which may end meanwhile, is asked while the frame is made too
+            if queries:
+                frame = with_queries(session, count, function, schema, queries)
+            else:
+                frame = session.range(0, count, 1, count).mapInArrow(function, schema)
+            return frame.toArrow().column(0).to_pylist()
+
+        session = sql_session(self.spark) if queries else self.spark
+        return self.run(action, session)
+
+    def slots(self) -> int:
+        """How many tasks run at once. Raises as :meth:`each`."""
+        return self.run(lambda: parallelism(self.spark))
+
+    def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
+        """What ``action`` returns; ``session``: where its jobs run, if that is another one.
+
+        Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
+        """
+        spark = session or self.spark
+        with tag_of(self._pipeline, spark) as tag:
+            # asked once the tag is known: whoever cancels meanwhile sees the one or the other
+            if self._cancelled:
+                raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
+            return run_job(spark, tag, action, self._owner)
+
+    def whereabouts(self) -> dict[str, str]:
+        """For the next owner: where these jobs run, should they outlive this process."""
+        return whereabouts(self.spark, self._owner)
+
+    def end_those_of(self, owner: Mapping[str, str]) -> None:
+        """Ends what an owner before left running at a shared server (:meth:`whereabouts`)."""
+        end_jobs_of(self.spark, owner)
+
+    def cancel(self) -> None:
+        """Ends all of the pipeline's in this process, those of its connectors as well; of its own none begins any more.
+
+        Ask until the run has ended: a connector may begin another. Raises what Spark does for a session that is gone.
+        """
+        self._cancelled = True
+        cancel_jobs_of(self._pipeline)

@@ -1,0 +1,180 @@
+"""What a run tells the state store of its own life, and how it ends."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.engine.error_context import blame
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport, error_json
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.recovery.policy import FRESH, Past, Policy, Wait, decide, settled
+from conduit_dagster.spark.jobs import JobCancelled
+from conduit_dagster.state.database import unreachable
+from conduit_dagster.state.lease import LeaseLost
+from conduit_dagster.state.recovery_store import RecoveryState
+from conduit_dagster.state.status_store import RunStart
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+    from conduit_dagster.engine.stop import StopFlag
+    from conduit_dagster.state.store import PipelineStore
+
+AWAY = "the state store does not answer"
+NO_FAILURE = ("lease.held", "lease.lost")
+"""Codes that are of a run and not of its pipeline: another run has it."""
+log = structlog.get_logger("conduit.engine")
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """As what a run begins, and what follows when it fails."""
+
+    recovery: Policy | None = None
+    """None: a failure is the end."""
+    run: str = ""
+    """The run's id in the history."""
+    restart: int | None = None
+    """The failure after which this run is the restart; None: somebody asked for it."""
+    past: Past = FRESH
+    """The restarts before this one; the store's own count goes before it, where the store knows the failure."""
+
+
+SOMEBODY = RunOrigin()
+"""A run without recovery."""
+
+
+class RunLife:
+    """Begins and ends one run of one pipeline under its lease."""
+
+    def __init__(
+        self, pipeline: str, store: PipelineStore, about: RunOrigin, stop: StopFlag, progress: RunProgress
+    ) -> None:
+        self._id, self._store, self._about, self._stop, self.progress = pipeline, store, about, stop, progress
+        self._state = RecoveryState(past=about.past)
+        self._recovering = False
+        self.failed_step: int | None = None
+        """The step that failed, where one did: later ones that were staged ahead end with the run."""
+
+    def begin(self, file: str, digest: str) -> bool:
+        """False where this run is a restart that nobody wants any more; nothing was changed then."""
+        about = self._about
+        state = self._store.life.begin(RunStart(about.run, file, digest, about.restart, about.past))
+        if state is None:
+            return False
+        self._state, self._recovering = state, state.past.attempt > 0
+        return True
+
+    def moved(self, step: StepReport) -> None:
+        """A step is done: the first record that is acked end to end ends a recovery (B12)."""
+        if self._recovering and any(count.read > count.nacked for count in step.sources.values()):
+            self._recovered()
+
+    def look(self) -> None:
+        """Called now and then: a window without an error ends a recovery as well."""
+        policy = self._about.recovery
+        if self._recovering and policy is not None and settled(policy, self._state.past, time.time_ns()):
+            self._recovered()
+
+    def _recovered(self) -> None:
+        self._store.life.recovered(self._state.past.attempt)
+        self._recovering = False
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def superseded(self) -> RunResult:
+        """The restart is not wanted any more."""
+        log.info("the restart is not wanted any more: it was stopped, or restarted already", pipeline=self._id)
+        return RunResult(self._id, PipelineStatus.STOPPED, "", None, self.progress)
+
+    def stopped(self) -> RunResult:
+        """Nothing went wrong."""
+        if self._stop.forced:
+            return self._forced()
+        return self._end(PipelineStatus.STOPPED, self._stop.reason if self._stop.requested else "system", None)
+
+    def failed(self, error: Exception) -> RunResult:
+        """Whatever ended the run."""
+        if isinstance(error, LeaseLost):
+            return RunResult(self._id, PipelineStatus.RUNNING, "", error, self.progress)  # another process runs it now
+        if isinstance(error, JobCancelled) and self._stop.requested:
+            return self.stopped()
+        return self._failed(self._known(error))
+
+    def _known(self, error: Exception) -> ConduitError:
+        if isinstance(error, ConduitError):
+            return error
+        if isinstance(error, SQLAlchemyError):
+            return unreachable(self._store.engine, error, AWAY)
+        unforeseen = blame(error, self._id)
+        unforeseen.add_note("".join(traceback.format_exception(error)))
+        return unforeseen
+
+    def _failed(self, error: ConduitError) -> RunResult:
+        about = self._about
+        try:
+            void = self._store.voiding(self._cut)
+            failed = self._store.life.failed(error_json(error), about.recovery, about.run, void)
+        except LeaseLost as lost:
+            # whatever went wrong here came after the takeover, or from it
+            return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
+        except (ConduitError, SQLAlchemyError) as lost:
+            log.warning("the failure could not be recorded", pipeline=self._id, cause=str(lost))
+            return unrecorded(self._id, error, about.recovery, self._state.past, self.progress)
+        restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
+        return RunResult(self._id, failed.status, "", error, self.progress, restart)
+
+    @property
+    def _cut(self) -> int | None:
+        return None if self.failed_step is None else self.failed_step + 1
+
+    def _forced(self) -> RunResult:
+        return self._end(PipelineStatus.DEGRADED, "user", _forced_stop())
+
+    def hung(self, where: str) -> tuple[RunResult, Callable[[sa.Connection], None]]:
+        """The end of a run whose stop takes longer than it may, and the part of a transaction that records it."""
+        by_force = self._stop.forced
+        status, reason = (PipelineStatus.DEGRADED, "user") if by_force else (PipelineStatus.STOPPED, self._stop.reason)
+        cause = _forced_stop() if by_force else None
+        log.warning("a stop took longer than the shutdown timeout", pipeline=self._id, still_in=where)
+        told = None if cause is None else error_json(cause)
+        last = self._store.life.abandoned(status, reason, told, where)
+        return RunResult(self._id, status, reason, cause, self.progress, None, where), last
+
+    def _end(self, status: PipelineStatus, reason: str, error: ConduitError | None) -> RunResult:
+        told = None if error is None else error_json(error)
+        try:
+            self._store.life.ended(status, reason, told, self._store.voiding(self._cut))
+        except LeaseLost as lost:
+            return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
+        except (ConduitError, SQLAlchemyError) as lost:
+            log.warning("the last status could not be written", pipeline=self._id, cause=str(lost))
+        return RunResult(self._id, status, reason, error, self.progress)
+
+
+def _forced_stop() -> FatalError:
+    return FatalError(
+        "the pipeline was stopped by force; what was not prepared is read again at the next start",
+        code="pipeline.forced_stop",
+        fix="run it again when you are ready",
+    )
+
+
+def unrecorded(
+    pipeline: str, error: ConduitError, policy: Policy | None, past: Past, progress: RunProgress
+) -> RunResult:
+    """A failure that the store was not told of: whoever runs the pipeline keeps its count meanwhile."""
+    if error.code in NO_FAILURE:
+        return RunResult(pipeline, PipelineStatus.RUNNING, "", error, progress)
+    decision = None if policy is None or error.fatal else decide(policy, past, time.time_ns())
+    if isinstance(decision, Wait):
+        return RunResult(pipeline, PipelineStatus.RECOVERING, "", error, progress, PendingRestart.of(decision, None))
+    return RunResult(pipeline, PipelineStatus.DEGRADED, "", error, progress)

@@ -1,0 +1,79 @@
+"""What the steps of a pipeline read: its sources, or the log of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conduit_dagster.engine.catch_up import CatchUpSource, catch_up_id
+from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
+from conduit_dagster.engine.join_source import JoinSource
+from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.program import Program
+from conduit_dagster.sdk import Source
+
+
+@dataclass(frozen=True)
+class SourceNode:
+    """A source with what its records pass before the fan-in."""
+
+    id: str
+    source: Source
+    nodes: Sequence[Step]
+    edits: int = 0
+    """How many of the nodes are edits of a replay."""
+
+    @property
+    def is_replay(self) -> bool:
+        """Whether its records are dead letters that are sent again."""
+        return isinstance(self.source, ReplaySource)
+
+    @property
+    def only(self) -> str:
+        """The destination that catches up on it; empty: it is for all of them."""
+        return self.source.consumer if isinstance(self.source, CatchUpSource) else ""
+
+    @property
+    def origin(self) -> str:
+        """The connector whose records these are."""
+        source = self.source
+        if isinstance(source, CatchUpSource):
+            return source.source
+        return source.origin if isinstance(source, ReplaySource) else self.id
+
+
+def replay_inlets(program: Program, inlets: Sequence[SourceNode], edits: Sequence[Step]) -> Sequence[SourceNode]:
+    """The dead letters of each of them, where the program is that of a replay."""
+    replay = program.replay
+    if replay is None:
+        return []
+    return [
+        SourceNode(
+            replay_id(inlet.id),
+            ReplaySource(inlet.source, inlet.id, replay.id, replay.start == "node"),
+            [*edits, *inlet.nodes],
+            len(edits),
+        )
+        for inlet in inlets
+        if not inlet.only
+    ]
+
+
+def inlets_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[SourceNode]:
+    """The sources as the steps see them."""
+    if program.log != "records":
+        return sources
+    logged = {inlet.id: LogSource(inlet.source) for inlet in sources}
+    if program.fan_in == "join":
+        # the source's own processors have run when its records were logged
+        return [SourceNode("+".join(logged), JoinSource(logged), ())]
+    late = [spec.id for spec in program.destinations if spec.from_log]
+    return [
+        *(SourceNode(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources),
+        *(_catch_up(inlet, consumer) for consumer in late for inlet in sources),
+    ]
+
+
+def _catch_up(inlet: SourceNode, consumer: str) -> SourceNode:
+    return SourceNode(catch_up_id(inlet.id, consumer), CatchUpSource(inlet.source, inlet.id, consumer), inlet.nodes)

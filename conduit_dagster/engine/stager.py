@@ -1,0 +1,225 @@
+"""Line 3 of the protocol: one Spark job that reads, processes and stages a step."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+
+from conduit_dagster import storage
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive
+from conduit_dagster.engine.ledger import Ledger, SourceFailure
+from conduit_dagster.engine.log_request import LogRequest
+from conduit_dagster.engine.offset_updates import generations
+from conduit_dagster.engine.processor_state import Memories
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
+from conduit_dagster.engine.stage_job import SplitOf, StageJob
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Part
+from conduit_dagster.state.steps import Plan, StagedDelivery
+
+Tasks = list[list[SplitOf]]
+_SMALL_TASK = 1_000_000
+"""Bytes that are not worth a task of their own."""
+
+
+class Staged(NamedTuple):
+    """An execution of a step: what each task reported, and where its parts lie."""
+
+    tasks: Tasks
+    ledgers: list[Ledger]
+    staging: dict[str, str]
+    failures: Sequence[SourceFailure] = ()
+    """By source, the first failure in the order of its records: the step must be cut right before each."""
+
+    def parts(self, consumer: str) -> list[Part]:
+        """The consumer's parts, in order."""
+        return [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts]
+
+    def origins(self, consumer: str) -> list[Part]:
+        """The origins beside its parts, where the consumer keeps them."""
+        return [ledger.origins[consumer] for ledger in self.ledgers if consumer in ledger.origins]
+
+    def records(self, consumer: str) -> list[Part]:
+        """The consumer's share as whole records, where that was asked for."""
+        return [ledger.records[consumer] for ledger in self.ledgers if consumer in ledger.records]
+
+
+class Stager:
+    """Runs the stage of one pipeline's steps."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        pipeline: CompiledPipeline,
+        base: str,
+        archive: Archive,
+        memories: Memories,
+        slots: int,
+        epoch: int,
+    ) -> None:
+        self._jobs = jobs
+        self._pipeline = pipeline
+        self._program = pipeline.program.encode()
+        self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
+        self.archive = archive
+        self.memories = memories
+        self._slots = slots
+        self._epoch = epoch
+        self._entered = set[str]()
+
+    def stage(
+        self,
+        plan: Plan,
+        tasks: Tasks | None = None,
+        as_records: Sequence[str] = (),
+        tees: Mapping[str, LogRequest] | None = None,
+        again: bool = False,
+    ) -> Staged:
+        """Reads and stages a plan, or the splits that ``tasks`` name: those of an earlier time give the same parts.
+
+        ``as_records``: consumers whose share is staged as whole records too. ``tees``: sources whose
+        splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
+        whose dead letters are in the archive already.
+
+        A source that fails in the middle of its range is told of in :attr:`Staged.failures`; of a prepared step that is
+        raised, as any other error of a task. Raises ``FatalError`` where a source's range is not what was planned.
+        """
+        reached("before-stage", self._pipeline.program.pipeline)
+        tasks = self._tasks(plan) if tasks is None else tasks
+        staging = self._folders(plan.step)
+        known = generations(plan)
+        job = StageJob(
+            plan.clock_ns,
+            tasks,
+            staging,
+            plan.hashes,
+            known,
+            list(as_records),
+            plan.nacked,
+            dict(tees or {}),
+            {span.source: span.offset for span in plan.ranges},
+            ("" if again else self.archive.folder, plan.step),
+            plan.memory,
+            self.memories.folder,
+        )
+        ledgers = self._run(job) if tasks else []
+        for ledger in ledgers:
+            if ledger.error is not None:
+                raise ledger.error.as_error()
+        failures = _first_failures(ledgers)
+        if failures and again:
+            raise failures[0].error.as_error()
+        if failures:
+            return Staged(tasks, ledgers, staging, failures)
+        self._verify(plan)
+        reached("after-stage", self._pipeline.program.pipeline)
+        return Staged(tasks, ledgers, staging)
+
+    def _tasks(self, plan: Plan) -> Tasks:
+        splits: list[SplitOf] = []
+        for span in plan.ranges:
+            source = self._pipeline.inlet(span.source).source
+            splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
+        return group(splits, self._slots)
+
+    def relocated(self, tasks: Tasks) -> Tasks:
+        """Tasks of an earlier time, with where their data is now."""
+        inlet = self._pipeline.inlet
+        return [[SplitOf(s.source, inlet(s.source).source.relocate(s.split)) for s in task] for task in tasks]
+
+    def _folders(self, step: int) -> dict[str, str]:
+        execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
+        return {
+            consumer: storage.join(self._folder_of(consumer), execution, storage.safe_name(consumer))
+            for consumer in self._pipeline.consumers()
+        }
+
+    def _folder_of(self, consumer: str) -> str:
+        return self._pipeline.consumers()[consumer].staging(self._base)
+
+    def _run(self, job: StageJob) -> list[Ledger]:
+        count = len(job.tasks)
+        function = partial(run_tasks, self._program, job.encode())
+        queries = self._pipeline.queries
+        ledgers = [Ledger.decode(row) for row in self._jobs.each(count, function, LEDGER_SCHEMA, queries)]
+        if len(ledgers) != count:
+            raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
+        return sorted(ledgers, key=lambda ledger: ledger.task)
+
+    def _verify(self, plan: Plan) -> None:
+        # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
+        for span in plan.ranges:
+            self._pipeline.inlet(span.source).source.verify(span.start, span.end)
+
+    def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
+        """Makes the staged files' names durable; their bytes are since the tasks ended."""
+        for consumer in consumers:
+            base = self._folder_of(consumer)
+            if base not in self._entered:
+                # a prepared step needs its staging: the folders that lead to it may be new
+                storage.sync_entry(base)
+                self._entered.add(base)
+        for consumer in consumers:
+            execution = staging[consumer].rsplit("/", 1)[0]
+            for url in (staging[consumer], execution, execution.rsplit("/", 1)[0]):
+                storage.sync(url)
+
+    def discard(self, staging: dict[str, str]) -> None:
+        """Removes an execution's folders."""
+        for url in {url.rsplit("/", 1)[0] for url in staging.values()}:
+            storage.remove_folder(url)
+
+    def clean(self, kept: Sequence[StagedDelivery]) -> None:
+        """Removes what runs before this one left staged and no prepared step needs.
+
+        Only folders of lower epochs: an old owner that was frozen and goes on touches nothing of a newer one.
+        """
+        needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
+        for base in {self._folder_of(consumer) for consumer in self._pipeline.consumers()}:
+            for name in storage.folders(base):
+                url, epoch = storage.join(base, name), name.partition("-")[0]
+                if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:
+                    storage.remove_folder(url)
+
+
+def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:
+    found: dict[str, SourceFailure] = {}
+    for failure in (ledger.failed for ledger in ledgers if ledger.failed is not None):
+        known = found.get(failure.source)
+        if known is None or failure.ordinal < known.ordinal:
+            found[failure.source] = failure
+    return list(found.values())
+
+
+def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
+    """Consecutive splits as about ``slots`` tasks of about the same weight; little data is one task."""
+    if slots == 1:
+        return [list(splits)] if splits else []
+    total = sum(split.split.bytes for split in splits)
+    share = max(_SMALL_TASK, -(-total // slots))
+    tasks: Tasks = []
+    weight = share
+    for split in splits:
+        if weight + split.split.bytes / 2 >= share:
+            tasks.append([])
+            weight = 0
+        tasks[-1].append(split)
+        weight += split.split.bytes
+    return tasks
+
+
+def as_rows(tasks: Tasks) -> list[list[dict[str, object]]]:
+    """Tasks as the store keeps them."""
+    return msgspec.to_builtins(tasks)
+
+
+def from_rows(rows: object) -> Tasks:
+    """Tasks as they were."""
+    return msgspec.convert(rows, Tasks)

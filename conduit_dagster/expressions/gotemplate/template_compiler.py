@@ -1,0 +1,368 @@
+"""Compiler from the text of a Go template to a function of one record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, NoReturn, cast
+
+import msgspec
+
+from conduit_dagster import record as opencdc
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.compiled import (
+    PARTS,
+    Compiled,
+    EvaluationError,
+    ExpressionError,
+    compiled,
+    kind,
+    nearest,
+)
+from conduit_dagster.expressions.gotemplate.go_values import equal, format_go, parse_bool, printed
+from conduit_dagster.expressions.gotemplate.syntax import Action, Call, Chain, Literal, Node, Parser, Path, split
+from conduit_dagster.expressions.gotemplate.template_functions import (
+    BOOLEAN,
+    TABLE,
+    TemplateFunction,
+    compile_format,
+    index_metadata,
+    to_json,
+)
+from conduit_dagster.record import Record
+
+_AS_IS: Final = frozenset({str, int})
+"""Types that Go prints exactly as an f-string does."""
+_FIELD: Final = "{{value if (value := after.get(part_{i})).__class__ in as_is else printed(value)}}"
+_WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{}'"
+
+
+class Printing(NamedTuple):
+    """An action of a template."""
+
+    call: Callable[[Record], str]
+    """Function that returns the action's output."""
+    field: str | None
+    """The field's name if the action is just ``.Payload.After.FIELD``, else ``None``."""
+
+
+def joining(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
+    """Return a function that concatenates the output of texts and actions."""
+    scope: dict[str, Any] = {"as_is": _AS_IS, "printed": printed, "one_by_one": _one_by_one(pieces)}
+    # no template text enters the generated source: it is only the value of these names
+    parts: list[str] = []
+    for i, piece in enumerate(pieces):
+        if isinstance(piece, str):
+            scope[f"part_{i}"] = piece
+            parts.append(f"{{part_{i}}}")
+        elif piece.field is None:
+            scope[f"part_{i}"] = piece.call
+            parts.append(f"{{part_{i}(record)}}")
+        else:
+            scope[f"part_{i}"] = piece.field
+            parts.append(_FIELD.format(i=i))
+    return eval(compile(_WHOLE.format("".join(parts)), "<template>", "eval"), scope)
+
+
+def _one_by_one(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
+    def call(record: Record) -> str:
+        return "".join([piece if isinstance(piece, str) else piece.call(record) for piece in pieces])
+
+    return call
+
+
+Evaluate = Callable[[Record], Any]
+_ROOTS = ("Payload", "Key", "Metadata", "Operation", "Position")
+_DATA: dict[tuple[str, ...], str] = {
+    ("Payload", "After"): "after",
+    ("Payload", "Before"): "before",
+    ("Key",): "key",
+}
+
+
+def data_part(path: Path) -> str | None:
+    """Return ``after``, ``before`` or ``key`` if the path is that whole part, else ``None``."""
+    return _DATA.get(path.names)
+
+
+def after_field(node: Node) -> str | None:
+    """Return the field's name if the node is just ``.Payload.After.NAME`` and not a method, else ``None``."""
+    if not isinstance(node, Path) or len(node.names) != 3 or node.names[:2] != ("Payload", "After"):
+        return None
+    return None if node.names[2] == "Bytes" else node.names[2]
+
+
+def compile_path(path: Path) -> tuple[Evaluate, str]:
+    """Return the path's function and the part of the record that it reads."""
+    if not path.names or path.names == ("Payload",):
+        raise ExpressionError("this prints a Go structure", path.column, "{{ toJson . }} or one of its fields")
+    root, rest = path.names[0], path.names[1:]
+    if root == "Payload":
+        root, rest = rest[0], rest[1:]
+        return _data_path(_known(root, ("After", "Before"), path, 1).lower(), ".Payload." + root, rest)
+    if _known(root, _ROOTS, path, 0) == "Key":
+        return _data_path("key", ".Key", rest)
+    return _metadata(path, rest) if root == "Metadata" else _text(root, path, rest)
+
+
+def _known(name: str, known: tuple[str, ...], path: Path, at: int) -> str:
+    if name not in known:
+        fields = ", ".join(f".{field}" for field in known)
+        fix = nearest(name, known) or f"fields of a document are written .Payload.After.{name}"
+        raise ExpressionError(f"`.{name}` is none of {fields}", path.columns[at], fix)
+    return name
+
+
+def _text(root: str, path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
+    if rest not in ((), ("String",)):
+        raise ExpressionError(f".{root} is text and has no field `.{rest[0]}`", path.columns[1])
+    if root == "Operation":
+        return attrgetter("operation"), "operation"
+    return (lambda record: str(record.position)), "position"
+
+
+def _metadata(path: Path, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
+    if rest and rest[0].startswith(("Get", "Set")):
+        fix = '{{ index .Metadata "opencdc.collection" }}'
+        raise ExpressionError(f"the method `.{rest[0]}` is not translated from Go templates", path.columns[1], fix)
+    return (_walk("metadata", ".Metadata", rest) if rest else attrgetter("metadata")), "metadata"
+
+
+def _data_path(part: str, written: str, rest: tuple[str, ...]) -> tuple[Evaluate, str]:
+    if not rest:
+        return attrgetter(part), part
+    if rest == ("Bytes",):
+        return _data_bytes(part), part
+    return (_field(part, written, rest[0]) if len(rest) == 1 else _walk(part, written, rest)), part
+
+
+def _data_bytes(part: str) -> Evaluate:
+    data = attrgetter(part)
+
+    def call(record: Record) -> bytes:
+        value = data(record)
+        return value if isinstance(value, bytes) else msgspec.json.encode(value)
+
+    return call
+
+
+def _field(part: str, written: str, name: str) -> Evaluate:
+    if part == "after":
+        return _after(written, name)
+    data = attrgetter(part)
+
+    def call(record: Record) -> Any:
+        value = data(record)
+        return value.get(name) if value.__class__ is dict else no_field(value, name, written)
+
+    return call
+
+
+def _after(written: str, name: str) -> Evaluate:
+    # by far the most common path, so it avoids the attrgetter
+    def call(record: Record) -> Any:
+        value: Any = record.after
+        return value.get(name) if value.__class__ is dict else no_field(value, name, written)
+
+    return call
+
+
+def _walk(part: str, written: str, names: tuple[str, ...]) -> Evaluate:
+    data = attrgetter(part)
+
+    def call(record: Record) -> Any:
+        return walk(data(record), names, written)
+
+    return call
+
+
+def walk(value: Any, names: tuple[str, ...], written: str) -> Any:
+    """Follow the fields one after another. As in Go, a missing field gives ``None``; a field of null is an error."""
+    for name in names:
+        if value.__class__ is not dict:
+            no_field(value, name, written)
+        if name not in value:
+            return None
+        value = value[name]
+    return value
+
+
+def no_field(value: Any, name: str, written: str) -> NoReturn:
+    """Raise Go's error for a field of a value that has no fields."""
+    if isinstance(value, bytes):
+        raise EvaluationError(
+            f"cannot resolve field {name!r}: {written} is raw, not a document (put json.decode before)"
+        )
+    raise EvaluationError(f"cannot resolve field {name!r} in {written}: {kind(value)} has no fields")
+
+
+_METADATA = ("Metadata",)
+
+
+def template_text(text: str) -> Compiled:
+    """Compile a template to a function that returns its output.
+
+    ``json_of`` is set for a single ``toJson`` of a part of the record, ``literal`` for a template without actions.
+    """
+    compiler = _Compiler()
+    parts = compiler.parts(text)
+    if len(parts) == 1 and not isinstance(parts[0], str):
+        node = parts[0]
+        return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
+    if all(isinstance(part, str) for part in parts):
+        return _literal("".join(cast(list[str], parts)))
+    pieces = [p if isinstance(p, str) else Printing(compiler.printing(p), after_field(p)) for p in parts]
+    return compiled(joining(pieces), compiler.names)
+
+
+def template_condition(text: str) -> Compiled:
+    """Compile a template whose output is parsed as a boolean by Go's rules; any other output raises for the record."""
+    compiler = _Compiler()
+    parts = compiler.parts(text)
+    if len(parts) != 1 or isinstance(parts[0], str):
+        whole = template_text(text)
+        return compiled(lambda record: parse_bool(whole(record)), whole.names)
+    value = compiler.value(parts[0])
+    is_boolean = isinstance(parts[0], Call) and parts[0].function in BOOLEAN
+    return compiled(value if is_boolean else _truth(value, compiler.printing(parts[0])), compiler.names)
+
+
+def _truth(value: Evaluate, printing: Callable[[Record], str]) -> Evaluate:
+    def call(record: Record) -> bool:
+        result = value(record)
+        return result if result.__class__ is bool else parse_bool(printing(record))
+
+    return call
+
+
+def _literal(text: str) -> Compiled:
+    return compiled(lambda _: text, (), literal=text)
+
+
+def _json_of(node: Node) -> str | None:
+    if not isinstance(node, Call) or node.function != "toJson" or not isinstance(node.arguments[0], Path):
+        return None
+    return data_part(node.arguments[0]) if node.arguments[0].names else "record"
+
+
+class _Compiler:
+    """Compiler of one template's actions; collects the parts of the record that they read."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def parts(self, text: str) -> list[str | Node]:
+        """Return the template as texts and syntax trees, without empty texts and comments."""
+        if len(text) > limits.TEMPLATE_CHARS:
+            raise ExpressionError(f"the template is longer than {limits.TEMPLATE_CHARS:,} characters")
+        found = [part for part in split(text) if part and not (isinstance(part, Action) and not part.tokens)]
+        return [part if isinstance(part, str) else Parser(part).action() for part in found]
+
+    def printing(self, node: Node) -> Callable[[Record], str]:
+        """Return a function that prints the action.
+
+        A missing field is printed as ``<no value>``, a missing payload or key as ``<nil>``.
+        """
+        value = self.value(node)
+        if isinstance(node, Path) and data_part(node):
+            return lambda record: format_go(value(record))
+        if isinstance(node, Call) and node.function in ("toJson", "toString", "printf", "print"):
+            return value
+        return lambda record: printed(value(record))
+
+    def value(self, node: Node) -> Evaluate:
+        """Return the function that evaluates the node."""
+        if isinstance(node, Literal):
+            constant = node.value
+            return lambda _: constant
+        if isinstance(node, Path):
+            evaluate, part = compile_path(node)
+            self.names.add(part)
+            return evaluate
+        return self._chain(node) if isinstance(node, Chain) else self._call(node)
+
+    def _chain(self, node: Chain) -> Evaluate:
+        base, names = self.value(node.base), node.names
+        return lambda record: walk(base(record), names, "the parenthesis")
+
+    def _call(self, node: Call) -> Evaluate:
+        function = TABLE[node.function]
+        _check_count(node, function)
+        special = getattr(self, f"_{node.function}", None)
+        made = special(node) if special else None
+        return made or _applied(cast(Callable[..., Any], function.call), [self.value(a) for a in node.arguments])
+
+    def _and(self, node: Call) -> Evaluate:
+        return _choosing([self.value(argument) for argument in node.arguments], until=False)
+
+    def _or(self, node: Call) -> Evaluate:
+        return _choosing([self.value(argument) for argument in node.arguments], until=True)
+
+    def _printf(self, node: Call) -> Evaluate:
+        form, *values = node.arguments
+        if not isinstance(form, Literal) or not isinstance(form.value, str):
+            raise ExpressionError("printf's format is a literal text", node.column, '{{ printf "%s" .Key }}')
+        call = compile_format(form.value, len(values), form.column)
+        return _applied(call, [self.value(value) for value in values])
+
+    def _index(self, node: Call) -> Evaluate | None:
+        first = node.arguments[0]
+        if len(node.arguments) == 1 or not isinstance(first, Path) or first.names != _METADATA:
+            return None
+        return _applied(index_metadata, [self.value(argument) for argument in node.arguments])
+
+    def _toJson(self, node: Call) -> Evaluate | None:  # noqa: N802  # named after the function
+        path = node.arguments[0]
+        if not isinstance(path, Path) or path.names not in ((), ("Payload",)):
+            return None
+        self.names |= {"after", "before"} if path.names else PARTS
+        if path.names:
+            return lambda record: to_json(opencdc.Payload(record.before, record.after))
+        return lambda record: opencdc.encode(record).decode()
+
+    def _eq(self, node: Call) -> Evaluate | None:
+        if len(node.arguments) != 2:
+            return None
+        left, right = node.arguments
+        if isinstance(right, Literal) and isinstance(right.value, str):
+            return _eq_text(self.value(left), right.value)
+        return _applied(equal, [self.value(left), self.value(right)])
+
+
+def _check_count(node: Call, function: TemplateFunction) -> None:
+    count = len(node.arguments)
+    if function.least <= count <= function.most:
+        return
+    wanted = f"{function.least}" if function.most in (function.least, 255) else f"{function.least} to {function.most}"
+    least = "at least " if function.most == 255 else ""
+    raise ExpressionError(f"`{node.function}` takes {least}{wanted} arguments, not {count}", node.column)
+
+
+def _eq_text(value: Evaluate, wanted: str) -> Evaluate:
+    def call(record: Record) -> bool:
+        found = value(record)
+        return found == wanted if found.__class__ is str else equal(found, wanted)
+
+    return call
+
+
+def _choosing(values: list[Evaluate], *, until: bool) -> Evaluate:
+    def call(record: Record) -> Any:
+        result: Any = None
+        for value in values:
+            result = value(record)
+            if bool(result) is until:
+                return result
+        return result
+
+    return call
+
+
+def _applied(function: Callable[..., Any], values: list[Evaluate]) -> Evaluate:
+    if len(values) == 1:
+        (only,) = values
+        return lambda record: function(only(record))
+    if len(values) == 2:
+        first, second = values
+        return lambda record: function(first(record), second(record))
+    return lambda record: function(*[value(record) for value in values])

@@ -1,0 +1,224 @@
+"""Functions and methods that a Python expression may call."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import re2
+
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.compiled import EvaluationError, kind
+from conduit_dagster.expressions.python import guards
+
+_json = msgspec.json.Encoder(order="sorted").encode
+
+
+def text(value: Any) -> str:
+    """Return ``str(value)``, but raw data as its UTF-8 text, and a list or an object as JSON text."""
+    if value.__class__ is bytes:
+        return value.decode()
+    return msgspec.json.encode(value).decode() if isinstance(value, (dict, list, tuple)) else str(value)
+
+
+def integer(value: Any) -> int:
+    """Return ``int(value)`` of a number or text. Python itself refuses text of more than 4,300 digits."""
+    if value.__class__ not in (int, float, bool, str):
+        raise EvaluationError(f"int() needs a number or text, got {kind(value)}")
+    return int(value)
+
+
+def floating(value: Any) -> float:
+    """Return ``float(value)``, never NaN or infinite: JSON has neither."""
+    if value.__class__ not in (int, float, bool, str):
+        raise EvaluationError(f"float() needs a number or text, got {kind(value)}")
+    return _finite(float(value))
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise EvaluationError(f"{value} is not a JSON number")
+    return value
+
+
+def rounded(value: Any, digits: Any = None) -> Any:
+    """Return ``round(value, digits)``, with ``digits`` bounded so that it cannot compute a huge power of ten."""
+    if digits is not None and not (digits.__class__ is int and -400 <= digits <= 400):
+        raise EvaluationError("round() takes -400 to 400 digits")
+    return round(value, digits) if digits is not None else round(value)
+
+
+def total(values: Iterable[Any]) -> Any:
+    """Return ``sum(values)`` of numbers only: adding up lists would take quadratic time."""
+    result: Any = 0
+    for value in values:
+        if value.__class__ not in (int, float, bool):
+            raise EvaluationError(f"sum() needs numbers, got {kind(value)}")
+        result += value
+    return result
+
+
+def in_order(values: Iterable[Any], *, reverse: bool = False) -> list[Any]:
+    """Return ``sorted(values)`` of a list of bounded length."""
+    return sorted(guards.items(values), reverse=reverse)
+
+
+def canonical(value: Any) -> bytes:
+    """Return the bytes that ``hash`` digests: text itself, anything else as JSON with sorted keys."""
+    return value.encode() if value.__class__ is str else _json(value)
+
+
+def digest(value: bytes) -> str:
+    """Return the first 16 hexadecimal digits of SHA-256: stable between machines and releases, not secret."""
+    return hashlib.sha256(value).hexdigest()[:16]
+
+
+def joined(*parts: Any) -> str:
+    """Return the result of an f-string: each part converted by :func:`text`."""
+    texts = [text(part) for part in parts]
+    limits.within(sum(map(len, texts)), limits.TEXT_CHARS, "the f-string")
+    return "".join(texts)
+
+
+def search(pattern: str) -> Callable[[Any], bool]:
+    """Return a function that tells whether text contains a match, in time linear in the text (RE2).
+
+    ``None`` has no match. Raises ``re2.error`` for a pattern that RE2 does not support: it has no look-around and no
+    back references.
+    """
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    find = re2.compile(pattern, options).search
+
+    def matches(value: Any) -> bool:
+        if value.__class__ is str:
+            return find(value) is not None
+        if value is None:
+            return False
+        raise EvaluationError(f"regex() needs text, got {kind(value)}")
+
+    return matches
+
+
+AS_THEY_ARE: Final = frozenset({int, str, bool, type(None), dict, list, bytes})
+"""Types that :func:`json_value` returns unchanged."""
+
+
+def json_value(value: Any) -> Any:
+    """Return an expression's result in a form that JSON can hold."""
+    if value.__class__ is float:
+        # true for exactly the finite numbers, and the cheapest test
+        return value if value * 0.0 == 0.0 else _finite(value)
+    return list(value) if value.__class__ is tuple else value
+
+
+class Function(NamedTuple):
+    """A function's implementation and the arguments that it accepts."""
+
+    call: Callable[..., Any] | None
+    """``None`` if the translation generates the call itself."""
+    least: int
+    most: int
+    loops: bool = False
+    """Whether a single argument may be a generator."""
+    keywords: frozenset[str] = frozenset()
+
+
+_MANY = 255
+FUNCTIONS: dict[str, Function] = {
+    "len": Function(len, 1, 1),
+    "str": Function(text, 1, 1),
+    "int": Function(integer, 1, 1),
+    "float": Function(floating, 1, 1),
+    "bool": Function(bool, 1, 1),
+    "isinstance": Function(isinstance, 2, 2),
+    "min": Function(min, 1, _MANY, loops=True, keywords=frozenset({"default"})),
+    "max": Function(max, 1, _MANY, loops=True, keywords=frozenset({"default"})),
+    "abs": Function(abs, 1, 1),
+    "round": Function(rounded, 1, 2),
+    "any": Function(any, 1, 1, loops=True),
+    "all": Function(all, 1, 1, loops=True),
+    "sum": Function(total, 1, 1, loops=True),
+    "sorted": Function(in_order, 1, 1, loops=True, keywords=frozenset({"reverse"})),
+    "hash": Function(None, 1, 1),
+    "regex": Function(None, 2, 2),
+    "now": Function(None, 0, 0),
+    "now_ns": Function(None, 0, 0),
+}
+TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+
+
+class Method(NamedTuple):
+    """A method's implementation and the arguments that it accepts."""
+
+    call: Callable[..., Any]
+    least: int
+    most: int
+    loops: bool = False
+
+
+def _of(kind_wanted: type, wanted: str, name: str, native: Callable[..., Any]) -> Callable[..., Any]:
+    def call(value: Any, *arguments: Any) -> Any:
+        if value.__class__ is not kind_wanted:
+            raise EvaluationError(f"{name}() needs {wanted}, got {kind(value)}")
+        return native(value, *arguments)
+
+    return call
+
+
+def _on_text(name: str, least: int, most: int, native: Callable[..., Any] | None = None) -> Method:
+    return Method(_of(str, "text", name, native or getattr(str, name)), least, most, loops=name == "join")
+
+
+def _on_object(name: str, least: int, most: int, native: Callable[..., Any]) -> Method:
+    return Method(_of(dict, "an object", name, native), least, most)
+
+
+def _split(text: str, separator: str | None = None, most: int = -1) -> list[str]:
+    parts = text.split(separator, most if 0 <= most < limits.ITEMS else limits.ITEMS)
+    limits.within(len(parts), limits.ITEMS, "the split list")
+    return parts
+
+
+def _rsplit(text: str, separator: str | None = None, most: int = -1) -> list[str]:
+    parts = text.rsplit(separator, most if 0 <= most < limits.ITEMS else limits.ITEMS)
+    limits.within(len(parts), limits.ITEMS, "the split list")
+    return parts
+
+
+def _join(separator: str, values: Iterable[Any]) -> str:
+    texts = guards.items(values)
+    if any(text.__class__ is not str for text in texts):
+        raise EvaluationError("join() needs a list of texts: write str(x) for what is not text")
+    size = sum(map(len, texts)) + len(separator) * len(texts)
+    limits.within(size, limits.TEXT_CHARS, "the joined text")
+    return separator.join(texts)
+
+
+def _values(document: dict[str, Any]) -> list[Any]:
+    return list(document.values())
+
+
+_PLAIN = (
+    "lower upper title capitalize casefold swapcase isdigit isalpha isalnum isspace isupper islower isdecimal isnumeric"
+)
+_PREFIXED = "removeprefix removesuffix partition rpartition"
+_SEARCHES = "startswith endswith find rfind count"
+
+METHODS: dict[str, Method] = {
+    **{name: _on_text(name, 0, 0) for name in _PLAIN.split()},
+    **{name: _on_text(name, 0, 1) for name in ("strip", "lstrip", "rstrip")},
+    **{name: _on_text(name, 1, 1) for name in _PREFIXED.split()},
+    **{name: _on_text(name, 1, 3) for name in _SEARCHES.split()},
+    "split": _on_text("split", 0, 2, _split),
+    "rsplit": _on_text("rsplit", 0, 2, _rsplit),
+    "replace": _on_text("replace", 2, 3, limits.replace),
+    "join": _on_text("join", 1, 1, _join),
+    "get": _on_object("get", 1, 2, dict[str, Any].get),
+    "keys": _on_object("keys", 0, 0, list),
+    "values": _on_object("values", 0, 0, _values),
+}

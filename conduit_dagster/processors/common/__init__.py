@@ -1,0 +1,1 @@
+"""Code shared by several processors; the plugins are the files beside this folder."""

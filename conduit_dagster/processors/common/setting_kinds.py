@@ -1,0 +1,99 @@
+"""Types of settings that several processors share.
+
+They are validated when the file is checked, and keep the text as written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, LiteralString
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from conduit_dagster.expressions import (
+    Clock,
+    EvaluationError,
+    ExpressionError,
+    compile_expression,
+    compile_template,
+)
+from conduit_dagster.field_reference import Reference, ReferenceSyntaxError
+
+_LIST_ITEM = re.compile(r"""(?:\["(?:[^"\\]|\\.)*"\]|\['(?:[^'\\]|\\.)*'\]|:\s*"(?:[^"\\]|\\.)*"|[^,])+""")
+
+
+def refused(kind: LiteralString, message: str, fix: str | None, column: int | None = None) -> PydanticCustomError:
+    """Return a finding about a setting: the problem, its column in the setting's text (from 0) and the fix."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "column": column, "fix": fix})
+
+
+def reference(text: str, start: int = 0) -> Reference:
+    """Parse the reference ``text``, which stands at column ``start`` of its setting. Raises a finding."""
+    try:
+        return Reference.parse(text)
+    except ReferenceSyntaxError as error:
+        raise refused("reference", error.message, error.fix, start + error.column) from None
+
+
+def failure(error: Exception) -> str:
+    """Return the reason for the nack of a record that an expression or template does not fit."""
+    return str(error) if isinstance(error, EvaluationError) else f"{type(error).__name__}: {error}"
+
+
+def list_items(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the start and text of each item of a comma-separated list; a comma in ``["…"]`` does not separate."""
+    for match in _LIST_ITEM.finditer(text):
+        item = match[0]
+        if item.strip():
+            yield match.start() + len(item) - len(item.lstrip()), item.strip()
+
+
+def _field(text: str) -> str:
+    return reference(text.strip()).text
+
+
+def _changeable(text: str) -> str:
+    text = _field(text)
+    if reference(text).root == "position":
+        raise refused("reference", ".Position cannot be changed", "a position belongs to its source: take a field", 0)
+    return text
+
+
+def _data_field(text: str) -> str:
+    text = _field(text)
+    if reference(text).root not in ("after", "before", "key"):
+        fix = "refer to .Key, .Payload.Before or .Payload.After, or to a field in one of them"
+        raise refused("reference", f"{text} holds no data", fix, 0)
+    return text
+
+
+def _template(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise refused("value", "the text holds half a character (a lone surrogate)", "write the whole character")
+    try:
+        compile_template(text)
+    except ExpressionError as error:
+        raise refused("expression", error.message, error.fix, error.column) from None
+    return text
+
+
+def _expression(text: str) -> str:
+    try:
+        compile_expression(text, Clock())
+    except ExpressionError as error:
+        raise refused("expression", error.message, error.fix, error.column) from None
+    return text
+
+
+Field = Annotated[str, AfterValidator(_field)]
+"""A reference to any part of a record."""
+ChangeableField = Annotated[str, AfterValidator(_changeable)]
+"""A reference to any part of a record but the position."""
+DataField = Annotated[str, AfterValidator(_data_field)]
+"""A reference into the key or a payload."""
+Template = Annotated[str, AfterValidator(_template)]
+"""A literal, or a Go template."""
+Expression = Annotated[str, AfterValidator(_expression)]
+"""A Python expression over the record."""

@@ -1,0 +1,1 @@
+"""Parts of the processor ``sql``: its query, its columns, and Spark's answers."""

@@ -1,0 +1,155 @@
+"""The setting ``query``, parsed and checked without Spark.
+
+sqlglot only analyzes the text; Spark gets the text as written, with the columns' names replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from conduit_dagster.processors.common.spark_sql.query_errors import SqlTextError
+from conduit_dagster.processors.common.spark_sql.text import Text
+from conduit_dagster.spark.sql.query import SqlQuery
+from conduit_dagster.spark.sql.types import ColumnType
+
+TABLE = "record"
+PARTS: Mapping[str, ColumnType] = {"_metadata": ("map", "string"), "_operation": "string", "_position": "string"}
+"""Parts of a record that a query may use besides its fields, with their types."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """``*``: the record's fields unchanged, without those excepted."""
+
+    without: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A column selected unchanged: its value does not go through Spark."""
+
+    source: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An expression; ``place`` is the index of its result."""
+
+    place: int
+    name: str
+    text: str
+
+
+Item = Fields | Kept | Computed
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A query that can be run."""
+
+    items: Sequence[Item]
+    where: str
+    """The WHERE condition as written; empty if there is none."""
+    used: Sequence[str]
+    """Columns passed to Spark, in the order of the columns of ``query``."""
+    query: SqlQuery | None
+    """None if nothing has to be computed."""
+
+
+def parse_statement(query: str, columns: Mapping[str, ColumnType]) -> Statement:
+    """Parse a query over these columns. Raises :class:`SqlTextError`."""
+    return _Reader(Text(query), columns).statement()
+
+
+class _Reader:
+    def __init__(self, text: Text, columns: Mapping[str, ColumnType]) -> None:
+        self._text, self._columns = text, {**columns, **PARTS}
+        # the same text over the same columns gets the same name in every process
+        told = repr((text.text, sorted(columns.items())))
+        self._name = "q" + hashlib.blake2b(told.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
+        self._used: dict[str, int] = {}
+        self._outputs: list[str] = []
+
+    def statement(self) -> Statement:
+        text = self._text
+        items = [self._item(tree, *span) for tree, span in zip(text.items, text.spans, strict=True)]
+        self._check_names(items)
+        where, condition = "", ""
+        if text.where is not None:
+            begin, end = text.where_span
+            where, condition = text.text[begin:end], self._rewritten(text.where, begin, end)
+        if not condition and not self._outputs:
+            return Statement(items, "", (), None)
+        kinds = tuple(self._columns[name] for name in self._used)
+        return Statement(
+            items,
+            where,
+            tuple(self._used),
+            SqlQuery(self._name, kinds, condition, tuple(self._outputs), tuple(self._used)),
+        )
+
+    def _item(self, tree: Any, begin: int, end: int) -> Item:
+        from sqlglot import exp
+
+        star = tree.this if isinstance(tree, exp.Column) and isinstance(tree.this, exp.Star) else tree
+        if isinstance(star, exp.Star):
+            return self._fields(star, begin)
+        if isinstance(tree, exp.Alias):
+            return self._named(tree.this, tree.alias, begin, self._text.before_alias(begin, end))
+        if isinstance(tree, exp.Column):
+            return self._named(tree, tree.name, begin, end)
+        shown = self._text.text[begin:end]
+        raise SqlTextError(f"the column {shown[:60]} has no name", f"write {shown[:60]} AS a_name", begin)
+
+    def _fields(self, star: Any, begin: int) -> Fields:
+        if star.args.get("replace") or star.args.get("rename"):
+            raise SqlTextError("a star takes EXCEPT only", "select an expression with the name behind the star", begin)
+        without = star.args.get("except_") or star.args.get("except") or []
+        return Fields(frozenset(one.name for one in without))
+
+    def _named(self, tree: Any, name: str, begin: int, end: int) -> Item:
+        from sqlglot import exp
+
+        if isinstance(tree, exp.Column) and len(self._text.path(tree)) == 1:
+            return Kept(self._known(self._text.path(tree)[0]), name)
+        written = self._text.text[begin:end]
+        self._outputs.append(self._rewritten(tree, begin, end))
+        return Computed(len(self._outputs) - 1, name, written)
+
+    def _known(self, name: Any) -> str:
+        if name.name in self._columns:
+            return str(name.name)
+        near = self._text.nearest(name.name, self._columns)
+        fix = f"did you mean {near}? " if near else ""
+        message = f"there is no column {name.name}"
+        raise SqlTextError(
+            message, f"{fix}name it with its type in columns: {name.name} STRING", self._text.start(name)
+        )
+
+    def _rewritten(self, tree: Any, begin: int, end: int) -> str:
+        """Return the text from ``begin`` to ``end`` with each column replaced by its name in Spark."""
+        from sqlglot import exp
+
+        # the parser may put one column of the text into several places of the tree
+        changes: set[tuple[int, int, str]] = set()
+        for column in tree.find_all(exp.Column):
+            first, root = self._text.parts(column)[0], self._text.path(column)[0]
+            place = self._used.setdefault(self._known(root), len(self._used))
+            changes.add((self._text.start(first), self._text.end(root), f"{self._name}.c{place}"))
+        made, done = "", begin
+        for start, stop, instead in sorted(changes):
+            made += self._text.text[done:start] + instead
+            done = stop
+        return made + self._text.text[done:end]
+
+    def _check_names(self, items: Sequence[Item]) -> None:
+        seen: set[str] = set()
+        for item, (begin, _) in zip(items, self._text.spans, strict=True):
+            name = "*" if isinstance(item, Fields) else item.name
+            if name in seen:
+                raise SqlTextError(f"{name} is selected twice", "give each column a name of its own", begin)
+            seen.add(name)

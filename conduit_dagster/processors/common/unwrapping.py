@@ -1,0 +1,81 @@
+"""Shared code of the processors that unwrap a record from a field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import msgspec
+from pydantic import AfterValidator
+
+from conduit_dagster.field_reference import FieldError, Reference, kind_of
+from conduit_dagster.processors.common.setting_kinds import reference, refused
+from conduit_dagster.processors.field_convert import to_string
+from conduit_dagster.record import Data, Document, Record
+from conduit_dagster.sdk import ProcessError
+
+INVALID = "unwrap.invalid"
+PAYLOADS: Final = frozenset({dict, type(None)})
+"""Types of payloads that are taken unchanged."""
+_PLAIN_KEY: Final = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
+"""First bytes of raw keys that cannot be a JSON document."""
+_document = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+def _in_payload(text: str) -> str:
+    found = reference(text.strip())
+    if found.root not in ("after", "before"):
+        raise refused("reference", f"{found.text} is no payload", "refer to .Payload.After, or to a field in it", 0)
+    return found.text
+
+
+PayloadField = Annotated[str, AfterValidator(_in_payload)]
+"""A reference to a payload, or into one."""
+
+
+def document_in(record: Record, field: Reference, code: str = INVALID) -> Document:
+    """Return the document in the field, which may be JSON text.
+
+    Raises :class:`ProcessError`, with ``code`` if the value is not a document.
+    """
+    try:
+        value = field.get(record)
+    except FieldError as error:
+        raise ProcessError(str(error), code=error.code) from error
+    if isinstance(value, bytes | str):
+        try:
+            return _document(value)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise ProcessError(f"{field.text} is no JSON document: {error}", code=code) from None
+    if not isinstance(value, dict):
+        raise ProcessError(f"{field.text} is {kind_of(value)}, not a document", code=code)
+    return value
+
+
+def unwrapped_key(key: Data) -> Data:
+    """Return the ``payload`` of a Kafka Connect key; any other key unchanged."""
+    document: Any = key
+    if isinstance(key, bytes):
+        if key[:1] in _PLAIN_KEY:
+            return key  # most keys: faster than a failed JSON decode
+        try:
+            document = _document(key)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            return key
+    if not isinstance(document, dict) or "payload" not in document:
+        return key
+    payload: Any = document["payload"]
+    if payload is None or isinstance(payload, dict):
+        return payload
+    return text_of(payload).encode()
+
+
+def text_of(value: Any) -> str:
+    """Return a value as text for metadata or a raw key: numbers in full, a list or a document as JSON."""
+    if isinstance(value, list | dict):
+        return msgspec.json.encode(value).decode()
+    return to_string(value)
+
+
+def invalid(message: str) -> ProcessError:
+    """Return the error for a record that can't be unwrapped."""
+    return ProcessError(message, code=INVALID)

@@ -1,0 +1,20 @@
+"""Statuses of a pipeline (reference 3, Pipeline state management)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class PipelineStatus(StrEnum):
+    """What the state store, metrics, checks and commands say of a pipeline; stored as its text.
+
+    The ``status`` of a pipeline file is another thing: whether the pipeline is meant to run.
+    """
+
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    """Waiting for a restart after a transient error, or in its first window after one."""
+    DEGRADED = "degraded"
+    """Ended by a fatal error, by the last restart's error, or by a forced stop."""
+    STOPPED = "stopped"
+    """Ended as asked (reason ``user`` or ``system``), or never run."""

@@ -1,0 +1,204 @@
+"""Schema registries: a folder that every task can open, or a server with Confluent's API."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit, urlunsplit
+
+import msgspec
+import urllib3
+from urllib3.util import Retry, Timeout, make_headers
+
+from conduit_dagster import storage
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
+
+class Schema(NamedTuple):
+    """A registered schema."""
+
+    id: int
+    """Number in the registry: the same text has the same number."""
+    text: str
+
+
+class UnknownSchemaError(Exception):
+    """The registry has no such schema."""
+
+
+class SchemaRegistry(Protocol):
+    """Store of schemas by id and subject. Each method raises ``TransientError`` if the registry is unreachable."""
+
+    def by_id(self, number: int) -> Schema:
+        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
+        ...
+
+    def by_subject(self, subject: str, version: int) -> Schema:
+        """Return a version (counted from 1) of a subject's schema. Raises :class:`UnknownSchemaError`."""
+        ...
+
+    def register(self, subject: str, text: str) -> Schema:
+        """Return the schema under this subject, registering it as the newest version if it is new."""
+        ...
+
+
+class FolderRegistry:
+    """Registry in a folder. Safe for concurrent tasks on a disk, and on an object store with put-if-absent."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def by_id(self, number: int) -> Schema:
+        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
+        text = self._read("ids", f"{number:010d}")
+        if text is None:
+            raise UnknownSchemaError(f"the registry has no schema {number}")
+        return Schema(number, text)
+
+    def by_subject(self, subject: str, version: int) -> Schema:
+        """Return a version of a subject's schema. Raises :class:`UnknownSchemaError`."""
+        number = self._read(*_subject(subject), f"{version:010d}")
+        if number is None:
+            raise UnknownSchemaError(f"the registry has no version {version} of {subject}")
+        return self.by_id(number)
+
+    def register(self, subject: str, text: str) -> Schema:
+        """Return the schema under this subject, registering it as the newest version if it is new."""
+        schema = Schema(self._number(text), text)
+        folder = _subject(subject)
+        for version in self._numbers(*folder):
+            if self._read(*folder, f"{version:010d}") == schema.id:
+                return schema
+        self._append(schema.id, *folder)
+        return schema
+
+    def _number(self, text: str) -> int:
+        name = hashlib.sha256(text.encode()).hexdigest()
+        if (known := self._read("texts", name)) is not None:
+            return known
+        number = self._append(text, "ids")
+        # if two tasks register a new schema at once, one number wins; the other is never used
+        return number if self._make(number, "texts", name) else self._read("texts", name)
+
+    # -- files --------------------------------------------------------------------------------------------------
+
+    def _append(self, value: Any, *folder: str) -> int:
+        number = max(self._numbers(*folder), default=0) + 1
+        while not self._make(value, *folder, f"{number:010d}"):
+            number += 1
+        return number
+
+    def _numbers(self, *folder: str) -> list[int]:
+        try:
+            names = storage.files(storage.join(self._url, *folder))
+        except OSError as error:
+            raise _unreachable(self._url, error) from error
+        return sorted(int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal())
+
+    def _read(self, *names: str) -> Any:
+        try:
+            with storage.open_read(f"{storage.join(self._url, *names)}.json") as file:
+                return msgspec.json.decode(file.read())
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.DecodeError) as error:
+            raise _unreachable(self._url, error) from error
+
+    def _make(self, value: Any, *names: str) -> bool:
+        """Create the file atomically with its content; return False if it exists."""
+        url, data = f"{storage.join(self._url, *names)}.json", msgspec.json.encode(value)
+        try:
+            storage.make_folder(url.rpartition("/")[0])
+            return storage.put_new(url, data)
+        except OSError as error:
+            raise _unreachable(self._url, error) from error
+
+
+def _subject(name: str) -> tuple[str, str]:
+    return "subjects", storage.safe_name(name)
+
+
+def _unreachable(url: str, error: Exception) -> TransientError:
+    return TransientError(
+        f"the schema registry can't be used: {error}", code="schemas.unreachable", place=url, fix="look at the folder"
+    )
+
+
+_TYPE = "application/vnd.schemaregistry.v1+json"
+_SECONDS = 10.0
+
+
+class Access(NamedTuple):
+    """Credentials and certificates for a registry."""
+
+    username: str = ""
+    password: str = ""
+    ca: str = ""
+    """PEM file, as are ``certificate`` and ``key``."""
+    certificate: str = ""
+    key: str = ""
+
+
+class ConfluentRegistry:
+    """Registry behind Confluent's HTTP API. Safe for several threads."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        parts = urlsplit(url)
+        # a URL may hold the login; no message may
+        username, password = access.username or parts.username or "", access.password or parts.password or ""
+        self._url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])).rstrip("/")
+        self._headers = {"Accept": _TYPE, "Content-Type": _TYPE}
+        if username:
+            self._headers |= make_headers(basic_auth=f"{username}:{password}")
+        self._pool = urllib3.PoolManager(
+            ca_certs=access.ca or None,
+            cert_file=access.certificate or None,
+            key_file=access.key or None,
+            retries=Retry(total=2, backoff_factor=0.1),
+            timeout=Timeout(total=_SECONDS),
+        )
+
+    def by_id(self, number: int) -> Schema:
+        """Return the schema with this number. Raises :class:`UnknownSchemaError`."""
+        return Schema(number, self._ask("GET", f"/schemas/ids/{number}")["schema"])
+
+    def by_subject(self, subject: str, version: int) -> Schema:
+        """Return a version of a subject's schema. Raises :class:`UnknownSchemaError`."""
+        found = self._ask("GET", f"/subjects/{quote(subject, safe='')}/versions/{version}")
+        return Schema(found["id"], found["schema"])
+
+    def register(self, subject: str, text: str) -> Schema:
+        """Return the schema under this subject, registering it as the newest version if it is new.
+
+        Raises ``FatalError`` (``schemas.refused``) if the registry refuses it.
+        """
+        found = self._ask("POST", f"/subjects/{quote(subject, safe='')}/versions", {"schema": text})
+        return Schema(found["id"], text)
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        try:
+            answer = self._pool.request(method, self._url + path, json=body, headers=self._headers)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unreachable(f"{type(error).__name__}") from error
+        if answer.status == 404:
+            raise UnknownSchemaError(f"the registry has nothing at {path}")
+        if answer.status >= 500 or answer.status == 429:
+            raise self._unreachable(f"it answered {answer.status}")
+        if answer.status >= 300:
+            said = answer.data[:200].decode("utf-8", "replace")
+            raise FatalError(
+                f"the schema registry refuses: {answer.status} {said}",
+                code="schemas.refused",
+                place=self._url + path,
+                fix="look at the login, and at the subject's compatibility",
+            )
+        return answer.json()
+
+    def _unreachable(self, reason: str) -> TransientError:
+        return TransientError(
+            f"the schema registry can't be reached: {reason}",
+            code="schemas.unreachable",
+            place=self._url,
+            fix="see whether it runs",
+        )

@@ -1,0 +1,108 @@
+"""The class-data archive: Spark's classes in the JVM's memory layout, so that the JVM need not load them again.
+
+One per Spark and Java, in the user's cache; ``archive_maker`` makes it in the background. A failure here only means
+a slower start: the JVM ignores an archive that does not match, and an archive that breaks the start is removed.
+``CONDUIT_SPARK_ARCHIVE=off`` disables both making and using it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.spark.java import require_java
+from conduit_dagster.spark.spark_home import spark_home
+
+# listing the jars and running Java takes a quarter of a second: too long to do twice
+_known: dict[str, Path | None] = {}
+_ANOTHER_TRY = 24 * 3600
+# with these the JVM sees other classes and warns about the archive
+_OTHER_CLASSES = ("spark.driver.extraClassPath", "spark.driver.userClassPathFirst")
+
+
+def archive_options(conf: Mapping[str, str]) -> list[str]:
+    """Return the JVM options that use the archive; none if there is no archive yet."""
+    path = archive_path()
+    if path is None or not path.is_file() or any(key in conf for key in _OTHER_CLASSES) or " " in str(path):
+        return []
+    # a warning about an archive that does not match would go to the user's terminal
+    return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+
+
+def archive_path() -> Path | None:
+    """Return the path of the archive for this Spark and Java; ``None`` if it is disabled or not possible."""
+    if os.environ.get("CONDUIT_SPARK_ARCHIVE", "").lower() in ("off", "0", "false"):
+        return None
+    key = "\0".join(os.environ.get(name, "") for name in ("JAVA_HOME", "PATH", "SPARK_HOME", "XDG_CACHE_HOME", "HOME"))
+    if key not in _known:
+        _known[key] = _path()
+    return _known[key]
+
+
+def _path() -> Path | None:
+    from pyspark import __version__
+
+    try:
+        java = require_java()
+        jars = spark_home() / "jars"
+        content = [f"{jar.name} {jar.stat().st_size}" for jar in sorted(jars.iterdir())]
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except (ConduitError, OSError, RuntimeError):
+        return None
+    named = "\n".join([str(java.home), java.version, platform.machine(), str(jars), *content])
+    digest = hashlib.sha256(named.encode()).hexdigest()[:12]
+    return cache / "conduit-dagster" / "archives" / f"spark-{__version__}-java-{java.version}-{digest}.jsa"
+
+
+def make_archive_later() -> None:
+    """Start one low-priority process that makes the archive, if there is none and no attempt failed recently."""
+    path = archive_path()
+    if path is None or path.exists() or _failed_lately(path):
+        return
+    from conduit_dagster.spark.server_launch import package_path
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        maker = subprocess.Popen(
+            [sys.executable, "-m", "conduit_dagster.spark.archive_maker"],
+            cwd=path.parent, env={**os.environ, "PYTHONPATH": package_path()}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return
+    _makers.append(maker)
+
+
+_makers: list[subprocess.Popen[bytes]] = []
+
+
+def distrust_archive() -> bool:
+    """Remove an archive with which Spark did not start; return whether there was one."""
+    path = archive_path()
+    if path is None or not path.exists():
+        return False
+    mark_failed(path)
+    path.unlink(missing_ok=True)
+    return True
+
+
+def mark_failed(path: Path) -> None:
+    """Record a failure: no new attempt is made for a day."""
+    try:
+        path.with_suffix(".failed").touch()
+    except OSError:
+        pass
+
+
+def _failed_lately(path: Path) -> bool:
+    try:
+        return time.time() - path.with_suffix(".failed").stat().st_mtime < _ANOTHER_TRY
+    except OSError:
+        return False

@@ -1,0 +1,118 @@
+"""The keeper of the shared server: a process that starts it, notices its end, and stops it when it is idle.
+
+Run as a module with its plan on stdin. Standard library only, so that it stays small. It outlives the process that
+started it. If it is killed, the server keeps running and the next session starts a new keeper.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from conduit_dagster.processes import end, started_at
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.spark.server_files import ServerFiles, SparkServer
+
+_TICK = 1.0
+_PATIENCE = 10.0
+_MOST_LOG = 20_000_000
+
+
+class ServerMonitor:
+    """Monitor of one server until its end."""
+
+    def __init__(self, files: ServerFiles, server: SparkServer, idle: float) -> None:
+        self._files, self._server, self._idle = files, server, idle
+        self._used = time.monotonic()
+
+    def run(self) -> None:
+        """Watch the server until it has ended, by itself or because it was idle."""
+        while self._server.is_alive():
+            self._look()
+            time.sleep(_TICK)
+        self._files.forget(self._server)
+
+    def _look(self) -> None:
+        _cut(self._files.log)
+        now = time.monotonic()
+        if not self._files.folder.is_dir():
+            # the project is gone
+            end(self._server.pid, self._server.started, _PATIENCE)
+        elif self._files.sessions():
+            self._used = now
+        elif now - self._used >= self._idle:
+            self._end_idle()
+
+    def _end_idle(self) -> None:
+        """Stop the idle server under the lock, so that no session is opened on a server that is ending."""
+        try:
+            with self._files.locked(0):
+                if not self._files.sessions():
+                    end(self._server.pid, self._server.started, _PATIENCE)
+                    self._files.forget(self._server)
+        except TransientError:
+            # another process holds the lock and wants the server
+            self._used = time.monotonic()
+
+
+def _cut(log: Path) -> None:
+    """Truncate a long log after copying it; the server appends, so its next line goes to the beginning."""
+    try:
+        if log.stat().st_size > _MOST_LOG:
+            shutil.copyfile(log, log.with_suffix(".log.1"))
+            os.truncate(log, 0)
+    except OSError:
+        pass
+
+
+def _launched(files: ServerFiles, plan: dict[str, Any]) -> SparkServer:
+    """Start the server in its own process session, so that no Ctrl-C from a terminal reaches it."""
+    with files.log.open("ab") as log:
+        process = subprocess.Popen(
+            plan["command"], cwd=files.folder, env=plan["env"], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            start_new_session=True,
+        )  # fmt: skip
+    _reaped.append(process)
+    return SparkServer(
+        pid=process.pid, started=started_at(process.pid) or "", since=time.time(), **plan["server"], **_me()
+    )
+
+
+def _adopted(files: ServerFiles, server: SparkServer) -> SparkServer:
+    known = {name: getattr(server, name) for name in SparkServer.__dataclass_fields__}
+    adopted = SparkServer(**{**known, **_me()})
+    files.write(adopted)
+    return adopted
+
+
+def _me() -> dict[str, Any]:
+    return {"keeper": os.getpid(), "keeper_started": started_at(os.getpid()) or ""}
+
+
+# a zombie counts as ended, so it need not be waited for
+_reaped: list[subprocess.Popen[bytes]] = []
+
+
+def main() -> None:
+    """Run the keeper for the server that the plan on stdin describes."""
+    plan = json.load(sys.stdin)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    files = ServerFiles(Path(plan["home"]))
+    if plan["adopt"]:
+        found = files.read()
+        server = _adopted(files, found) if found is not None else None
+    else:
+        server = _launched(files, plan)
+        files.write(server)
+    if server is not None:
+        ServerMonitor(files, server, plan["idle"]).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The session for SQL: a separate one, so that the meaning of a query does not depend on anyone's settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from conduit_dagster.spark.connect import is_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH = 256
+"""Rows per batch that Spark hands to a Python worker; a smaller block is padded to this size."""
+_CONF = {
+    # an overflow or a failed cast is an error, which nacks its record, never a wrong value
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.legacy.timeParserPolicy": "CORRECTED",
+    "spark.sql.adaptive.enabled": "false",
+    # a common subexpression is computed up front, outside of the expression that catches a record's error
+    "spark.sql.subexpressionElimination.enabled": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+    "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+}
+_sessions: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
+_origins: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
+
+
+def sql_session(spark: SparkSession) -> SparkSession:
+    """Return the session for SQL that goes with ``spark``, on the same context or server; created once."""
+    if spark not in _sessions:
+        # a cloned Connect session keeps its settings and artifacts; with a classic one the context has them all
+        own: SparkSession = spark.cloneSession() if is_connect(spark) else spark.newSession()  # type: ignore[attr-defined]  # pyright: ignore
+        for key, value in _CONF.items():
+            own.conf.set(key, value)
+        _sessions[spark] = own
+        _origins[own] = spark
+    return _sessions[spark]
+
+
+def origin_of(spark: SparkSession) -> SparkSession:
+    """Return the session that this SQL session was created for; any other session is returned unchanged."""
+    return _origins.get(spark, spark)
+
+
+def close_sql_session(spark: SparkSession) -> None:
+    """Release the SQL session on its server, if there is one; a server that is gone has lost it anyway."""
+    own = _sessions.pop(spark, None)
+    if own is not None and is_connect(own):
+        try:
+            own.stop()
+        except Exception:  # noqa: BLE001  # the server is gone, or says no: there is nothing left to give back
+            pass

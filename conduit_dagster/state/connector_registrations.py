@@ -1,0 +1,114 @@
+"""Registration of a pipeline's connectors, and of what each of them owns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.state.database import insert_if_absent
+from conduit_dagster.state.dead_letters import forget_missed
+from conduit_dagster.state.generations import Generations, SourceUnit, change_unit
+from conduit_dagster.state.history import record_event
+from conduit_dagster.state.lease import is_free
+from conduit_dagster.state.pipeline_state import OPEN
+from conduit_dagster.state.readers import ReaderRegistry
+from conduit_dagster.state.tables import consumers, deliveries, offsets, owners, pipelines, sources, steps
+
+
+class Registry:
+    """The connectors of one pipeline, within a transaction of ``PipelineStore.registering``."""
+
+    def __init__(self, connection: sa.Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._id = pipeline
+        self._generations = Generations(connection, pipeline)
+        self.readers = ReaderRegistry(connection, pipeline)
+
+    def register_source(self, source: str, unit: SourceUnit, initial: Any) -> None:
+        """Register a source. If it now reads other data, go on where that data was left, or start anew."""
+        mine = (sources.c.pipeline == self._id, sources.c.source == source)
+        row = self._connection.execute(sa.select(sources).where(*mine)).mappings().first()
+        text = unit.text()
+        if row is None:
+            fresh = {"generation": self._generations.new(source, text), "records": 0, "acked": 0}
+            values = {"pipeline": self._id, "source": source, "unit": text, "position": json.dumps(initial)}
+            self._connection.execute(sources.insert().values(**values, **fresh, filtered=0, nacked=0))
+        elif unit.is_same_as(json.loads(row["unit"])):
+            self._connection.execute(sa.update(sources).where(*mine).values(unit=text))
+        else:
+            left = change_unit(self._connection, self._id, row, json.loads(row["position"]), unit, initial)
+            values = {"unit": text, "position": json.dumps(left.position), "generation": left.generation}
+            self._connection.execute(sa.update(sources).where(*mine).values(**values))
+
+    def register_consumer(self, consumer: str, kind: str) -> None:
+        """Register a destination or the dead-letter queue; a new one starts at the current boundary."""
+        mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+        if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is None:
+            fresh = {"kind": kind, "delivered": 0, "step": 0, "target": ""}
+            self._connection.execute(consumers.insert().values(pipeline=self._id, consumer=consumer, **fresh))
+            record_event(self._connection, self._id, "consumer_added", consumer=consumer)
+
+    def retire(self, present: set[str]) -> list[str]:
+        """Retire consumers that are no longer in the file; return their names.
+
+        Their open deliveries become void, and so does a planned step that names one: if the consumer were put back,
+        that step would send it what it also gets as a new consumer. For the same reason, letters that only it missed
+        are closed.
+        """
+        known = self._connection.execute(sa.select(consumers.c.consumer).where(consumers.c.pipeline == self._id))
+        gone = [name for (name,) in known if name not in present]
+        for table in (consumers, owners, offsets):
+            self._connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.consumer.in_(gone)))
+        open_ones = (
+            deliveries.c.pipeline == self._id,
+            deliveries.c.consumer.in_(gone),
+            deliveries.c.state.in_(("open", "split")),
+        )
+        self._connection.execute(sa.update(deliveries).where(*open_ones).values(state="void"))
+        if gone:
+            self._void_planned(set(gone))
+            forget_missed(self._connection, self._id, gone)
+        for name in gone:
+            record_event(self._connection, self._id, "consumer_retired", consumer=name)
+        return gone
+
+    def _void_planned(self, gone: set[str]) -> None:
+        mine = (steps.c.pipeline == self._id, steps.c.state == "planned")
+        rows = self._connection.execute(sa.select(steps.c.step, steps.c.plan).where(*mine).order_by(steps.c.step))
+        named = [row.step for row in rows if gone & json.loads(row.plan)["hashes"].keys()]
+        if named:
+            void = sa.update(steps).where(*mine, steps.c.step >= named[0])
+            self._connection.execute(void.values(state="void"))
+
+    def claim(self, thing: str, consumer: str) -> tuple[str, str] | None:
+        """Make the consumer the only owner of ``thing``, a path for example; return None, or the owner that keeps it.
+
+        Another pipeline that neither runs nor has an open step loses it: one that was renamed, for example.
+        """
+        mine = {"pipeline": self._id, "consumer": consumer}
+        if insert_if_absent(self._connection, owners, thing=thing, **mine):
+            return None
+        # locked: of two pipelines that claim concurrently, the second one sees the first
+        known = sa.select(owners).where(owners.c.thing == thing).with_for_update()
+        row = self._connection.execute(known).mappings().one()
+        if (other := (str(row["pipeline"]), str(row["consumer"]))) != (self._id, consumer):
+            if other[0] != self._id and self._is_active(other[0]):
+                return other
+            self._connection.execute(sa.update(owners).where(owners.c.thing == thing).values(**mine))
+            record_event(self._connection, self._id, "taken_over", thing=thing, was=other[0])
+        return None
+
+    def release_others(self, things: set[str]) -> None:
+        """Release what the pipeline owned but, according to its file, no longer writes to."""
+        mine = (owners.c.pipeline == self._id, owners.c.thing.not_in(things))
+        self._connection.execute(sa.delete(owners).where(*mine))
+
+    def _is_active(self, pipeline: str) -> bool:
+        owner = self._connection.execute(sa.select(pipelines.c.owner).where(pipelines.c.pipeline == pipeline)).scalar()
+        open_ones = (steps.c.pipeline == pipeline, steps.c.state.in_(OPEN))
+        return (
+            not is_free(owner or "")
+            or self._connection.execute(sa.select(steps.c.step).where(*open_ones)).first() is not None
+        )

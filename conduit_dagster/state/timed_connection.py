@@ -1,0 +1,40 @@
+"""A connection to PostgreSQL with a limit on the wait for an answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Any, ClassVar, TypeVar
+
+import psycopg
+
+T = TypeVar("T")
+
+
+class TimedConnection(psycopg.Connection[Any]):
+    """A connection that closes once the server has not answered for :attr:`seconds`, and raises as for a lost server.
+
+    A frozen server, or one behind a frozen proxy, keeps its connections alive: keepalives do not notice, and a limit
+    that the server itself enforces does not help. The statement may have been executed.
+    """
+
+    seconds: ClassVar[float] = 30.0
+    """The limit: as long as SQLite waits for its lock; a server waits 10 s for one."""
+
+    def wait(self, gen: Generator[Any, Any, T], *args: Any, **more: Any) -> T:
+        """Wait as the base class does, which calls this for each statement and each end of a transaction."""
+        return super().wait(self._in_time(gen), *args, **more)
+
+    def _in_time(self, gen: Generator[Any, Any, T]) -> Generator[Any, Any, T]:
+        until = time.monotonic() + self.seconds
+        try:
+            wanted = next(gen)
+            while True:
+                # nothing is ready: the driver checks for interrupts several times a second
+                ready = yield wanted
+                if not ready and time.monotonic() > until:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"the server has not answered for {self.seconds:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            return end.value

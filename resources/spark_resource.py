@@ -1,0 +1,54 @@
+"""The Spark session of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from dagster_pyspark import PySparkResource
+from dagster_spark.utils import flatten_dict
+from pydantic import Field, PrivateAttr
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.spark.session import SparkSettings, close_session, default_url, is_connect, open_session
+
+
+class SparkResource(PySparkResource):
+    """dagster-pyspark's session, opened as the project's ``spark`` settings say: by default the shared server, else
+    local, a master or Connect.
+
+    It exists before the op begins: a SparkContext created inside an op takes SIGINT away from Dagster. The settings are
+    read at the start of a run and are not config, so that no secret in them shows in the UI. A classic session lives as
+    long as its process; a Connect session is returned to its server after the run.
+    """
+
+    root: str = Field(description="The project's root folder; its conduit.yaml says where Spark is.")
+    url: str | None = Field(
+        default=None, description="Overrides spark.url: shared, a master or a Spark Connect server (sc://…)."
+    )
+    spark_config: dict[str, Any] = Field(default={}, description="Overrides spark.conf, key by key.")
+    _spark_session: Any = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Open the session, or take the one that this process has."""
+        name = f"conduit {context.run.job_name}" if context.run else "conduit"
+        self._spark_session = open_session(self.settings(alone=_is_alone(context)), name)
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Return a Connect session to its server."""
+        if self._spark_session is not None and is_connect(self._spark_session):
+            close_session(self._spark_session)
+
+    def settings(self, alone: bool = False) -> SparkSettings:
+        """Return the project's settings, overridden by this resource's own. ``alone``: no other run is active."""
+        project = Project.find(Path(self.root))
+        own = project.settings.spark
+        extra = {key: str(value) for key, value in flatten_dict(self.spark_config)}
+        url = self.url or own.named_url or default_url(several=not alone)
+        return SparkSettings(url, {**own.conf, **extra}, own.parallelism, home=project.home, idle=own.idle_timeout)
+
+
+def _is_alone(context: dg.InitResourceContext) -> bool:
+    """Return whether the instance ends with its run: ``execute_in_process``, commands without ``DAGSTER_HOME``."""
+    return context.instance is None or context.instance.is_ephemeral

@@ -1,0 +1,111 @@
+"""Execution of decisions: run requests for Dagster, requests and failures for the state store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sa
+
+from assets.names import ACKS, asset_key, short
+from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.engine.reporting import end_waiting, report_failure
+from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.state.recovery_store import ask
+from sensors.decisions import Ask, Decision, Report, Restart, Start, Stopped
+from sensors.known import Known, config_of, error_of
+
+_SENSOR = "a sensor"
+
+
+class DecisionExecutor:
+    """Executor of decisions, for one tick."""
+
+    def __init__(self, instance: dg.DagsterInstance, database: sa.Engine) -> None:
+        self._instance, self._database = instance, database
+        self.requests: list[dg.RunRequest] = []
+        self.events: list[dg.AssetObservation] = []
+
+    def carry_out(self, known: Known, decision: Decision) -> None:
+        """Carry out one decision for one pipeline."""
+        match decision:
+            case Restart():
+                self._restart(known, decision)
+            case Start():
+                self._start(known, decision)
+            case Report():
+                self._report(known, decision)
+            case Stopped():
+                end_waiting(self._database, known.file.pipeline, "user")
+            case Ask():
+                ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
+            case None:
+                return
+
+    def has_requested(self, job: str) -> bool:
+        """Return whether a run of the job is among the requests."""
+        return any(request.job_name == job for request in self.requests)
+
+    def _restart(self, known: Known, restart: Restart) -> None:
+        file, state = known.file, known.stored.recovery
+        tags = {
+            FAILURE_TAG: str(restart.failure),
+            ATTEMPT_TAG: str(restart.attempt),
+            RESTART_TAG: str(restart.at_ns),
+            "dagster/parent_run_id": state.run,
+        }
+        # the same failure always gives the same key, whichever daemon asks (B11)
+        key = f"{file.pipeline}:restart:{restart.failure}:{restart.at_ns}"
+        self._request(known, key, {name: value for name, value in tags.items() if value}, state.run)
+        due = datetime.fromtimestamp(restart.at_ns / 1e9, UTC)
+        cause: dict[str, Any] = state.cause or {}
+        self._observe(
+            known,
+            f"restart {restart.attempt} at {due:%Y-%m-%d %H:%M:%S}Z",
+            {
+                "attempt": restart.attempt,
+                "next_restart_at": dg.MetadataValue.timestamp(due),
+                "error_code": str(cause.get("code", "")),
+                "error": str(cause.get("message", "")),
+            },
+        )
+
+    def _start(self, known: Known, start: Start) -> None:
+        before = known.run.run_id if known.run else "first"
+        key = f"{known.file.pipeline}:start:{before}:{known.stored.recovery.asked_ns}"
+        self._request(known, key, {"conduit/why": short(start.why)}, "")
+
+    def _request(self, known: Known, key: str, tags: dict[str, str], like: str) -> None:
+        file = known.file
+        tags = {"conduit/pipeline": short(file.pipeline), "dagster/max_retries": "0", **tags}
+        config = config_of(self._instance, like)
+        self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
+
+    def _report(self, known: Known, report: Report) -> None:
+        run = known.run
+        error = self._error(report, run is not None and run.run_id == report.run_id)
+        failed = report_failure(self._database, known.file.pipeline, report.run_id, error, known.file.policy)
+        if run is not None and run.run_id == report.run_id and run.active:
+            self._bury(report.run_id, error)
+        if failed is not None and failed.wait is None:
+            self._observe(known, f"degraded: {error.message}", {"error_code": error.code})
+
+    def _error(self, report: Report, in_dagster: bool) -> ConduitError:
+        if in_dagster:
+            return error_of(self._instance, report.run_id)
+        return TransientError(
+            f"run {report.run_id or '(unknown)'} died without a word",
+            code="run.died",
+            fix="nothing to do: it is restarted; where it happens again, look for what ends it",
+        )
+
+    def _bury(self, run_id: str, error: ConduitError) -> None:
+        """Report the run as failed: its process is gone, so Dagster would show it as running for ever."""
+        run = self._instance.get_run_by_id(run_id)
+        if run is not None and not run.is_finished:
+            self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
+
+    def _observe(self, known: Known, text: str, facts: dict[str, Any]) -> None:
+        key = asset_key(known.file.pipeline, ACKS)
+        self.events.append(dg.AssetObservation(key, description=text, metadata=facts))
