@@ -30,6 +30,7 @@ LAYERS = [
         "conduit_dagster.turn",
         "conduit_dagster.processes",
         "conduit_dagster.file_locks",
+        "conduit_dagster.lazy_property",
         "conduit_dagster.msgspec_warmup",
     },
     {"conduit_dagster.record", "conduit_dagster.json_values"},

@@ -6,10 +6,10 @@ import itertools
 import re
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from conduit_dagster.config.findings import Finding
+from conduit_dagster.lazy_property import lazy_property
 
 MAX_BYTES = 10 * 1024 * 1024
 """A larger file is not a pipeline file; reading it as YAML would take minutes."""
@@ -34,7 +34,7 @@ class ConfigText:
     file: str
     text: str
 
-    @cached_property
+    @lazy_property
     def _line_starts(self) -> list[int]:
         return [0, *(match.end() for match in re.finditer("\n", self.text))]
 

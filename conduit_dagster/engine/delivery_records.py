@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Generic, TypeVar
 
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Delivery, StagedDestination, StagedRecord, staged_records
 
@@ -64,7 +64,7 @@ class DeliveryRecords:
             self._records = _InOrder(lambda: staged_records(self.delivery()))
         return self._records
 
-    @cached_property
+    @lazy_property
     def _whole(self) -> Delivery | None:
         """The whole records, staged again, of a destination that does not stage them."""
         return self._restaged.records(self._shipment) if self._is_traced else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeGuard
@@ -17,6 +16,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import (
     Block,
@@ -71,7 +71,7 @@ class BlockPositions:
         every = self._every
         return every[origins.start : origins.stop] if _is_run(origins) else [every[origin] for origin in origins]
 
-    @cached_property
+    @lazy_property
     def _every(self) -> list[Any]:
         if self._block.positions is not None:
             return self._block.positions()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import partial
 
 import msgspec
 
@@ -24,6 +24,7 @@ from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Delivery, Destination, StagedDestination, Target
@@ -224,7 +225,7 @@ class Publisher:
                 self.acks.ack(inlet, span.end, span.generation)
         reached("after-ack", self._name)
 
-    @cached_property
+    @lazy_property
     def _acked(self) -> dict[str, SourceNode]:
         """By name, the inlets that are acked: to a source that is another one by now a position means nothing."""
         inlets = self._pipeline.inlets

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import accumulate, repeat
 from operator import add
 from typing import Any, Final, NamedTuple
@@ -12,6 +11,7 @@ import msgspec
 
 from conduit_dagster.connectors.file.listing import MARK, FilePosition, Tracked, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, Keys, Plain, ReadOptions, Split
@@ -214,7 +214,7 @@ class _Labels:
     def __init__(self, reader: LineReader, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> None:
         self._reader, self._lines, self._at, self._metadata = reader, lines, at, metadata
 
-    @cached_property
+    @lazy_property
     def _lengths(self) -> list[int]:
         return list(accumulate(map(len, self._lines)))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any, cast
 
 import msgspec
@@ -20,6 +19,7 @@ from conduit_dagster.connectors.parquet.parquet_scan import (
     parse_file,
     parse_position,
 )
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Rows, Source, Split
 
@@ -116,7 +116,7 @@ class RowFiles(Source):
     gives_rows = True
     lag_unit = "records"
 
-    @cached_property
+    @lazy_property
     def survey(self) -> Survey:
         """Which files there are. For the driver: tasks are told their file."""
         return self._made_survey()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import is_outage, open_database, reading, unreachable
 
@@ -24,12 +24,12 @@ class ProjectView:
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
-    @cached_property
+    @lazy_property
     def project(self) -> Project:
         """The project whose root this is."""
         return Project.find(self._root)
 
-    @cached_property
+    @lazy_property
     def _store(self) -> sa.Engine:
         return project_store(self.project)
 

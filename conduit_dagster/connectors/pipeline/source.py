@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any, cast
 
 from pydantic import Field
@@ -14,6 +13,7 @@ from conduit_dagster.connectors.pipeline.output import OutputReadMode
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, which_connector
 from conduit_dagster.connectors.pipeline.upstream import Upstream, upstream_of
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN
 
@@ -53,14 +53,14 @@ class PipelineSource(Source):
         if (upstream := upstream_of(self._settings.model_extra)) is not None and upstream.output is not None:
             self.lag_unit = "bytes"  # pyright: ignore[reportAttributeAccessIssue]  # records of a file are not counted
 
-    @cached_property
+    @lazy_property
     def _upstream(self) -> Upstream:
         found = upstream_of(self._settings.model_extra)
         if found is None and not self._settings.connector:
             raise which_connector(self._settings.pipeline)
         return found or Upstream(self._settings.connector)
 
-    @cached_property
+    @lazy_property
     def _mode(self) -> ReadMode:
         pipeline, upstream = self._settings.pipeline, self._upstream
         if upstream.output is not None:

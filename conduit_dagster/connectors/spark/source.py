@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -15,6 +14,7 @@ from conduit_dagster.connectors.spark.driver_session import has_session
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
 from conduit_dagster.connectors.spark.landing import Landing, number_of
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position
 
@@ -38,7 +38,7 @@ class SparkSource(RowFiles):
     def _identity(self) -> str:
         return self._settings.identity(self.name, self._settings.read, self._settings.ddl)
 
-    @cached_property
+    @lazy_property
     def _landing(self) -> Landing:
         base = storage.join(Project.find(Path(self.context.root)).log_url, storage.safe_name(self.context.pipeline))
         own = storage.safe_name(self.context.connector)
@@ -47,7 +47,7 @@ class SparkSource(RowFiles):
     def _made_survey(self) -> Survey:
         return Survey(self._landing, self._landing.url)
 
-    @cached_property
+    @lazy_property
     def _lander(self) -> Lander:
         kind = SnapshotLander if self._settings.read == "batch" else StreamLander
         return kind(self.format, self._settings, self.context, self._landing)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment
@@ -15,6 +14,7 @@ from conduit_dagster.engine.offset_updates import Offsets, before_next
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
@@ -45,7 +45,7 @@ class OpenDelivery:
         """Destination of the delivery."""
         return self.desk.pipeline.consumers()[self.consumer]
 
-    @cached_property
+    @lazy_property
     def records(self) -> DeliveryRecords:
         """All records, in order, with origins. Runs a Spark job if the destination stages something else."""
         return self.loop.publisher.records(self.shipment)

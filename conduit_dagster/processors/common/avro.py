@@ -6,7 +6,6 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
@@ -17,6 +16,7 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.processors.common.setting_kinds import DataField, refused
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
@@ -93,7 +93,7 @@ class AvroProcessor(Processor):
             # not the fault of one record
             raise error.error from None
 
-    @cached_property
+    @lazy_property
     def registry(self) -> SchemaRegistry:
         """Registry of the schemas, asked only once for each schema."""
         settings = self._common
