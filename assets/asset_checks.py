@@ -11,8 +11,8 @@ import dagster as dg
 from assets.events import RunSnapshot
 from assets.names import ACKS, asset_key
 from conduit_dagster.config.pipeline import DeadLetterQueue
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_status import NO_FAILURE
 from conduit_dagster.recovery.errors import ConduitError

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from assets.names import ACKS, asset_key
 from assets.offset_gaps import offset_gaps
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said

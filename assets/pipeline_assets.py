@@ -17,8 +17,8 @@ from assets.run_op import RunConfig, run_in_dagster
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig
 from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.planner import BoundPipeline
 from resources.spark_resource import SparkResource
 from resources.state import StateResource
 

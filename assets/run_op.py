@@ -16,13 +16,13 @@ from assets.run_reporter import RunReporter
 from assets.stopping import LastResort, Signals, StopWatcher
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.policy import Policy
 

@@ -11,7 +11,7 @@ import structlog
 
 from assets.asset_checks import NO_DEAD_LETTERS, TOTAL, CheckResult, as_evaluation, as_result, check_key, verdicts
 from assets.events import Observer, RunSnapshot, materializations
-from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 
 _LOOKED_BACK = 20

@@ -11,8 +11,9 @@ from pyspark.sql import SparkSession
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import RunProgress, StepReport
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.state.claim import open_store
 
 Observer = Callable[[StepReport, RunProgress], None]

@@ -15,8 +15,8 @@ import sqlalchemy as sa
 from assets.names import job_name
 from assets.run_op import FAILURE_TAG
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError

@@ -10,7 +10,7 @@ import dagster as dg
 
 from assets.names import job_name, short
 from conduit_dagster.config.delivery import Trigger
-from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.triggers import TIMED, next_tick
 
 _EACH_MINUTE = "* * * * *"

@@ -9,7 +9,7 @@ from support import DECODE, Lab, destination, queue, source
 from conduit_dagster.engine.operate.log_readers import drop_reader
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.rewind import rewind
-from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events

@@ -11,9 +11,9 @@ from support import Lab, queue
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows

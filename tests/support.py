@@ -18,8 +18,9 @@ from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.database import open_database
 

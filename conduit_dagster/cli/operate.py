@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from conduit_dagster.config.project import Project
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-    from conduit_dagster.engine.planner import BoundPipeline
-    from conduit_dagster.engine.supervisor import RunOptions
+    from conduit_dagster.engine.run_options import RunOptions
 
 Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
 Source = Annotated[
@@ -54,7 +54,7 @@ class Subject:
     @property
     def options(self) -> RunOptions:
         """Options that a run would use."""
-        from conduit_dagster.engine.supervisor import RunOptions
+        from conduit_dagster.engine.run_options import RunOptions
 
         project, settings = self.project, self.project.settings
         return RunOptions(

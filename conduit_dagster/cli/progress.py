@@ -23,7 +23,7 @@ from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
-    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 
 _WINDOW = 5.0

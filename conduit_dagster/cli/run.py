@@ -14,8 +14,8 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.catalogue import Catalogue
-    from conduit_dagster.engine.planner import BoundPipeline
     from conduit_dagster.metrics.live import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then end.")]

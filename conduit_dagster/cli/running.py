@@ -17,9 +17,9 @@ from conduit_dagster.cli.verb import unforeseen
 from conduit_dagster.cli.verb_session import session_opener, spark_session
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions
 from conduit_dagster.engine.triggers import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.report import StepReport
     from conduit_dagster.metrics.live import LiveMetrics
 

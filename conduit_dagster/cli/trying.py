@@ -14,8 +14,8 @@ from conduit_dagster.recovery.errors import FatalError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.catalogue import Catalogue
-    from conduit_dagster.engine.planner import BoundPipeline
     from conduit_dagster.engine.trial.cases import CaseResult
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]

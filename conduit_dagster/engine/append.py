@@ -78,7 +78,7 @@ def append(program: bytes, job: AppendJob, number: int) -> Appended:
             _require_first_attempt()
         pipeline = compile_encoded(program)
         redaction = pipeline.redaction
-        pipeline.clock.now_ns = job.clock_ns
+        pipeline.begin_step(job.clock_ns)
         return _Appending(pipeline, job, number).run()
     except Exception as error:  # noqa: BLE001  # Spark would keep only an exception's text
         told = task_error(error, "an append failed")

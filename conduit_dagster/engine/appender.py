@@ -14,15 +14,13 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Limit, Position, Split
+from conduit_dagster.sdk import Position, Split
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore
-from conduit_dagster.state.store import PipelineStore
 
 
 class Append(NamedTuple):
@@ -55,21 +53,11 @@ def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[Log
 class Appender:
     """Writer of new records of a pipeline's sources to its log."""
 
-    def __init__(
-        self,
-        pipeline: CompiledPipeline,
-        store: PipelineStore,
-        jobs: Jobs,
-        base: str,
-        slots: int,
-        limit: Limit,
-        segment_bytes: int,
-    ) -> None:
-        self._pipeline, self._store, self._jobs = pipeline, store, jobs
-        self._base, self._slots, self._limit, self._segment_bytes = base, slots, limit, segment_bytes
-        self._log = LogStore(pipeline.program.pipeline)
-        self._name, self._sources = pipeline.program.pipeline, pipeline.sources
-        self._program = pipeline.program.encode()
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._pipeline, self._store = context, context.pipeline, context.store
+        self._settings, self._base = context.settings, context.settings.log
+        self._log = LogStore(context.name)
+        self._name, self._sources = context.name, context.pipeline.sources
         self._failure: ConduitError | None = None
         self._is_entered = False
         self.rolled = True
@@ -121,13 +109,13 @@ class Appender:
 
     def _new(self, inlet: SourceNode, horizon: Any) -> Append | None:
         state = self.state(inlet.id)
-        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._limit, horizon)
+        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._settings.limit, horizon)
         return None if end == state.position else self.to(inlet, state.position, end, state.next_offset)
 
     def to(self, inlet: SourceNode, start: Position, end: Position, offset: int) -> Append:
         """Return the append of a source range to its log, which ends right before ``offset``."""
         segment = self._store.transactions.read(
-            lambda connection: self._log.segment_for_append(connection, inlet.id, self._segment_bytes)
+            lambda connection: self._log.segment_for_append(connection, inlet.id, self._settings.segment_bytes)
         )
         return Append(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
 
@@ -147,16 +135,16 @@ class Appender:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
         inlet, folder = append.inlet, append.folder.segment(append.segment)
         alone = not inlet.source.replayable or (self._pipeline.program.fan_in == "join" and bool(inlet.nodes))
-        splits = self.split(append, 1 if alone else self._slots)
-        groups = [splits] if alone else _grouped(splits, self._slots)
+        splits = self.split(append, 1 if alone else self._settings.slots)
+        groups = [splits] if alone else _grouped(splits, self._settings.slots)
         return [
             AppendTask(inlet.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
         ]
 
     def _run(self, job: AppendJob) -> list[Appended]:
         count = len(job.tasks)
-        function = partial(run_append, self._program, msgspec.msgpack.encode(job))
-        rows = self._jobs.each(count, function, APPENDED_SCHEMA, self._pipeline.queries)
+        function = partial(run_append, self._context.program, msgspec.msgpack.encode(job))
+        rows = self._context.jobs.each(count, function, APPENDED_SCHEMA, self._pipeline.queries)
         reports = sorted((msgspec.msgpack.decode(row, type=Appended) for row in rows), key=lambda r: r.task)
         if len(reports) != count:
             raise TransientError(f"{count - len(reports)} of {count} tasks did not report", code="spark.ledger_lost")

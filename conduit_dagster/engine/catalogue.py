@@ -10,8 +10,8 @@ from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.folder import Loaded, load
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline, bind_all
 from conduit_dagster.engine.chains import link
-from conduit_dagster.engine.planner import BoundPipeline, bind_all
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins, read_plugins
 
 

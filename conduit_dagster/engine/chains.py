@@ -11,7 +11,7 @@ from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.connector_registry import find_source, is_builtin
 from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
-from conduit_dagster.engine.planner import Upstreams, choose_log
+from conduit_dagster.engine.bound_pipeline import Upstreams, choose_log
 from conduit_dagster.engine.plugin_loading import Plugins
 
 _READABLE = ("opencdc/json", "payload/json", "template")

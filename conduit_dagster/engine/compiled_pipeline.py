@@ -96,6 +96,20 @@ class CompiledPipeline:
         are_taken = all(outlet.destination.takes_rows for outlet in self.outlets)
         return inlet.source.gives_rows and are_taken and not any(ways)
 
+    def begin_step(
+        self, clock_ns: int, hashes: Mapping[str, str] | None = None, generations: Mapping[str, int] | None = None
+    ) -> None:
+        """Set the clock, and the names for side effects, that the pipeline's connectors and processors see.
+
+        Names that are left out stay as they are. The pipeline is cached between steps, so this must come before any
+        record of a step; in a task it handles one step at a time.
+        """
+        self.clock.now_ns = clock_ns
+        if hashes is not None:
+            self.turn.hashes = dict(hashes)
+        if generations is not None:
+            self.turn.generations = dict(generations)
+
     def consumers(self) -> dict[str, Destination]:
         """Return all destinations by id, the dead-letter queue first (DELIVERY.md, Publish)."""
         return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}

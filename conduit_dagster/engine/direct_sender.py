@@ -12,21 +12,17 @@ import msgspec
 
 from conduit_dagster.engine.ack_file import newest
 from conduit_dagster.engine.acks import Acked
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.offset_updates import generations
-from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.state.steps import Plan, StagedDelivery
 
 
 class DirectSender:
     """Sender of ranges of staged deliveries, by Spark jobs of one task."""
 
-    def __init__(self, pipeline: CompiledPipeline, jobs: Jobs, interval: float) -> None:
-        self._pipeline = pipeline
-        self._program = pipeline.program.encode()
-        self._jobs = jobs
-        self._interval = interval
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._interval = context, context.settings.flush_interval
 
     def send(
         self,
@@ -48,9 +44,9 @@ class DirectSender:
             delivery.consumer, plan.step, plan.clock_ns, delivery, first, count, skipped, single, self._interval,
             token, plan.hashes, generations(plan),
         )  # fmt: skip
-        function = partial(run_sender, self._program, msgspec.msgpack.encode(job))
+        function = partial(run_sender, self._context.program, msgspec.msgpack.encode(job))
         with self._following(delivery.staging, token, flushed):
-            (row,) = self._jobs.each(1, function, SENT_SCHEMA)
+            (row,) = self._context.jobs.each(1, function, SENT_SCHEMA)
         return msgspec.msgpack.decode(row, type=Sent)
 
     @contextmanager

@@ -63,7 +63,7 @@ class InFlightSteps:
         if self._failed.is_set():
             return  # an earlier step failed: this one becomes void when the run ends
         if not self._goes_on():
-            self._loop.store.void(plan.step)
+            self._loop.context.store.void(plan.step)
             return
         try:
             self._loop.finish(plan, staged)

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.index import index_rows
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.error_context import blamed
@@ -15,35 +15,34 @@ from conduit_dagster.engine.namespaces import merged
 from conduit_dagster.engine.offset_updates import after_step
 from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.stager import Staged, Stager, as_rows
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import StepDeadLetters
-from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
-from conduit_dagster.state.store import PipelineStore
 
 
 class Preparer:
     """Prepares the steps of one pipeline."""
 
-    def __init__(self, pipeline: CompiledPipeline, store: PipelineStore, state: PipelineState, stager: Stager) -> None:
-        self._pipeline, self._store, self._state, self._stager = pipeline, store, state, stager
-        self._name = pipeline.program.pipeline
+    def __init__(self, context: StepContext, stager: Stager) -> None:
+        self._context, self._pipeline, self._stager = context, context.pipeline, stager
 
     def prepare(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
-        """Makes staging durable and records what is decided; nothing is published before it returns."""
+        """Make staging durable, then record the decision; nothing is published before this returns."""
+        context = self._context
         decision = self._decision(plan, staged, resolution)
         self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
         moves = after_step(plan, decision) if decision.once else None
         letters = self._letters(plan, staged)
-        self._stager.memories.sync(plan.memory, decision.memory)
-        reached("before-prepare", self._name)
-        self._store.prepare(plan, decision, letters, moves)
-        reached("after-prepare", self._name)
-        self._state.prepared(decision)
+        context.memories.sync(plan.memory, decision.memory)
+        reached("before-prepare", context.name)
+        context.store.prepare(plan, decision, letters, moves)
+        reached("after-prepare", context.name)
+        context.state.prepared(decision)
         return decision
 
     def _letters(self, plan: Plan, staged: Staged) -> StepDeadLetters:
-        parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._stager.archive
+        parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._context.archive
         if parts:
             # the index names no file that a crash could take
             archive.sync()
@@ -70,12 +69,12 @@ class Preparer:
         made = StagedDelivery(consumer, kind, name, folder, parts, target, origins=origins)
         if not parts or self._pipeline.program.strategy != "at-most-once":
             return made
-        expected = self._pipeline.consumers()[consumer].expected(as_delivery(made, plan.step))
+        expected = self._context.destination(consumer).expected(as_delivery(made, plan.step))
         return msgspec.structs.replace(made, expected=expected)
 
     def _target(self, consumer: str) -> dict[str, Any]:
-        destination = self._pipeline.consumers()[consumer]
-        return blamed(f"{self._name}:{consumer}", destination.target, self._state.targets.get(consumer))
+        destination = self._context.destination(consumer)
+        return blamed(self._context.node(consumer), destination.target, self._context.state.targets.get(consumer))
 
 
 def _gets(plan: Plan, consumer: str) -> bool:

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.acks import Acked
-from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
 from conduit_dagster.engine.delivery_progress import Shipment, after, progress_of
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.delivery_split import cause_of, parted, pieces, split_into
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.error_context import blame, blamed
-from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.sending import Sent
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, StagedRecord, Target
 from conduit_dagster.state.steps import DeliveryChild
-from conduit_dagster.state.store import PipelineStore
 
 _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason was lost in a crash")
 
@@ -31,26 +28,14 @@ _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason w
 class Redelivery:
     """Sends what is left of one delivery; in pieces each one after the previous one's ack."""
 
-    def __init__(
-        self,
-        pipeline: CompiledPipeline,
-        store: PipelineStore,
-        refusals: Refusals,
-        direct: DirectSender,
-        records: Callable[[Shipment], DeliveryRecords],
-        bisect: bool,
-        shipment: Shipment,
-    ) -> None:
-        self._pipeline, self._store, self._refusals, self._direct = pipeline, store, refusals, direct
-        self._bisect, self._shipment = bisect, shipment
-        self._names = Names(pipeline)
-        self._node = f"{pipeline.program.pipeline}:{shipment.consumer}"
-        self._open = lambda: records(shipment)
-        self._opened: DeliveryRecords | None = None
+    def __init__(self, context: StepContext, refusals: Refusals, shipment: Shipment, records: DeliveryRecords) -> None:
+        self._context, self._refusals, self._shipment, self._records = context, refusals, shipment, records
+        self._store, self._redaction = context.store, context.pipeline.redaction
+        self._bisect, self._node = context.settings.bisect, context.node(shipment.consumer)
 
     @property
     def _destination(self) -> Destination:
-        return self._pipeline.consumers()[self._shipment.consumer]
+        return self._context.destination(self._shipment.consumer)
 
     def deliver(self) -> Target:
         """All at once where nothing of it was sent before, else in pieces; gives the target behind it.
@@ -91,14 +76,14 @@ class Redelivery:
 
     def _claim(self, delivery: Delivery, state: str) -> bool:
         """Whether the destination turns out to have it."""
-        pipeline = self._pipeline.program.pipeline
+        pipeline = self._context.name
         reached("before-claim", pipeline)
         found = blamed(self._node, self._destination.claim, delivery, "split" if state == "split" else "nacked")
         reached("after-claim", pipeline)
         return found == "delivered"
 
     def _split(self, child: DeliveryChild, parts: list[DeliveryChild], cause: str) -> None:
-        shipment, pipeline = self._shipment, self._pipeline.program.pipeline
+        shipment, pipeline = self._shipment, self._context.name
         shipment.progress = split_into(shipment.progress, shipment.left, child, parts)
         reached("before-split", pipeline)
         self._store.deliveries.split(shipment.plan.step, shipment.consumer, shipment.progress, cause)
@@ -107,8 +92,8 @@ class Redelivery:
     # -- all or nothing -----------------------------------------------------------------------------------------
 
     def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
-        shipment, pipeline = self._shipment, self._pipeline.program.pipeline
-        name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
+        shipment, pipeline = self._shipment, self._context.name
+        name = self._context.names.child(shipment.plan, shipment.consumer, child.skip, child.take)
         delivery = shipment.child(name, child.skip, child.take)
         reached("before-child", pipeline)
         try:
@@ -150,23 +135,23 @@ class Redelivery:
         self._store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
 
     def _refused_letter(self, sent: Sent) -> ConduitError | None:
-        return refused_letter(sent, self._node, self._pipeline.redaction)
+        return refused_letter(sent, self._node, self._redaction)
 
     # -- errors -------------------------------------------------------------------------------------------------
 
     def _told(self, error: Exception) -> ConduitError:
-        return told(error, self._node, self._pipeline.redaction)
+        return told(error, self._node, self._redaction)
 
     def _shown(self, error: Exception) -> Exception | None:
-        return shown(error, self._pipeline.redaction)
+        return shown(error, self._redaction)
 
     def _shown_bulk(self, error: Exception) -> Exception | None:
         """The same of one that a task has classified, whatever it was."""
-        return None if self._pipeline.redaction else error
+        return None if self._redaction else error
 
     def _cause(self, error: Exception) -> str:
         """Why a delivery is split, for the history."""
-        return self._pipeline.redaction.unnamed(error) if self._pipeline.redaction else cause_of(error)
+        return self._redaction.unnamed(error) if self._redaction else cause_of(error)
 
     def _bulk(self, error: Exception) -> TransientError:
         """Of a destination that named no record of several."""
@@ -175,7 +160,7 @@ class Redelivery:
     def _alone(self, error: Exception) -> ConduitError:
         """Of a delivery of one record, which nobody classified."""
         known = blame(error, self._node)
-        if not self._pipeline.redaction:
+        if not self._redaction:
             return known
         message = self._masked(self._records.at(0), known.message)
         return TransientError(message, code=known.code, node=known.node)
@@ -195,7 +180,7 @@ class Redelivery:
     def _send(self, child: DeliveryChild) -> None:
         shipment = self._shipment
         ahead = shipment.progress.namespaces
-        sent = self._direct.send(
+        sent = DirectSender(self._context).send(
             shipment.plan, shipment.staged, child.skip, child.take, ahead, child.single, self._flushed
         )
         if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
@@ -256,11 +241,6 @@ class Redelivery:
             raise
         if not refused:
             self._handled(1)
-
-    @property
-    def _records(self) -> DeliveryRecords:
-        self._opened = self._opened or self._open()
-        return self._opened
 
     def _has_siblings(self, place: int) -> bool:
         """Whether a processor made several records of the one that this is from; they lie side by side."""

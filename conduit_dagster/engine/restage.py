@@ -5,15 +5,15 @@ from __future__ import annotations
 import msgspec
 import structlog
 
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster import storage
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.stager import Staged, Stager, from_rows
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Delivery
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.lease import LeaseLost
-from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Part, Plan, StagedDelivery
 
 log = structlog.get_logger("conduit.engine")
@@ -22,8 +22,8 @@ log = structlog.get_logger("conduit.engine")
 class Restaged:
     """Stages prepared steps again from the same splits; the decision does not change by it."""
 
-    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, stager: Stager) -> None:
-        self._pipeline, self._state, self._stager = pipeline, state, stager
+    def __init__(self, context: StepContext, stager: Stager) -> None:
+        self._context, self._stager = context, stager
         self._made: list[Staged] = []
         self._known: dict[tuple[int, str], Staged | None] = {}
 
@@ -86,8 +86,9 @@ class Restaged:
         return staged if self._made_of(old, staged) is not None else None
 
     def _stage(self, plan: Plan, decision: Decision, *as_records: str) -> Staged:
-        if changed := changed_source(self._pipeline, plan, self._state):
-            raise _unreadable(plan, changed, self._pipeline.program.pipeline)
+        context = self._context
+        if changed := changed_source(context.pipeline, plan, context.state):
+            raise _unreadable(plan, changed, context.node(changed))
         tasks = self._stager.relocated(from_rows(decision.splits))
         staged = self._stager.stage(plan, tasks, as_records, again=True)
         self._made.append(staged)
@@ -101,11 +102,11 @@ class Restaged:
         self._known.clear()
 
 
-def _unreadable(plan: Plan, source: str, pipeline: str) -> FatalError:
+def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and the file removes or changes {source}, which it read",
         code="delivery.source_changed",
-        node=f"{pipeline}:{source}",
+        node=node,
         fix="set the source, delivery.log and fan-in back, let the pipeline finish the step (run --once), then change",
     )
 
@@ -119,6 +120,12 @@ def differs(plan: Plan, old: StagedDelivery) -> FatalError:
         place=old.staging,
         fix="put the pipeline file, the plugins and the source back as they were, run, then change them",
     )
+
+
+def is_staged(delivery: StagedDelivery) -> bool:
+    """Return whether all staged files of a delivery exist with the length that was prepared."""
+    files = [*delivery.parts, *delivery.origins]
+    return all(storage.size(storage.join(delivery.staging, part.name)) == part.bytes for part in files)
 
 
 def content(part: Part) -> tuple[int, int, str]:

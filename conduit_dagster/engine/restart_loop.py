@@ -12,12 +12,13 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.awaiting import Awaited, await_restart, await_tick
-from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
 from conduit_dagster.engine.reporting import end_waiting
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.engine.triggers import first_tick, next_tick, utc
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus

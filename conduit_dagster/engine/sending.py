@@ -70,8 +70,7 @@ def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[A
 
 def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     """Sends until the end, an error or too many nacks. Errors of any kind come back in the result."""
-    pipeline.clock.now_ns = job.clock_ns
-    pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
+    pipeline.begin_step(job.clock_ns, job.hashes, job.generations)
     destination = pipeline.consumers()[job.consumer]
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)

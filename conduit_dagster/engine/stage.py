@@ -46,8 +46,7 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
     task = None
     try:
         pipeline = compile_encoded(program)
-        pipeline.clock.now_ns = job.clock_ns
-        pipeline.turn.hashes, pipeline.turn.generations = job.hashes, job.generations
+        pipeline.begin_step(job.clock_ns, job.hashes, job.generations)
         task = _Task(pipeline, job, number)
         return task.run()
     except _StepCutError as cut:

@@ -10,15 +10,12 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.dead_letters.archive import Archive
 from conduit_dagster.engine.ledger import Ledger, SourceFailure
 from conduit_dagster.engine.log_request import LogRequest
 from conduit_dagster.engine.offset_updates import generations
-from conduit_dagster.engine.processor_state import Memories
-from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Part
@@ -54,24 +51,10 @@ class Staged(NamedTuple):
 class Stager:
     """Runs the stage of one pipeline's steps."""
 
-    def __init__(
-        self,
-        jobs: Jobs,
-        pipeline: CompiledPipeline,
-        base: str,
-        archive: Archive,
-        memories: Memories,
-        slots: int,
-        epoch: int,
-    ) -> None:
-        self._jobs = jobs
-        self._pipeline = pipeline
-        self._program = pipeline.program.encode()
-        self._base = storage.join(base, storage.safe_name(pipeline.program.pipeline))
-        self.archive = archive
-        self.memories = memories
-        self._slots = slots
-        self._epoch = epoch
+    def __init__(self, context: StepContext) -> None:
+        self._context, self._pipeline = context, context.pipeline
+        self._base = storage.join(context.settings.staging, storage.safe_name(context.name))
+        self._slots, self._epoch = context.step_slots, context.store.epoch
         self._entered = set[str]()
 
     def stage(
@@ -91,7 +74,7 @@ class Stager:
         A source that fails in the middle of its range is told of in :attr:`Staged.failures`; of a prepared step that is
         raised, as any other error of a task. Raises ``FatalError`` where a source's range is not what was planned.
         """
-        reached("before-stage", self._pipeline.program.pipeline)
+        reached("before-stage", self._context.name)
         tasks = self._tasks(plan) if tasks is None else tasks
         staging = self._folders(plan.step)
         known = generations(plan)
@@ -105,9 +88,9 @@ class Stager:
             plan.nacked,
             dict(tees or {}),
             {span.source: span.offset for span in plan.ranges},
-            ("" if again else self.archive.folder, plan.step),
+            ("" if again else self._context.archive.folder, plan.step),
             plan.memory,
-            self.memories.folder,
+            self._context.memories.folder,
         )
         ledgers = self._run(job) if tasks else []
         for ledger in ledgers:
@@ -119,7 +102,7 @@ class Stager:
         if failures:
             return Staged(tasks, ledgers, staging, failures)
         self._verify(plan)
-        reached("after-stage", self._pipeline.program.pipeline)
+        reached("after-stage", self._context.name)
         return Staged(tasks, ledgers, staging)
 
     def _tasks(self, plan: Plan) -> Tasks:
@@ -142,13 +125,13 @@ class Stager:
         }
 
     def _folder_of(self, consumer: str) -> str:
-        return self._pipeline.consumers()[consumer].staging(self._base)
+        return self._context.destination(consumer).staging(self._base)
 
     def _run(self, job: StageJob) -> list[Ledger]:
         count = len(job.tasks)
-        function = partial(run_tasks, self._program, job.encode())
+        function = partial(run_tasks, self._context.program, job.encode())
         queries = self._pipeline.queries
-        ledgers = [Ledger.decode(row) for row in self._jobs.each(count, function, LEDGER_SCHEMA, queries)]
+        ledgers = [Ledger.decode(row) for row in self._context.jobs.each(count, function, LEDGER_SCHEMA, queries)]
         if len(ledgers) != count:
             raise TransientError(f"{count - len(ledgers)} of {count} tasks did not report", code="spark.ledger_lost")
         return sorted(ledgers, key=lambda ledger: ledger.task)

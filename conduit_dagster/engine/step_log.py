@@ -16,6 +16,7 @@ from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.log_request import LogRequest
 from conduit_dagster.engine.stage_job import SplitOf
 from conduit_dagster.engine.stager import Staged, Stager, Tasks, group
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Split
@@ -37,9 +38,9 @@ class StepLog:
     Not safe for more than one thread: the one that plans and stages.
     """
 
-    def __init__(self, pipeline: CompiledPipeline, appender: Appender, stager: Stager, slots: int) -> None:
-        self._pipeline, self._appender, self._stager, self._slots = pipeline, appender, stager, slots
-        self._name, self._fits = pipeline.program.pipeline, self.fits(pipeline)
+    def __init__(self, context: StepContext, appender: Appender, stager: Stager) -> None:
+        self._context, self._pipeline, self._appender, self._stager = context, context.pipeline, appender, stager
+        self._slots, self._fits = context.step_slots, self.fits(context.pipeline)
         self._first: list[Append] = []
         self._planned: tuple[Ahead, list[Append], Tasks] | None = None
 
@@ -110,20 +111,20 @@ class StepLog:
         if found is None:
             return None
         appends, tasks = found
-        reached("before-log", self._name)
+        reached("before-log", self._context.name)
         tees = {append.inlet.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
         staged = self._stager.stage(plan, tasks, tees=tees)
         if staged.failures:
             return staged  # nothing of it counts: the step is cut, and its shorter successor logged
         for append in appends:
             self._appender.verify(append)
-        reached("after-log-stage", self._name)
+        reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:
-            _require_whole(f"{self._name}:{append.inlet.id}", _span(plan, append.inlet.id), parts)
+            _require_whole(self._context.node(append.inlet.id), _span(plan, append.inlet.id), parts)
         # the log is committed before the step can be prepared: it covers only what the manifest names
         self._appender.commit(logged)
-        reached("after-log", self._name)
+        reached("after-log", self._context.name)
         return staged._replace(tasks=_in_log(logged, staged.ledgers))
 
     def _due(self, plan: Plan) -> tuple[list[Append], Tasks] | None:

@@ -60,7 +60,7 @@ def trace(pipeline: CompiledPipeline, inlet: SourceNode, record: Record, now_ns:
 
     ``now_ns``: the time that processors see. A record that is split goes on as all of its parts.
     """
-    pipeline.clock.now_ns = now_ns
+    pipeline.begin_step(now_ns)
     found: list[TracedNode] = []
     records = _through((*inlet.nodes, *pipeline.nodes), [copy(record)], found)
     return Traced(found, {outlet.id: _through(outlet.nodes, records, found) for outlet in pipeline.outlets})

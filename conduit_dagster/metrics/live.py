@@ -20,7 +20,7 @@ from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 
 if TYPE_CHECKING:
-    from conduit_dagster.engine.planner import BoundPipeline
+    from conduit_dagster.engine.bound_pipeline import BoundPipeline
     from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 
 Lag = Callable[[Source, object], int | None]

@@ -10,8 +10,8 @@ from dagster_layer.project_folder import Folder
 from assets.asset_checks import CheckResult, verdicts
 from assets.events import RunSnapshot
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import FRESH

@@ -14,9 +14,10 @@ from waiting import wait_until
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.database import make_engine

@@ -21,7 +21,7 @@ from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step
 from conduit_dagster.engine.operate.open_delivery import open_delivery
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
-from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import AlreadyClaimed
 from conduit_dagster.state.claim import open_store

@@ -59,9 +59,9 @@ def agreeing(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def completed(self: StepLoop, plan: Any, *rest: Any) -> None:
         complete(self, plan, *rest)
-        stored = self.store.load()
-        assert (self.state.sources, self.state.targets) == (stored.sources, stored.targets)
-        assert self.state.window == stored.window
+        state, stored = self.context.state, self.context.store.load()
+        assert (state.sources, state.targets) == (stored.sources, stored.targets)
+        assert state.window == stored.window
         compared.append(plan.step)
 
     monkeypatch.setattr(StepLoop, "complete", completed)

@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from support import DECODE, Lab, destination, queue, source
 
-from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.state.database import open_database
 
 

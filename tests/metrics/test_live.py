@@ -10,7 +10,7 @@ import pytest
 from support import DECODE, Lab, destination, source
 
 from conduit_dagster.cli.progress import lag_of
-from conduit_dagster.engine.planner import BoundPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
 from conduit_dagster.metrics.facts import PipelineFacts
 from conduit_dagster.metrics.families import page

@@ -11,10 +11,10 @@ from psycopg import errors, sql
 from conduit_dagster.connectors.postgres.catalog import common, read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
-from conduit_dagster.connectors.postgres.plan import CopyBatch, Locator, batches
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import RowError, Verdicts, copy_line
 from conduit_dagster.connectors.postgres.staged_rows import Missing
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, batches
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Claim, Claimed, Delivery, Rejected

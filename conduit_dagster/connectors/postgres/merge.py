@@ -12,9 +12,9 @@ from psycopg import sql
 from psycopg.rows import TupleRow
 
 from conduit_dagster.connectors.postgres.connection import Connection
-from conduit_dagster.connectors.postgres.plan import CopyBatch
 from conduit_dagster.connectors.postgres.sqlstates import RowError, is_data
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch
 
 MERGE = "conduit_merge"
 _ORDER = sql.Identifier("conduit order")

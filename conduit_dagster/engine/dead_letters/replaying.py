@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import msgspec
 
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import compile_program
-from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.store import PipelineStore
@@ -29,15 +29,15 @@ def with_open_replay(bound: BoundPipeline, state: PipelineState) -> BoundPipelin
     return with_replay(bound, msgspec.convert(unit, Replay))
 
 
-def settle_letters(loop: StepLoop) -> None:
+def settle_letters(context: StepContext) -> None:
     """Reopen letters of an unfinished replay and remove files that no index names, once no step is open."""
-    if any(source.is_replay for source in loop.state.sources.values()):
-        loop.store.replays.give_back()
-    archive = loop.stager.archive
+    if any(source.is_replay for source in context.state.sources.values()):
+        context.store.replays.give_back()
+    archive = context.archive
     # listed before the index is read, and that under our epoch: an owner that was frozen here removes no file of a
     # newer one, since it either has not listed it or is refused the index
     there = archive.names()
-    archive.remove(set(there) - loop.store.replays.kept_parts() if there else ())
+    archive.remove(set(there) - context.store.replays.kept_parts() if there else ())
 
 
 def give_back(store: PipelineStore) -> None:

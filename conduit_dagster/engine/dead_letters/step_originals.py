@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.dead_letters.kept import keep
+from conduit_dagster.engine.dead_letters.kept import keep, kept
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.delivery_progress import Shipment
@@ -16,17 +14,17 @@ from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.stager import from_rows
+from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ReadOptions, StagedRecord
-from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Decision, Plan
 
 
 class StepOriginals:
     """Reader of a step's splits, once more, for the few records that a destination refuses."""
 
-    def __init__(self, pipeline: CompiledPipeline, state: PipelineState, archive: Archive, restaged: Restaged) -> None:
-        self._pipeline, self._state, self._archive, self._restaged = pipeline, state, archive, restaged
+    def __init__(self, context: StepContext, restaged: Restaged) -> None:
+        self._context, self._pipeline, self._restaged = context, context.pipeline, restaged
         self._open: dict[str, tuple[int, int, Originals]] = {}
         """By source: the step, the last ordinal requested, and the reader, which is right after it."""
         self._last: tuple[tuple[int, str, int], bytes] = (-1, "", -1), b""
@@ -43,20 +41,31 @@ class StepOriginals:
             self._last = asked, find(shipment, record)
         return self._last[1]
 
+    def redact(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
+        """Return a text without the redacted values of a record, of the record as it is and as it was read."""
+        redaction = self._pipeline.redaction
+        if not redaction:
+            return text
+        original = self.of(shipment, record)
+        if not original:
+            # a staged row does not tell under which fields its redacted values are
+            return "its text is left out, for it may hold what is redacted"
+        return redaction.text(text, [record.record, kept(original)])
+
     def _of_letter(self, shipment: Shipment, record: StagedRecord) -> bytes:
         letter = letter_at(shipment.decision, record.source, record.ordinal)
         try:
-            return next(self._archive.records(letter.part, [letter.line], original=True))[1]
+            return next(self._context.archive.records(letter.part, [letter.line], original=True))[1]
         except ConduitError:
             return b""
 
     def _of_source(self, shipment: Shipment, record: StagedRecord) -> bytes:
         plan, decision = shipment.plan, shipment.decision
         step, source, ordinal = plan.step, record.source, record.ordinal
-        if changed_source(self._pipeline, plan, self._state) or not self._restaged.gives_same(shipment):
+        if changed_source(self._pipeline, plan, self._context.state) or not self._restaged.gives_same(shipment):
             return b""
         # the clock of the step's tasks: a source derives the same values from the time
-        self._pipeline.clock.now_ns = plan.clock_ns
+        self._pipeline.begin_step(plan.clock_ns)
         known, last, reader = self._open.get(source, (-1, -1, None))
         if reader is None or known != step or ordinal <= last:
             reader = Originals(partial(self._blocks, plan, decision, source), 0)

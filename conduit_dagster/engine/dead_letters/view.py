@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.dead_letters.letter_layout import jsonable
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, FoundLetter
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.trace import TracedNode, trace
 from conduit_dagster.record import Record, envelope

@@ -6,13 +6,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.log_readers import reader_facts, reader_offsets
 from conduit_dagster.engine.operate.logs import logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.source_positions import joined_of, stored
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.consumer_offsets import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows

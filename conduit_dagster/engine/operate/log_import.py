@@ -16,11 +16,11 @@ from conduit_dagster.commit_log.binary import import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.source_positions import joined_of
 from conduit_dagster.engine.operate.writes import begin_log_at, move_source
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import register_sources
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.state.history import record_event

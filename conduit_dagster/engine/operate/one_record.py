@@ -10,8 +10,6 @@ import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, after
-from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.open_delivery import (
     OpenDelivery,
@@ -113,13 +111,8 @@ class _Stepping:
         return shipment
 
     def _redelivery(self, shipment: Shipment) -> Redelivery:
-        desk, loop = self._opened.desk, self._opened.loop
-        direct = DirectSender(desk.pipeline, desk.jobs, desk.bound.config.delivery.offset_flush_interval)
-        return Redelivery(desk.pipeline, desk.store, loop.publisher.refusals, direct, self._records, False, shipment)
-
-    def _records(self, shipment: Shipment) -> DeliveryRecords:
-        del shipment
-        return self._opened.records
+        opened, loop = self._opened, self._opened.loop
+        return Redelivery(loop.context, loop.refusals, shipment, opened.records)
 
     def _complete(self, did: str) -> bool:
         """End the delivery if this was its last record; return whether that completed the step."""

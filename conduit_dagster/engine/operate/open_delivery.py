@@ -38,7 +38,7 @@ class OpenDelivery:
     @property
     def node(self) -> str:
         """Node id of the consumer, for errors."""
-        return self.loop.node(self.consumer)
+        return self.loop.context.node(self.consumer)
 
     @property
     def destination(self) -> Destination:
@@ -70,11 +70,11 @@ def open_delivery(desk: PipelineLock, consumer: str | None, change: bool = True)
     """
     name = chosen("consumer", consumer, _consumers(desk, consumer), desk.id)
     loop = desk.loop()
-    step, decision = _step(desk, loop.state)
+    step, decision = _step(desk, loop.context.state)
     staged = _staged(desk, step, decision, name)
     if not change:
         return OpenDelivery(desk, loop, step, shipped(desk.pipeline, step, decision, staged))
-    blamed(loop.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
+    blamed(loop.context.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
     # as at the start of a run: what it holds already is marked, and lost staging is made again
     found = prepared(loop, replace(step, delivered=others), decision)
@@ -131,11 +131,12 @@ def not_divisible(opened: OpenDelivery) -> FatalError:
 def finish_step(opened: OpenDelivery) -> bool:
     """Finish the step as a run would (line 7 of the protocol) if nothing of it is open; return whether it did."""
     loop = opened.loop
-    found = prepared_step(loop.store.load())
+    context = loop.context
+    found = prepared_step(context.store.load())
     if found is None:
         return False
     step, decision = found
-    known = loop.pipeline.consumers()
+    known = context.pipeline.consumers()
     waiting = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in known]
     if waiting or step.letters:
         return False

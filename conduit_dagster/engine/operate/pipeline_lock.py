@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, cast
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.engine.assembly import make_loop
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.replaying import with_open_replay
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.operator_errors import never_ran
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.registering import attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_acks import SourceAcks
-from conduit_dagster.engine.supervisor import RunOptions
+from conduit_dagster.engine.step_context import make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.sql.asking import open_with
@@ -73,10 +73,10 @@ class PipelineLock:
 
     def loop(self, report: Callable[[StepReport], None] = lambda step: None) -> StepLoop:
         """Return the engine's own loop in its current state; starts nothing."""
-        attach_logs(self.pipeline, self.store, self.options.log_url)
-        slots = self.options.parallelism or 1
         options = self.options
-        return make_loop(self.bound, self.store, self.jobs, options.staging, options.log_url, slots, None, report)
+        attach_logs(self.pipeline, self.store, options.log_url)
+        acks, slots = SourceAcks(self.pipeline), options.parallelism or 1
+        return StepLoop(make_context(self.bound, self.store, self.jobs, options, slots, acks), report)
 
 
 @contextmanager

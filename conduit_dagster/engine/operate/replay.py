@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.replaying import give_back, unit_of, with_replay
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, total
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.program import Replay
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
@@ -76,7 +76,7 @@ def _edited(desk: PipelineLock, order: Replay) -> BoundPipeline:
 def _finish_open(desk: PipelineLock) -> None:
     attach_logs(desk.pipeline, desk.store, desk.options.log_url)
     fence(desk.pipeline, desk.store)
-    start_up(desk.pipeline, desk.store, desk.loop, plans=False)
+    start_up(desk.loop(), plans=False)
 
 
 class _Replaying:
@@ -96,7 +96,7 @@ class _Replaying:
             raise _none_usable(desk)
         loop = desk.loop(self._report)
         try:
-            while self._go_on() and (plan := loop.plan_replay()) is not None:
+            while self._go_on() and (plan := loop.planner.plan_replay()) is not None:
                 loop.execute(plan)
         except (Exception, KeyboardInterrupt):
             # after a kill the next run does it

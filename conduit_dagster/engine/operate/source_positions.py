@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.config.scalars import masked
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.logs import LogView, logs_of
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.overview import collection_rows, pipeline_rows

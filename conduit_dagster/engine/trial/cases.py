@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from conduit_dagster.config.tests import ExpectedNack, PipelineTest, RecordParts
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_program
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import Traced, TracedNack, trace

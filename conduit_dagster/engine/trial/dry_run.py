@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.view import record_json
 from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
@@ -54,7 +54,7 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
 
 def _read(pipeline: CompiledPipeline, inlet: SourceNode, records: int) -> Iterator[Record]:
     node, source = f"{pipeline.program.pipeline}:{inlet.id}", inlet.source
-    pipeline.clock.now_ns = time.time_ns()
+    pipeline.begin_step(time.time_ns())
     start = blamed(node, source.initial)
     end = blamed(node, source.latest, start, Limit(records, _BYTES))
     for split in [] if end == start else blamed(node, source.split, start, end, 1):

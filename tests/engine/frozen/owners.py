@@ -7,8 +7,9 @@ import sqlite3
 from support import Lab
 
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 
 SILENT = 3600.0
 """Lease seconds of an owner that is to be frozen: it shows no heartbeat while a test looks, and so is silent for any

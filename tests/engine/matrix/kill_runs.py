@@ -11,13 +11,14 @@ from typing import Any, Self, TypeVar
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.replay import DeadLetterSelection, replay
-from conduit_dagster.engine.planner import BoundPipeline
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.supervisor import RunOptions, run_pipeline
+from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.state.database import open_database
 

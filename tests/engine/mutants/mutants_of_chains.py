@@ -80,11 +80,12 @@ def resolve(patch: Patch) -> None:
     stage, resolved = StepLoop.stage, StepLoop._resolved
 
     def staged(self: StepLoop, plan: Plan) -> Staged:
-        windows[plan.step] = self.state.window
+        windows[plan.step] = self.context.state.window
         return stage(self, plan)
 
     def early(self: StepLoop, plan: Plan, staged: Staged) -> tuple[Plan, Staged, Any, NackRow | None]:
-        self.state.window = windows.get(plan.step, self.state.window)
+        state = self.context.state
+        state.window = windows.get(plan.step, state.window)
         return resolved(self, plan, staged)
 
     patch.setattr(StepLoop, "stage", staged)

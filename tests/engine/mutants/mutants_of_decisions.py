@@ -17,7 +17,7 @@ from conduit_dagster.engine import stager as staging
 from conduit_dagster.engine.compiled_pipeline import compile_encoded
 from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.loop import StepLoop
-from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.restage import Restaged, is_staged
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.state.pipeline_state import OpenStep
@@ -59,11 +59,11 @@ def noreplan(patch: Patch) -> None:
     finish = recover._finish
 
     def replanned(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
-        if all(recover._is_staged(delivery) for delivery in decision.deliveries):
+        if all(is_staged(delivery) for delivery in decision.deliveries):
             finish(loop, step, decision)
             return
         mine = (deliveries.c.pipeline == "p", deliveries.c.step == step.plan.step)
-        loop.store.transactions.run(lambda connection: connection.execute(sa.delete(deliveries).where(*mine)))
+        loop.context.store.transactions.run(lambda connection: connection.execute(sa.delete(deliveries).where(*mine)))
         loop.execute(step.plan)
 
     patch.setattr(recover, "_finish", replanned)
@@ -71,7 +71,7 @@ def noreplan(patch: Patch) -> None:
 
 def holdsfirst(patch: Patch) -> None:
     """*Each destination is first asked whether it holds the delivery*: here none is, before staging is rebuilt."""
-    patch.setattr(recover, "_holds", lambda loop, plan, staged: False)
+    patch.setattr(recover, "_holds", lambda context, plan, staged: False)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def in_process(patch: Patch) -> Iterator[None]:
     """Stage tasks run here and not in Spark's workers, where a test can't reach them. No mutant by itself."""
 
     def run(self: Stager, job: StageJob) -> list[Ledger]:
-        program = self._program
+        program = self._context.program
         compile_encoded.cache_clear()
         return [stage.run_task(program, job, number) for number in range(len(job.tasks))]
 
@@ -106,7 +106,7 @@ def token(patch: Patch) -> None:
 
 def reack(patch: Patch) -> None:
     """*Every source is acked at its stored position* at a start: here none is."""
-    patch.setattr(recover, "acknowledge", lambda loop, acked=frozenset(): acked)
+    patch.setattr(recover, "acknowledge", lambda context, acked=frozenset(): acked)
 
 
 def reackfirst(patch: Patch) -> None:
@@ -115,8 +115,8 @@ def reackfirst(patch: Patch) -> None:
 
     def late(loop: StepLoop, plans: bool) -> Any:
         with pytest.MonkeyPatch.context() as no_acks:
-            no_acks.setattr(recover, "acknowledge", lambda loop, acked=frozenset(): acked)
+            no_acks.setattr(recover, "acknowledge", lambda context, acked=frozenset(): acked)
             recovering(loop, plans)
-        return acknowledge(loop)
+        return acknowledge(loop.context)
 
     patch.setattr(recover, "recover", late)

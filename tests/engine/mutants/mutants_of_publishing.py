@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 from engine.mutants import counter_plugin
 
-from conduit_dagster.engine import refusals
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.dead_letters import late_letters
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.publish import Publisher
 from conduit_dagster.engine.redelivery import Redelivery
@@ -59,7 +59,7 @@ def dlqonce(patch: Patch) -> None:
 
 def dlqkey(patch: Patch) -> None:
     """Dead letters found at publishing have *a number space apart*: here they share that of the step's own."""
-    patch.setattr(refusals, "LETTERS", 0)
+    patch.setattr(late_letters, "LETTERS", 0)
 
 
 def dlqlast(patch: Patch) -> None:

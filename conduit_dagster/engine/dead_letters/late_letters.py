@@ -1,0 +1,141 @@
+"""Dead letters of records that a destination refuses at publishing: each one staged and published by itself."""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from conduit_dagster import storage
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.dead_letters.kept import kept
+from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
+from conduit_dagster.engine.dead_letters.queue_nodes import processed
+from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
+from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown, told
+from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
+from conduit_dagster.engine.direct_sender import DirectSender
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.naming import LETTERS
+from conduit_dagster.engine.offset_updates import offset_of, origin_of
+from conduit_dagster.engine.resolve import base_of
+from conduit_dagster.engine.restage import content, differs, is_staged
+from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.record import Nack, Record
+from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, WriterTask
+from conduit_dagster.state.steps import Decision, LateLetter, Plan, StagedDelivery
+
+
+class LateLetters:
+    """Writer of single dead letters. Each is a delivery of its own, named by the record's place in its step."""
+
+    def __init__(self, context: StepContext, originals: StepOriginals) -> None:
+        self._context, self._originals = context, originals
+        self._pipeline, self._node = context.pipeline, context.node(DEAD_LETTERS)
+
+    # -- stage --------------------------------------------------------------------------------------------------
+
+    def stage(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
+        """Stage the dead letter of one record, durably. Raises what the queue or its processors say against it."""
+        context, plan, decision = self._context, shipment.plan, shipment.decision
+        queue = self._pipeline.dead_letters
+        skip = LETTERS + base_of(plan, decision.sources, record.source) + record.ordinal
+        name = context.names.child(plan, DEAD_LETTERS, skip, 1)
+        # the queue's own processors run here, as they do in a task
+        self._pipeline.begin_step(plan.clock_ns, plan.hashes)
+        letter = self._letter(shipment, record, nack, name)
+        rows, origins = processed(self._pipeline, [letter], [0])
+        # beside the step's own dead letters: the queue may have to rename the folder into its place
+        beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
+        staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
+        writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
+        writer.place(record.source, record.ordinal, origins)
+        refused = writer.write(rows)
+        part: Part | None = writer.finish()
+        if refused:
+            said = refused[0].nack
+            message = self._originals.redact(shipment, record, said.message)
+            raise queue_refuses(Nack(said.code, message), self._node)
+        if part is not None:
+            storage.sync(staging)
+            storage.sync(staging.rsplit("/", 1)[0])
+        target = blamed(self._node, queue.target, context.state.targets.get(DEAD_LETTERS))
+        return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part] if part else [], target, skip)
+
+    def _letter(self, shipment: Shipment, record: StagedRecord, nack: Nack, name: str) -> Record:
+        context, plan = self._context, shipment.plan
+        offset = offset_of(plan, record.source, record.ordinal)
+        origin = NackOrigin(context.name, origin_of(plan, record.source), offset, name)
+        is_printed = self._pipeline.dead_letters.prints
+        failed = self._pipeline.redaction.record(record.record) if is_printed else record.record
+        return dead_letter(origin, context.node(shipment.consumer), nack, failed, plan.clock_ns)
+
+    def stage_again(self, plan: Plan, decision: Decision, letter: LateLetter) -> StagedDelivery:
+        """Stage a recorded letter whose staging is lost, from the archive; neither source nor code is needed.
+
+        Raises ``FatalError`` (``delivery.rebuild_differs``) if the queue's own settings or processors have changed,
+        and ``dead_letters.damaged``.
+        """
+        part, line = letter.archive
+        (archived,) = self._context.archive.letters(part, [line])
+        record = StagedRecord(archived.source, archived.ordinal, kept(archived.failed))
+        refused_by = next(staged for staged in decision.deliveries if staged.consumer == letter.consumer)
+        made = self.stage(Shipment(plan, decision, refused_by, is_recovered=True), record, Nack(*letter.nack))
+        if [content(part) for part in made.parts] != [content(part) for part in letter.delivery.parts]:
+            raise differs(plan, letter.delivery)
+        return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
+
+    # -- publish ------------------------------------------------------------------------------------------------
+
+    def publish(self, staged: StagedDelivery, plan: Plan) -> None:
+        """Publish one letter. Idempotent under its hash."""
+        queue, target = self._pipeline.dead_letters, staged.target
+        if not staged.parts:
+            pass  # the queue's own processors left it out
+        elif isinstance(queue, StagedDestination):
+            target = self._publish(queue, as_delivery(staged, plan.step))
+        else:
+            self._send(staged, plan)
+        self._context.delivered(plan, staged, staged.records, target, {})
+
+    def _publish(self, queue: StagedDestination, letter: Delivery) -> Target:
+        redaction = self._pipeline.redaction
+        try:
+            return queue.publish(letter)
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
+            raise told(error, self._node, redaction) from shown(error, redaction)
+
+    def _send(self, staged: StagedDelivery, plan: Plan) -> None:
+        sent = DirectSender(self._context).send(plan, staged, 0, staged.records, {}, True)
+        if (refused := refused_letter(sent, self._node, self._pipeline.redaction)) is not None:
+            raise refused
+
+    # -- after a crash ------------------------------------------------------------------------------------------
+
+    def finish(self, plan: Plan, decision: Decision, recorded: LateLetter) -> None:
+        """Publish a recorded letter, unless the queue turned out to hold it already."""
+        if self._settle(recorded.delivery, plan):
+            return
+        letter = self._retargeted(recorded, plan)
+        staged = letter.delivery
+        if not is_staged(staged):
+            staged = self.stage_again(plan, decision, letter)
+        self.publish(staged, plan)
+
+    def _settle(self, staged: StagedDelivery, plan: Plan) -> bool:
+        queue, delivery = self._pipeline.dead_letters, as_delivery(staged, plan.step)
+        if not blamed(self._node, queue.holds, delivery):
+            return False
+        target = blamed(self._node, queue.settled, delivery)
+        self._context.delivered(plan, staged, staged.records, target, {})
+        return True
+
+    def _retargeted(self, letter: LateLetter, plan: Plan) -> LateLetter:
+        """Return the letter with another target if its own is lost and the settings allow it; stored before a write."""
+        staged = letter.delivery
+        target = blamed(self._node, self._pipeline.dead_letters.retarget, as_delivery(staged, plan.step))
+        if target is None:
+            return letter
+        letter = msgspec.structs.replace(letter, delivery=msgspec.structs.replace(staged, target=target))
+        self._context.store.deliveries.retarget_letter(plan.step, letter)
+        return letter

@@ -1,0 +1,202 @@
+"""Line 1 of the protocol: a step's ranges, stored before anything of them is read."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from copy import copy
+from typing import Any
+
+import msgspec
+
+from conduit_dagster.engine.error_context import blamed
+from conduit_dagster.engine.ledger import Ledger
+from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.engine.step_log import StepLog
+from conduit_dagster.recovery.kill_points import reached
+from conduit_dagster.sdk import Destination, Position
+from conduit_dagster.state.generations import inside
+from conduit_dagster.state.pipeline_state import PipelineState, SourceState
+from conduit_dagster.state.steps import LoggedRange, Memory, Plan, Range
+
+
+def identity(destination: Destination) -> dict[str, str | None]:
+    """Return what a prepared step knows a destination by; a path inside the project is relative to it."""
+    address = destination.address
+    return {"plugin": destination.name, "target": address and inside(address, destination.context.root)}
+
+
+class PlanCursor:
+    """Position and offset of each source after all planned steps, including those that are not done."""
+
+    def __init__(self, state: PipelineState) -> None:
+        self.sources: dict[str, SourceState] = {name: copy(source) for name, source in state.sources.items()}
+        self._last = state.last_plan.ranges[-1].source if state.last_plan and state.last_plan.ranges else None
+
+    def planned(self, plan: Plan) -> None:
+        """Advance the positions past a step."""
+        for span in plan.ranges:
+            self.sources[span.source].position = span.end
+        self._last = plan.ranges[-1].source
+
+    def staged(self, plan: Plan, ledgers: Sequence[Ledger]) -> None:
+        """Advance the offsets past a step, whose records are counted once it is staged."""
+        for span in plan.ranges:
+            read = sum(ledger.sources[span.source].read for ledger in ledgers if span.source in ledger.sources)
+            self.sources[span.source].records = span.offset + read
+
+    def turns(self, sources: Sequence[str]) -> Sequence[str]:
+        """Return the sources in the order in which they may be chosen next: after the last one (CASES D3)."""
+        if self._last not in sources:
+            return sources
+        after = sources.index(self._last) + 1
+        return [*sources[after:], *sources[:after]]
+
+
+class StepPlanner:
+    """Planner of one pipeline's steps. One thread plans; another may cut an earlier step meanwhile."""
+
+    def __init__(self, context: StepContext, log: StepLog | None) -> None:
+        self._context, self._log = context, log
+        self._pipeline, self._store = context.pipeline, context.store
+        self._planning = threading.Lock()
+        self.begin()
+
+    def begin(self) -> None:
+        """Plan from the stored positions."""
+        self._closed = False
+        self.cursor = PlanCursor(self._context.state)
+
+    # -- next step ----------------------------------------------------------------------------------------------
+
+    def plan_next(self, horizons: Mapping[str, Any] | None) -> Plan | None:
+        """Store a plan with a range per source that has new data; return None if no source has."""
+        if self._closed:
+            return None
+        # destinations added later come first: nothing new is read before all have caught up (reference 4)
+        only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
+        logs: dict[str, LoggedRange] = {}
+        if not ranges and self._log is not None:
+            ranges, logs = self._log.ahead(horizons, self.cursor.sources)
+        return self._planned(ranges, only, logs) if ranges else None
+
+    def plan_replay(self) -> Plan | None:
+        """Store a plan with a range per source whose dead letters are sent again; return None if none is left."""
+        ranges = self._ranges([inlet.id for inlet in self._pipeline.inlets if inlet.is_replay], None)
+        return self._planned(ranges, "", {}) if ranges else None
+
+    def log_first(self) -> bool:
+        """Log new records that could not be planned because a step reads them from the log; False if there are none."""
+        return self._log is not None and not self._closed and self._log.log_first()
+
+    def memory(self) -> dict[str, Memory]:
+        """Return the initial state of the stateful processors, by node."""
+        state = self._context.state
+        generations = {name: one.generation for name, one in state.sources.items() if not (one.late or one.is_replay)}
+        return {node: state.memory.get(node, Memory()).under(generations) for node in self._pipeline.remembering}
+
+    def _planned(self, ranges: list[Range], only: str, logs: dict[str, LoggedRange]) -> Plan | None:
+        replay = self._pipeline.replay_of(ranges[0].source)
+        reached("before-plan", self._context.name)
+        with self._planning:
+            if self._closed:
+                return None  # an earlier step was cut: nothing follows it in this run
+            number, reads, nacked = self._take_number(), self._pipeline.reads, self._nacked(only, ranges)
+            plan = Plan(
+                number, time.time_ns(), ranges, self._targets(), {}, reads, only, nacked, logs, replay, self.memory()
+            )
+            plan = self._context.names.named(plan)
+            self._store.plan(plan)
+        reached("after-plan", self._context.name)
+        self.cursor.planned(plan)
+        return plan
+
+    def _take_number(self) -> int:
+        state = self._context.state
+        number = state.next_step
+        state.next_step += 1
+        return number
+
+    def _targets(self) -> dict[str, dict[str, str | None]]:
+        return {name: identity(destination) for name, destination in self._pipeline.consumers().items()}
+
+    # -- ranges -------------------------------------------------------------------------------------------------
+
+    def _missed(self) -> tuple[str, list[Range]] | None:
+        """Return a destination that is catching up, and its next ranges; None if there is none."""
+        late = {name: source for name, source in self.cursor.sources.items() if source.late}
+        ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
+        for consumer in self._pipeline.consumers():
+            if ranges := self._ranges([name for name in self._inlets_of(consumer) if name in ends], ends):
+                return consumer, ranges
+        return None
+
+    def _inlets_of(self, only: str) -> list[str]:
+        return [inlet.id for inlet in self._pipeline.inlets if inlet.only == only and not inlet.is_replay]
+
+    def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
+        """Return offsets nacked by earlier steps, to be pinned in the plan.
+
+        A step that is staged again must not mistake its own nacks for earlier ones.
+        """
+        if not only:
+            return {}
+        nacked = self._store.deliveries.nacked_offsets
+        same = {span.source: self._same_origin(span.source) for span in ranges}
+        found = {span.source: nacked(same[span.source], span.start, span.end) for span in ranges}
+        return {name: offsets for name, offsets in found.items() if offsets}
+
+    def _same_origin(self, source: str) -> list[str]:
+        origin = self._pipeline.inlet(source).origin
+        return [inlet.id for inlet in self._pipeline.inlets if inlet.origin == origin]
+
+    def _ranges(self, inlets: list[str], horizons: Mapping[str, Any] | None) -> list[Range]:
+        if self._pipeline.program.fan_in != "alternate":
+            return [span for name in inlets if (span := self._range(name, horizons))]
+        # one source per step; the choice is pinned, because a plan is never remade with other ranges
+        for name in self.cursor.turns(inlets):
+            if span := self._range(name, horizons):
+                return [span]
+        return []
+
+    def _range(self, source: str, horizons: Mapping[str, Any] | None) -> Range | None:
+        known = self.cursor.sources[source]
+        horizon = None if horizons is None else horizons.get(source)
+        end = self._latest(source, known.position, horizon)
+        if end == known.position:
+            return None
+        # a log entry keeps its offset, even if a rewind has moved the source
+        inlet = self._pipeline.inlet(source)
+        offset = known.position if isinstance(inlet.source, LogSource) else known.records
+        return Range(source, known.generation, known.position, end, offset, inlet.origin)
+
+    def _latest(self, source: str, start: Position, horizon: Any) -> Position:
+        inlet, limit = self._pipeline.inlet(source), self._context.settings.limit
+        return blamed(self._context.node(source), inlet.source.latest, start, limit, horizon)
+
+    # -- cut step -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Plan nothing more in this run: a step will be cut, and nothing follows it."""
+        with self._planning:
+            self._closed = True
+
+    def replace(self, plan: Plan, shorter: Plan) -> Plan | None:
+        """Void a step and all later ones, and plan its shorter successor, in one transaction; None if that is empty."""
+        with self._planning:
+            self._closed = True
+            successor = self._successor(shorter)
+            reached("before-replan", self._context.name)
+            # the step, every later one and the successor in one transaction
+            self._store.replan(plan.step, successor)
+            reached("after-replan", self._context.name)
+        return successor
+
+    def _successor(self, shorter: Plan) -> Plan | None:
+        """Return a new step with these ranges that replaces a void one; None if there are no ranges."""
+        if not shorter.ranges:
+            return None
+        number, clock_ns = self._take_number(), time.time_ns()
+        return self._context.names.named(msgspec.structs.replace(shorter, step=number, clock_ns=clock_ns))

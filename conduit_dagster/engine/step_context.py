@@ -1,0 +1,127 @@
+"""Everything that the lines of a step share during one run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
+from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
+from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.offset_updates import Offsets
+from conduit_dagster.engine.processor_state import Memories, memory_folder
+from conduit_dagster.engine.reads_same import reads_same
+from conduit_dagster.engine.run_jobs import Jobs
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.source_acks import SourceAcks
+from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.sdk import Destination, Limit, Target
+from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.steps import Plan, StagedDelivery
+from conduit_dagster.state.store import PipelineStore
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """Settings of a pipeline's steps, from its file and from the run's options."""
+
+    limit: Limit
+    """Most records and bytes of a step."""
+    window: NackWindow
+    bisect: bool
+    """Whether a delivery that failed in bulk is halved, instead of sent one record at a time."""
+    flush_interval: float
+    """Seconds between two writes of a direct destination's acks."""
+    segment_bytes: int
+    """Size at which a log segment is closed."""
+    staging: str
+    """URL of the staging folder."""
+    log: str
+    """URL of the folder for everything that is kept: commit logs, archived dead letters, processors' memory."""
+    slots: int
+    """Tasks that run at once."""
+
+
+@dataclass
+class StepContext:
+    """One per run, handed to everything that takes part in a step."""
+
+    pipeline: CompiledPipeline
+    store: PipelineStore
+    jobs: Jobs
+    acks: SourceAcks
+    settings: StepSettings
+    state: PipelineState = field(init=False)
+    """Kept equal to the store: each transaction of a step is applied here as well."""
+    archive: Archive = field(init=False)
+    memories: Memories = field(init=False)
+    names: Names = field(init=False)
+    program: bytes = field(init=False)
+    """The program as tasks receive it."""
+
+    def __post_init__(self) -> None:
+        log = self.settings.log
+        self.archive = Archive(archive_folder(log, self.name))
+        self.memories = Memories(memory_folder(log, self.name))
+        self.names = Names(self.pipeline)
+        self.program = self.pipeline.program.encode()
+        self.reload()
+
+    def reload(self) -> None:
+        """Load the state from the store: connectors were retired or registered."""
+        self.state = self.store.load()
+        self._acked: dict[str, SourceNode] | None = None
+
+    @property
+    def name(self) -> str:
+        """The pipeline's id."""
+        return self.pipeline.program.pipeline
+
+    def node(self, connector: str) -> str:
+        """Return a connector's id prefixed with the pipeline's."""
+        return f"{self.name}:{connector}"
+
+    def destination(self, consumer: str) -> Destination:
+        """Return a destination, or the dead-letter queue, by its id."""
+        return self.pipeline.consumers()[consumer]
+
+    @property
+    def step_slots(self) -> int:
+        """Tasks of a step: stateful processors need all records in one order, hence a single task."""
+        return 1 if self.pipeline.remembering else self.settings.slots
+
+    @property
+    def acked_sources(self) -> Mapping[str, SourceNode]:
+        """Sources that are acked, by id: those that still read the data that the store knows them by.
+
+        To any other source a stored position means nothing.
+        """
+        if self._acked is None:
+            inlets = self.pipeline.inlets
+            self._acked = {inlet.id: inlet for inlet in inlets if reads_same(self.pipeline, inlet, self.state)}
+        return self._acked
+
+    def delivered(self, plan: Plan, staged: StagedDelivery, records: int, target: Target, offsets: Offsets) -> None:
+        """Record that a destination has a delivery, with the target after it and its consumer's offsets."""
+        self.store.deliveries.delivered(plan.step, staged.consumer, records, target, offsets, staged.skip)
+        self.state.delivered(staged.consumer, target)
+
+
+def make_context(
+    bound: BoundPipeline, store: PipelineStore, jobs: Jobs, options: RunOptions, slots: int, acks: SourceAcks
+) -> StepContext:
+    """Return the context of a run of a pipeline; ``slots``: tasks that run at once."""
+    delivery, queue = bound.config.delivery, bound.config.dead_letter_queue
+    settings = StepSettings(
+        limit=Limit(delivery.batch_size, delivery.batch_bytes),
+        window=NackWindow(queue.window_size, queue.window_nack_threshold),
+        bisect=delivery.redelivery == "bisect",
+        flush_interval=delivery.offset_flush_interval,
+        segment_bytes=delivery.log_segment_size,
+        staging=options.staging,
+        log=options.log_url,
+        slots=slots,
+    )
+    return StepContext(bound.compiled, store, jobs, acks, settings)
