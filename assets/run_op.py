@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from assets.events import Observer
 from assets.names import job_name
-from assets.run_reporter import RunReporter
+from assets.run_reporter import Intervals, RunReporter
 from assets.stopping import LastResort, Signals, StopWatcher
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
@@ -20,7 +20,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import PendingRestart, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -111,7 +111,10 @@ def run_in_dagster(
     """
     try:
         bound = read_again(pipeline, file, project)
-        run = _Run(context, config, bound, project, database)
+        chosen = options(project, _drains(context, config, bound), circumstances(context, bound, project))
+        observer = Observer(bound, database)
+        request = RunRequest(bound, database, chosen, StopFlag(), observer.observe)
+        run = _Run(context, config, request, observer)
     except ConduitError as error:
         raise failure(error, "") from None
     yield from run.run(spark)
@@ -151,40 +154,32 @@ def failure(error: ConduitError, status: str, restart: PendingRestart | None = N
 
 class _Run:
     def __init__(
-        self,
-        context: dg.AssetExecutionContext,
-        config: RunConfig,
-        bound: BoundPipeline,
-        project: Project,
-        database: sa.Engine,
+        self, context: dg.AssetExecutionContext, config: RunConfig, request: RunRequest, observer: Observer
     ) -> None:
-        self._context, self._bound, self._database = context, bound, database
-        self._options = options(project, _drains(context, config, bound), circumstances(context, bound, project))
+        self._context, self._request, self._bound = context, request, request.bound
         self._end_after = config.seconds("end_after")
-        self._observer = Observer(bound, database)
-        self._journal = RunReporter(
-            context, bound, self._observer, config.seconds("materialize_every"), config.seconds("max_ack_lag")
-        )
+        intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
+        self._journal = RunReporter(context, self._bound, observer, intervals)
 
     def run(self, spark: "SparkSession") -> Iterator[dg.AssetCheckResult]:
-        stop = StopFlag()
+        stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
         with Signals() as signals, LastResort(signals, longest):
-            warden = StopWatcher(self._context.instance, self._context.run.run_id, stop, signals, self._end_after)
+            warden = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
             self._journal.begin()
-            result = self._move(spark, stop, warden)
+            result = self._move(spark, warden)
             yield from self._journal.end(result)
         self._conclude(result, warden.terminated)
 
-    def _move(self, spark: "SparkSession", stop: StopFlag, warden: StopWatcher) -> RunResult:
+    def _move(self, spark: "SparkSession", warden: StopWatcher) -> RunResult:
         """Run the engine in a thread of its own, so that this one is free for signals and for Dagster."""
         with ThreadPoolExecutor(1, "pipeline") as pool:
-            keeper = RestartLoop(self._bound, self._database, self._options, stop, self._observer.observe)
-            running = pool.submit(keeper.once, lambda: spark, restart_at(self._context.run))
+            restarts = RestartLoop(self._request)
+            running = pool.submit(restarts.once, lambda: spark, restart_at(self._context.run))
             try:
                 self._attend(running, warden)
             finally:
-                stop.request("system")
+                self._request.stop.request("system")
             return running.result()
 
     def _attend(self, running: Future[RunResult], warden: StopWatcher) -> None:

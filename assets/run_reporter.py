@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import dagster as dg
 import structlog
@@ -18,6 +18,15 @@ _LOOKED_BACK = 20
 log = structlog.get_logger("conduit.dagster")
 
 
+class Intervals(NamedTuple):
+    """How often a run reports, in seconds."""
+
+    every: float
+    """Between two materialisations."""
+    max_wait: float
+    """Longest time without an ack before the check of a consumer fails."""
+
+
 class RunReporter:
     """Writer of one run's events. Dagster's storage is only a view: records keep moving while it fails."""
 
@@ -26,15 +35,14 @@ class RunReporter:
         context: dg.AssetExecutionContext,
         bound: BoundPipeline,
         observer: Observer,
-        every: float,
-        max_wait: float,
+        intervals: Intervals,
     ) -> None:
         self._context, self._bound, self._observer = context, bound, observer
-        self._every, self._max_wait = every, max_wait
+        self._every, self._max_wait = intervals
         self._seen = _dead_letters_seen(context, bound.id)
         self._outcomes: dict[str, bool] = {}
         self._logged, self._begun = 0, False
-        self._due = time.monotonic() + every
+        self._due = time.monotonic() + self._every
 
     def begin(self) -> None:
         """Log every check at once, or the UI shows it as in progress for as long as the run lasts."""

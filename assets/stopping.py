@@ -82,12 +82,11 @@ class LastResort:
 class StopWatcher:
     """Watcher that stops the pipeline: on a signal, when Dagster cancels the run, or after ``end_after`` seconds."""
 
-    def __init__(
-        self, instance: dg.DagsterInstance, run_id: str, stop: StopFlag, signals: Signals, end_after: float
-    ) -> None:
+    def __init__(self, run: tuple[dg.DagsterInstance, str], stop: StopFlag, signals: Signals, end_after: float) -> None:
+        """``run``: its Dagster instance and id."""
         self.terminated = False
         """Whether a user terminated the run in Dagster: only then must the pipeline stay stopped."""
-        self._instance, self._run_id, self._stop, self._signals = instance, run_id, stop, signals
+        (self._instance, self._run_id), self._stop, self._signals = run, stop, signals
         self._answered = 0
         self._end = time.monotonic() + end_after
         self._ask = time.monotonic() + _ASK_EVERY

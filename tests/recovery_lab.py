@@ -11,7 +11,7 @@ from support import Lab, queue
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.restart_loop import RestartLoop
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy
@@ -51,7 +51,7 @@ def keeper(
     options = RunOptions(project.staging_url, drain=drain, log=project.log_url, about=RunOrigin(policy, "run-1"))
     database = open_store(project.state_url, project.home)
     try:
-        yield RestartLoop(bound, database, options, flag or StopFlag(), observe, tell)
+        yield RestartLoop(RunRequest(bound, database, options, flag or StopFlag(), observe, tell))
     finally:
         database.dispose()
 

@@ -17,7 +17,7 @@ from conduit_dagster.cli.verb import unforeseen
 from conduit_dagster.cli.verb_session import session_opener, spark_session
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.triggers import TIMED
@@ -157,19 +157,21 @@ class _Member:
         if self._tally is not None:
             self._tally.observe(step, progress)
 
-    def _tell(self, result: RunResult) -> None:
+    def _on_status(self, result: RunResult) -> None:
         self.row.tell(result)
         if self._tally is not None:
             self._tally.tell(result)
 
     def _run(self, session: OpenSession, database: sa.Engine) -> None:
         try:
-            keeper = RestartLoop(self._bound, database, self._options, self._stop, self._observe, self._tell)
+            restarts = RestartLoop(
+                RunRequest(self._bound, database, self._options, self._stop, self._observe, self._on_status)
+            )
             trigger = None if self._once else self._bound.config.trigger
             if trigger is not None and trigger.kind in TIMED:
-                self.result = keeper.timed(session, trigger)
+                self.result = restarts.timed(session, trigger)
             else:
-                self.result = keeper.run(session)
+                self.result = restarts.run(session)
         except Exception as error:  # noqa: BLE001  # the others go on, and the summary must say it
             self.result = RunResult(self._bound.id, PipelineStatus.DEGRADED, "", unforeseen(error), RunProgress())
         self.row.status = self.result.status

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from conduit_dagster.connectors.connector_registry import find_destination, find_source
-from conduit_dagster.engine.nodes import Node, Step, gates
+from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
 from conduit_dagster.engine.processor_state import Remembers
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
@@ -220,7 +220,7 @@ class _Maker:
             self._remembering[spec.node] = Remembers(processor)
         if processor.query is not None:
             self._queries[spec.node] = processor.query
-        return Node(spec.node, processor, spec.condition, spec.namespace, self._clock)
+        return Node(spec.node, processor, selects_of(spec.namespace, spec.condition, self._clock))
 
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
         kind = processors.find(spec.plugin, self._plugins.processors)

@@ -34,19 +34,11 @@ class NodeListener(Protocol):
 
 
 class Node:
-    """One processor with its condition and namespace."""
+    """One processor, for the records that its namespace and condition select (:func:`selects_of`)."""
 
-    def __init__(
-        self,
-        node: str,
-        processor: Processor,
-        condition: str = "",
-        namespace: str = "",
-        clock: Clock | None = None,
-    ) -> None:
-        self.node = node
-        self._processor = processor
-        self._selects = [s for s in (_namespace(namespace), _condition(condition, clock or Clock())) if s]
+    def __init__(self, node: str, processor: Processor, selects: Sequence[Select] = ()) -> None:
+        """``selects``: its tests of a record, all of which must hold; other records pass unchanged."""
+        self.node, self._processor, self._selects = node, processor, selects
 
     def run(
         self, records: list[Record], origins: Sequence[int], fate: NodeListener
@@ -180,6 +172,11 @@ class FilterNode:
             else:
                 fate.filtered(self.node, origin)
         return on, from_
+
+
+def selects_of(namespace: str, condition: str, clock: Clock) -> list[Select]:
+    """Return the tests that a namespace and a condition stand for; an empty text stands for none."""
+    return [select for select in (_namespace(namespace), _condition(condition, clock)) if select is not None]
 
 
 def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[FilterNode]:

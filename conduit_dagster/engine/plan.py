@@ -120,7 +120,7 @@ class StepPlanner:
         return number
 
     def _targets(self) -> dict[str, dict[str, str | None]]:
-        return {name: identity(destination) for name, destination in self._pipeline.consumers().items()}
+        return {name: identity(destination) for name, destination in self._context.consumers.items()}
 
     # -- ranges -------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class StepPlanner:
         """Return a destination that is catching up, and its next ranges; None if there is none."""
         late = {name: source for name, source in self.cursor.sources.items() if source.late}
         ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
-        for consumer in self._pipeline.consumers():
+        for consumer in self._context.consumers:
             if ranges := self._ranges([name for name in self._inlets_of(consumer) if name in ends], ends):
                 return consumer, ranges
         return None

@@ -52,7 +52,7 @@ class Preparer:
         return Decision(
             as_rows(staged.tasks),
             resolution.counts,
-            [self._delivery(plan, staged, name) for name in self._pipeline.consumers() if _gets(plan, name)],
+            [self._delivery(plan, staged, name) for name in self._context.consumers if _gets(plan, name)],
             resolution.window,
             _added(ledger.filtered for ledger in staged.ledgers),
             _added(ledger.nacked for ledger in staged.ledgers),
@@ -69,11 +69,11 @@ class Preparer:
         made = StagedDelivery(consumer, kind, name, folder, parts, target, origins=origins)
         if not parts or self._pipeline.program.strategy != "at-most-once":
             return made
-        expected = self._context.destination(consumer).expected(as_delivery(made, plan.step))
+        expected = self._context.consumers[consumer].expected(as_delivery(made, plan.step))
         return msgspec.structs.replace(made, expected=expected)
 
     def _target(self, consumer: str) -> dict[str, Any]:
-        destination = self._context.destination(consumer)
+        destination = self._context.consumers[consumer]
         return blamed(self._context.node(consumer), destination.target, self._context.state.targets.get(consumer))
 
 

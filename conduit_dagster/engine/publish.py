@@ -149,4 +149,4 @@ class Publisher:
         return after_step(shipment.plan, shipment.decision)
 
     def _destination(self, shipment: Shipment) -> Destination:
-        return self._context.destination(shipment.consumer)
+        return self._context.consumers[shipment.consumer]

@@ -131,7 +131,7 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
 
 def prepared(loop: StepLoop, step: OpenStep, decision: Decision) -> list[Shipment]:
     """Return the deliveries of a prepared step that are still to be published; those already there are marked."""
-    context, plan, consumers = loop.context, step.plan, loop.context.pipeline.consumers()
+    context, plan, consumers = loop.context, step.plan, loop.context.consumers
     todo = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in consumers]
     for delivery in todo:
         _require_same(plan, delivery.consumer, consumers[delivery.consumer])
@@ -171,7 +171,7 @@ def _named(target: dict[str, str | None]) -> str:
 
 
 def _holds(context: StepContext, plan: Plan, staged: StagedDelivery) -> bool:
-    destination = context.destination(staged.consumer)
+    destination = context.consumers[staged.consumer]
     return blamed(context.node(staged.consumer), destination.holds, as_delivery(staged, plan.step))
 
 
@@ -181,7 +181,7 @@ def _retargeted(
     """Return the deliveries, each with another target if its own is lost and its settings allow it; stored first."""
     changed: dict[str, StagedDelivery] = {}
     for staged in missing:
-        destination = context.destination(staged.consumer)
+        destination = context.consumers[staged.consumer]
         delivery = as_delivery(staged, plan.step)
         target = blamed(context.node(staged.consumer), destination.retarget, delivery)
         if target is not None:

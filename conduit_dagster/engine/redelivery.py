@@ -7,9 +7,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
-from conduit_dagster.engine.delivery_progress import Shipment, after, progress_of
+from conduit_dagster.engine.delivery_progress import Shipment, after, cause_of, parted, pieces, progress_of, split_into
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.delivery_split import cause_of, parted, pieces, split_into
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.error_context import blame, blamed
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
@@ -35,7 +34,7 @@ class Redelivery:
 
     @property
     def _destination(self) -> Destination:
-        return self._context.destination(self._shipment.consumer)
+        return self._context.consumers[self._shipment.consumer]
 
     def deliver(self) -> Target:
         """All at once where nothing of it was sent before, else in pieces; gives the target behind it.

@@ -118,7 +118,7 @@ class Refusals:
     def _claim(self, shipment: Shipment, place: int) -> bool:
         # so that a frozen owner's late success and this nack can't both happen
         context = self._context
-        destination = context.destination(shipment.consumer)
+        destination = context.consumers[shipment.consumer]
         name = context.names.child(shipment.plan, shipment.consumer, place, 1)
         child = shipment.child(name, place, 1)
         reached("before-claim", context.name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
 from conduit_dagster.engine.ledger import Ledger, NackRow, SourceFailure
-from conduit_dagster.engine.nack_window import NackWindow
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import LoggedRange, Plan, Range, SourceCount
 
@@ -110,3 +111,53 @@ def refusal(row: NackRow, window: NackWindow) -> ConduitError:
     fix = "mend the record or the pipeline, or let nacked records go to the dead-letter queue (window-size: 0)"
     kind = TransientError if row.by_destination else FatalError
     return kind(row.message, code=row.code, place=place, node=row.node, fix=fix)
+
+
+@dataclass(frozen=True)
+class WindowVerdict:
+    """Result of passing a sequence of results through the window."""
+
+    exceeded: int | None
+    """Index of the first nack that the window does not accept; nothing at or after it is handled."""
+    state: str
+    """Window state at the boundary, without the refused nack."""
+
+
+@dataclass(frozen=True)
+class NackWindow:
+    """At most ``threshold`` nacks among the last ``size`` records; size 0 accepts any number (CASES A13-A15).
+
+    Threshold 0 means that the first nack stops the pipeline, whatever the size.
+    """
+
+    size: int
+    threshold: int
+
+    def resolve(self, state: str, count: int, nacks: Iterable[int]) -> WindowVerdict:
+        """Pass ``count`` results through the window; ``nacks`` are the indexes of the nacks among them, ascending.
+
+        ``state`` is the previous window: '1' for a nack and '0' for an ack, the newest last.
+        """
+        if self.size == 0:
+            return WindowVerdict(None, "")
+        recent = deque(i - len(state) for i, bit in enumerate(state) if bit == "1")
+        for index in nacks:
+            while recent and recent[0] <= index - self._span:
+                recent.popleft()
+            if len(recent) >= self.threshold:
+                return WindowVerdict(index, self._state(state, index, recent))
+            recent.append(index)
+        return WindowVerdict(None, self._state(state, count, recent))
+
+    @property
+    def _span(self) -> int:
+        return self.size if self.threshold else 1
+
+    def _state(self, before: str, count: int, recent: Iterable[int]) -> str:
+        """Return the last ``size`` results before index ``count``."""
+        length = min(self._span, len(before) + count)
+        bits = ["0"] * length
+        for index in recent:
+            if (place := index - (count - length)) >= 0:
+                bits[place] = "1"
+        return "".join(bits)

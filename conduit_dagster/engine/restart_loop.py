@@ -6,18 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.awaiting import Awaited, await_restart, await_tick
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
+from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.engine.reporting import end_waiting
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
-from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.engine.triggers import first_tick, next_tick, utc
 from conduit_dagster.recovery.errors import ConduitError
@@ -35,17 +32,9 @@ log = structlog.get_logger("conduit.engine")
 class RestartLoop:
     """Runs a pipeline, and again after each failure that the policy lets pass, until it ends for good."""
 
-    def __init__(
-        self,
-        bound: BoundPipeline,
-        database: sa.Engine,
-        options: RunOptions,
-        stop: StopFlag,
-        observe: Callable[[StepReport, RunProgress], None],
-        tell: Callable[[RunResult], None] = lambda result: None,
-    ) -> None:
-        self._bound, self._database, self._options, self._stop = bound, database, options, stop
-        self._observe, self._tell = observe, tell
+    def __init__(self, request: RunRequest) -> None:
+        self._bound, self._database, self._options = request.bound, request.database, request.options
+        self._stop, self._observe, self._on_status = request.stop, request.observe, request.on_status
         self._progress = RunProgress()
 
     def run(self, session: Callable[[], SparkSession]) -> RunResult:
@@ -66,7 +55,7 @@ class RestartLoop:
             # somebody who starts it by hand begins a new count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
             about = replace(about, restart=failure, past=past)
-            self._tell(replace(result, restart=None))
+            self._on_status(replace(result, restart=None))
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
         """Runs at every tick until it is stopped, or degraded. A tick that comes while it runs starts nothing."""
@@ -107,7 +96,7 @@ class RestartLoop:
         assert result.error is not None, "only a failure is followed by a restart"
         told = {"code": result.error.code, "cause": result.error.message, "attempt": restart.attempt}
         log.warning("failed, restarting", pipeline=self._bound.id, **told, delay=restart.delay)
-        self._tell(result)
+        self._on_status(result)
 
     def _given_up(self, awaited: Awaited) -> RunResult:
         """It waited, and is not to begin: somebody stopped it, who may have ended the waiting already."""

@@ -26,7 +26,7 @@ class Jobs:
 
     def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
         self.spark = spark
-        self._pipeline = pipeline
+        self.pipeline = pipeline
         self._owner = owner_tag(pipeline, epoch)
         self._cancelled = False
 
@@ -60,7 +60,7 @@ class Jobs:
         Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
         """
         spark = session or self.spark
-        with tag_of(self._pipeline, spark) as tag:
+        with tag_of(self.pipeline, spark) as tag:
             # asked once the tag is known: whoever cancels meanwhile sees the one or the other
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
@@ -80,4 +80,4 @@ class Jobs:
         Ask until the run has ended: a connector may begin another. Raises what Spark does for a session that is gone.
         """
         self._cancelled = True
-        cancel_jobs_of(self._pipeline)
+        cancel_jobs_of(self.pipeline)

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import sqlalchemy as sa
+
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
+from conduit_dagster.engine.stop import StopFlag
+
+Observe = Callable[[StepReport, RunProgress], None]
+"""Called after each step, with the run's counts so far."""
+
+
+def ignore_step(step: StepReport, progress: RunProgress) -> None:
+    """Observe nothing."""
+
+
+def ignore_result(result: RunResult) -> None:
+    """Handle no result."""
 
 
 @dataclass(frozen=True)
@@ -29,3 +46,17 @@ class RunOptions:
     def log_url(self) -> str:
         """URL of the commit log's folder."""
         return self.log or f"{self.staging.rstrip('/')}/~log"
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A pipeline to run, where its state is, and who is told about it."""
+
+    bound: BoundPipeline
+    database: sa.Engine
+    """The state store."""
+    options: RunOptions
+    stop: StopFlag
+    observe: Observe = ignore_step
+    on_status: Callable[[RunResult], None] = ignore_result
+    """Called with every failure that is followed by a restart, and again when the restart begins."""

@@ -55,10 +55,8 @@ SOMEBODY = RunOrigin()
 class RunLife:
     """Begins and ends one run of one pipeline under its lease."""
 
-    def __init__(
-        self, pipeline: str, store: PipelineStore, about: RunOrigin, stop: StopFlag, progress: RunProgress
-    ) -> None:
-        self._id, self._store, self._about, self._stop, self.progress = pipeline, store, about, stop, progress
+    def __init__(self, store: PipelineStore, about: RunOrigin, stop: StopFlag, progress: RunProgress) -> None:
+        self._id, self._store, self._about, self._stop, self.progress = store.pipeline, store, about, stop, progress
         self._state = RecoveryState(past=about.past)
         self._recovering = False
         self.failed_step: int | None = None

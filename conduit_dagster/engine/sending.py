@@ -14,7 +14,6 @@ from conduit_dagster.engine.ack_file import AckFile
 from conduit_dagster.engine.acks import Acked, Acks
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
-from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
@@ -80,7 +79,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
         return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
     with AckFile(acks, job.delivery.staging, job.token, job.interval):
         try:
-            sending = _Sending(sender, acks, job, 1 if job.single else destination.batch, pipeline.redaction)
+            sending = _Sending(pipeline, job, sender, acks)
             error, bulk = sending.run()
         finally:
             sender.close()
@@ -100,9 +99,12 @@ def _recordable(acks: Acks) -> Acked:
 
 
 class _Sending:
-    def __init__(self, sender: Sender, acks: Acks, job: SendJob, size: int, redaction: Redaction) -> None:
-        self._sender, self._acks, self._job, self._size = sender, acks, job, size
-        self._redaction, self._last = redaction, list[Record]()
+    def __init__(self, pipeline: CompiledPipeline, job: SendJob, sender: Sender, acks: Acks) -> None:
+        self._sender, self._acks, self._job = sender, acks, job
+        destination = pipeline.consumers()[job.consumer]
+        assert isinstance(destination, DirectDestination)
+        self._size = 1 if job.single else destination.batch
+        self._redaction, self._last = pipeline.redaction, list[Record]()
         self._collected = time.monotonic()
         self._outcome: tuple[TaskError | None, bool] = (None, False)
 

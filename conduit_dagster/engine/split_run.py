@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
 from conduit_dagster.engine.dead_letters.letter_layout import clean, said
 from conduit_dagster.engine.dead_letters.missed import NOBODY
 from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
-from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
+from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
 from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.ledger import Ledger, NackRow
-from conduit_dagster.engine.nack_rows import NackRows
+from conduit_dagster.engine.ledger import Ledger, NackRow, NackRows
 from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
-from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.sdk import Block, Keys, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
@@ -27,19 +24,10 @@ from conduit_dagster.state.steps import SourceCount
 class SplitRun:
     """Runs the blocks of one split, and is told of every record that does not reach every destination."""
 
-    def __init__(
-        self,
-        pipeline: CompiledPipeline,
-        inlet: SourceNode,
-        ordinal: int,
-        begin: Any,
-        writers: dict[str, Writer],
-        ledger: Ledger,
-        letters: SplitLetters,
-    ) -> None:
-        """``ordinal``: of the split's first record; ``begin``: the boundary before it."""
+    def __init__(self, split: SplitContext, writers: dict[str, Writer], ledger: Ledger, letters: SplitLetters) -> None:
+        pipeline, inlet, begin = split.pipeline, split.inlet, split.begin
         self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
-        self._letters, self._ordinal = letters, ordinal
+        self._letters, self._ordinal = letters, split.ordinal
         self._begin = begin
         self._before: Callable[[], Any] = lambda: begin
         self._block = Block([], lambda i: None)

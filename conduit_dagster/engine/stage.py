@@ -12,7 +12,7 @@ from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_encoded
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
-from conduit_dagster.engine.dead_letters.split_letters import SplitLetters
+from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
 from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import Ledger, SourceFailure, TaskError, task_error
 from conduit_dagster.engine.log_request import LogRequest
@@ -122,8 +122,9 @@ class _Task:
         begin, blocks = self._opened(inlet, split.split)
         ordinal, writers = split.split.ordinal, self._writers
         originals = Originals(lambda: self._read(inlet, split.split, ReadOptions()), ordinal)
-        letters = SplitLetters(self._pipeline, self._job, inlet, writers[DEAD_LETTERS], self._archive, originals)
-        run = SplitRun(self._pipeline, inlet, ordinal, begin, writers, self._ledger, letters)
+        context = SplitContext(self._pipeline, self._job, inlet, ordinal, begin)
+        letters = SplitLetters(context, writers[DEAD_LETTERS], self._archive, originals)
+        run = SplitRun(context, writers, self._ledger, letters)
         try:
             for block in blocks:
                 self._last = (split, block)

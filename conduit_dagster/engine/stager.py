@@ -121,11 +121,11 @@ class Stager:
         execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
         return {
             consumer: storage.join(self._folder_of(consumer), execution, storage.safe_name(consumer))
-            for consumer in self._pipeline.consumers()
+            for consumer in self._context.consumers
         }
 
     def _folder_of(self, consumer: str) -> str:
-        return self._context.destination(consumer).staging(self._base)
+        return self._context.consumers[consumer].staging(self._base)
 
     def _run(self, job: StageJob) -> list[Ledger]:
         count = len(job.tasks)
@@ -165,7 +165,7 @@ class Stager:
         Only folders of lower epochs: an old owner that was frozen and goes on touches nothing of a newer one.
         """
         needed = {delivery.staging.rsplit("/", 1)[0] for delivery in kept}
-        for base in {self._folder_of(consumer) for consumer in self._pipeline.consumers()}:
+        for base in {self._folder_of(consumer) for consumer in self._context.consumers}:
             for name in storage.folders(base):
                 url, epoch = storage.join(base, name), name.partition("-")[0]
                 if url not in needed and epoch.isdecimal() and int(epoch) < self._epoch:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.offset_updates import Offsets
 from conduit_dagster.engine.processor_state import Memories, memory_folder
 from conduit_dagster.engine.reads_same import reads_same
+from conduit_dagster.engine.resolve import NackWindow
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_acks import SourceAcks
@@ -53,6 +53,10 @@ class StepContext:
     jobs: Jobs
     acks: SourceAcks
     settings: StepSettings
+    name: str = field(init=False)
+    """The pipeline's id."""
+    consumers: Mapping[str, Destination] = field(init=False)
+    """Destinations by id, the dead-letter queue first."""
     state: PipelineState = field(init=False)
     """Kept equal to the store: each transaction of a step is applied here as well."""
     archive: Archive = field(init=False)
@@ -62,6 +66,7 @@ class StepContext:
     """The program as tasks receive it."""
 
     def __post_init__(self) -> None:
+        self.name, self.consumers = self.pipeline.program.pipeline, self.pipeline.consumers()
         log = self.settings.log
         self.archive = Archive(archive_folder(log, self.name))
         self.memories = Memories(memory_folder(log, self.name))
@@ -74,18 +79,9 @@ class StepContext:
         self.state = self.store.load()
         self._acked: dict[str, SourceNode] | None = None
 
-    @property
-    def name(self) -> str:
-        """The pipeline's id."""
-        return self.pipeline.program.pipeline
-
     def node(self, connector: str) -> str:
         """Return a connector's id prefixed with the pipeline's."""
         return f"{self.name}:{connector}"
-
-    def destination(self, consumer: str) -> Destination:
-        """Return a destination, or the dead-letter queue, by its id."""
-        return self.pipeline.consumers()[consumer]
 
     @property
     def step_slots(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -21,7 +20,7 @@ from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_jobs import Jobs
-from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
 from conduit_dagster.engine.run_status import AWAY, RunLife, unrecorded
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.step_context import make_context
@@ -43,30 +42,13 @@ _RECORDING = 0.3
 """Seconds for recording the end of a run that hangs."""
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What a caller asks for: a run of this pipeline, here, until then."""
-
-    bound: BoundPipeline
-    spark: SparkSession | Callable[[], SparkSession]
-    database: sa.Engine
-    options: RunOptions
-    stop: StopFlag
-    observe: Callable[[StepReport, RunProgress], None]
-    progress: RunProgress
-
-    def open_spark(self) -> SparkSession:
-        """Return the session; opened now, if its opener was given."""
-        return self.spark() if callable(self.spark) else self.spark
-
-
 def run_pipeline(
     bound: BoundPipeline,
     spark: SparkSession | Callable[[], SparkSession],
     database: sa.Engine,
     options: RunOptions,
     stop: StopFlag,
-    observe: Callable[[StepReport, RunProgress], None] = lambda step, progress: None,
+    observe: Observe = ignore_step,
     progress: RunProgress | None = None,
 ) -> RunResult:
     """Run a pipeline until it is stopped, drained or failed; its own errors are not raised.
@@ -74,7 +56,8 @@ def run_pipeline(
     The first error is in the result and in the state store. ``spark`` may be a function that is called under the
     lease, so that its failure is one of the pipeline; ``progress`` that of earlier attempts.
     """
-    attempt = _Attempt(_Request(bound, spark, database, options, stop, observe, progress or RunProgress()))
+    opener = spark if callable(spark) else lambda: spark
+    attempt = _Attempt(RunRequest(bound, database, options, stop, observe), opener, progress or RunProgress())
     try:
         return bounded(attempt.run, stop, bound.config.delivery.shutdown_timeout, f"run-{bound.id}")
     except Hung as hung:
@@ -84,15 +67,16 @@ def run_pipeline(
 class _Attempt:
     """One run, from its lease on, in a thread that may have to be left behind."""
 
-    def __init__(self, request: _Request) -> None:
+    def __init__(self, request: RunRequest, opener: Callable[[], SparkSession], progress: RunProgress) -> None:
         self._request, self._bound, self._stop = request, request.bound, request.stop
+        self._opener, self._progress = opener, progress
         self._life: RunLife | None = None
         self._lease: Lease | None = None
         self._run: _Run | None = None
 
     def run(self) -> RunResult:
         request, bound, options = self._request, self._bound, self._request.options
-        about, database, progress = options.about, request.database, request.progress
+        about, database, progress = options.about, request.database, self._progress
         try:
             lease = acquire(database, bound.id, options.lease_seconds, lambda: self._stop.requested)
         except SQLAlchemyError as error:
@@ -101,9 +85,9 @@ class _Attempt:
             return unrecorded(bound.id, error, about.recovery, about.past, progress)
         reached("after-lease", bound.id)
         store = PipelineStore(database, lease, options.patience, lambda: self._stop.forced)
-        life = RunLife(bound.id, store, about, self._stop, progress)
+        life = RunLife(store, about, self._stop, progress)
         self._life, self._lease = life, lease
-        run = _Run(request, store, lease, life)
+        run = _Run(request, self._opener, store, life)
         self._run = run
         try:
             return run.run()
@@ -115,7 +99,7 @@ class _Attempt:
         """The run hangs: what it has decided is finished by the next one; its thread can't decide anything more."""
         if self._life is None or self._lease is None or self._run is None:
             return RunResult(
-                self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._request.progress, None, where
+                self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
             )
         result, last = self._life.hung(where)
         # should it go on one day, it ends at the first place that looks
@@ -128,8 +112,10 @@ class _Attempt:
 
 
 class _Run:
-    def __init__(self, request: _Request, store: PipelineStore, lease: Lease, life: RunLife) -> None:
-        self._request, self._store, self._lease, self._life = request, store, lease, life
+    def __init__(
+        self, request: RunRequest, opener: Callable[[], SparkSession], store: PipelineStore, life: RunLife
+    ) -> None:
+        self._request, self._opener, self._store, self._life = request, opener, store, life
         self._bound, self._options, self._stop = request.bound, request.options, request.stop
         self._pipeline = request.bound.compiled
         self.acks = SourceAcks(self._pipeline)
@@ -150,12 +136,12 @@ class _Run:
         try:
             if not self._life.begin(self._bound.file, self._bound.digest):
                 return self._life.superseded()
-            self._jobs = Jobs(self._request.open_spark(), self._bound.id, self._store.epoch)
+            self._jobs = Jobs(self._opener(), self._bound.id, self._store.epoch)
             # before a direct destination is sent anything: a sender of the owner before may still be at work
-            self._jobs.end_those_of(self._lease.before.get("spark", {}))
+            self._jobs.end_those_of(self._store.previous_owner.get("spark", {}))
             self._store.tell(spark=self._jobs.whereabouts())
             # processors of the dead-letter queue run here as well
-            open_with(self._request.open_spark)
+            open_with(self._opener)
             self._bound = with_open_replay(self._bound, self._store.load())
             self._pipeline = self._bound.compiled
             self.acks = SourceAcks(self._pipeline)

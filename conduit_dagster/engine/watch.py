@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.recovery_store import read
+from conduit_dagster.state.recovery_store import RecoveryState, read
 
 log = structlog.get_logger("conduit.engine")
 
@@ -31,7 +31,7 @@ def watching(
     ``pipelines stop`` is obeyed within a second where the state store answers. Gives the event that ends it before the
     block does: of a run that is left behind nothing may cancel what the pipeline runs next in this process.
     """
-    watch = _Watch(stop, jobs, shutdown_timeout, database, pipeline)
+    watch = _Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))
     threads = [
         threading.Thread(target=watch.cancel, daemon=True, name=f"stop-watcher-{pipeline}"),
         # apart: a store that does not answer must not keep a forced stop waiting
@@ -47,10 +47,14 @@ def watching(
             threads[0].join()  # it may be cancelling: no job of whoever comes next
 
 
+def _requested(database: sa.Engine, pipeline: str) -> RecoveryState:
+    with reading(database) as connection:
+        return read(connection, pipeline)
+
+
 class _Watch:
-    def __init__(self, stop: StopFlag, jobs: Jobs, timeout: float, database: sa.Engine, pipeline: str) -> None:
-        self._stop, self._jobs, self._timeout = stop, jobs, timeout
-        self._database, self._pipeline = database, pipeline
+    def __init__(self, stop: StopFlag, jobs: Jobs, timeout: float, requested: Callable[[], RecoveryState]) -> None:
+        self._stop, self._jobs, self._timeout, self._requested = stop, jobs, timeout, requested
         self.ended = threading.Event()
 
     def cancel(self) -> None:
@@ -70,12 +74,11 @@ class _Watch:
     def ask(self) -> None:
         while not self.ended.wait(_ASK):
             try:
-                with reading(self._database) as connection:
-                    state = read(connection, self._pipeline)
+                state = self._requested()
             except SQLAlchemyError:
                 continue  # a store that is away is the next transaction's business
             if state.stop_asked and not self._stop.requested:
-                log.info("a stop was asked for", pipeline=self._pipeline, how=state.asked)
+                log.info("a stop was asked for", pipeline=self._jobs.pipeline, how=state.asked)
             if state.asked == "force":
                 self._stop.force()
             elif state.stop_asked:

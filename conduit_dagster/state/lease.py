@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -24,16 +24,20 @@ class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of
     """Raised when another process owns the pipeline: this one must not decide anything any more."""
 
 
+class LeaseGrant(NamedTuple):
+    """What taking a lease gave."""
+
+    epoch: int
+    before: Mapping[str, Any]
+    """The owner whose lease was taken over, with its own facts; empty if the pipeline was free."""
+
+
 class Lease:
     """The right to run one pipeline, kept by a heartbeat until it is released."""
 
-    def __init__(
-        self, engine: sa.Engine, pipeline: str, epoch: int, seconds: float, before: Mapping[str, Any] | None = None
-    ) -> None:
+    def __init__(self, engine: sa.Engine, pipeline: str, grant: LeaseGrant, seconds: float) -> None:
         self.pipeline = pipeline
-        self.epoch = epoch
-        self.before: Mapping[str, Any] = before or {}
-        """The owner whose lease was taken over, with its own facts; empty if the pipeline was free."""
+        self.epoch, self.before = grant
         self._engine = engine
         self._seconds = seconds
         self._ended = threading.Event()
@@ -106,8 +110,8 @@ def acquire(engine: sa.Engine, pipeline: str, seconds: float, cancelled: Callabl
         seen = now
     if not is_free(seen["owner"]) and time.monotonic() < until:
         raise _held(pipeline, seen["owner"])  # cancelled while waiting: the owner was not found silent
-    before = json.loads(seen["owner"]) if seen["owner"] else None
-    return Lease(engine, pipeline, _take(engine, pipeline, seen), seconds, before)
+    before: dict[str, Any] = json.loads(seen["owner"]) if seen["owner"] else {}
+    return Lease(engine, pipeline, LeaseGrant(_take(engine, pipeline, seen), before), seconds)
 
 
 def is_free(owner: str) -> bool:

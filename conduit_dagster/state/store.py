@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -44,9 +44,19 @@ class PipelineStore:
         self.life = StatusStore(transactions, lease.pipeline)
 
     @property
+    def pipeline(self) -> str:
+        """Id of the pipeline."""
+        return self._id
+
+    @property
     def epoch(self) -> int:
         """The lease's epoch: higher than that of any previous owner."""
         return self._lease.epoch
+
+    @property
+    def previous_owner(self) -> Mapping[str, Any]:
+        """The owner whose lease was taken over, with the facts that it stored; empty if the pipeline was free."""
+        return self._lease.before
 
     def tell(self, **facts: Any) -> None:
         """Store facts about this owner for the next one (``Lease.before``)."""

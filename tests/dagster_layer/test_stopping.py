@@ -28,7 +28,7 @@ Run = tuple[dg.DagsterInstance, str]
 
 def _warden(run: Run, signals: Signals, end_after: float = 60) -> tuple[StopWatcher, StopFlag]:
     stop = StopFlag()
-    return StopWatcher(*run, stop, signals, end_after), stop
+    return StopWatcher(run, stop, signals, end_after), stop
 
 
 def test_a_signal_is_counted_and_raises_nothing() -> None:

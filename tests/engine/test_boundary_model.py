@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conduit_dagster.engine.ledger import Ledger, NackRow
-from conduit_dagster.engine.nack_window import NackWindow
-from conduit_dagster.engine.resolve import cut, resolve
+from conduit_dagster.engine.resolve import NackWindow, cut, resolve
 from conduit_dagster.state.steps import Plan, Range, SourceCount
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.nack_window import NackWindow
+from conduit_dagster.engine.resolve import NackWindow
 
 results = st.lists(st.booleans(), max_size=60)
 

@@ -14,8 +14,8 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from support import DECODE, Lab, queue, source
 
+from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.naming import Names
 from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step

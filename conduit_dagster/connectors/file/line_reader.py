@@ -143,17 +143,23 @@ def split_of(first: Tracked, opened: OpenFile, low: Mark, high: Mark, ordinal: i
     return Split(msgspec.structs.asdict(start), ordinal, high.line - low.line, high.offset - low.offset, detail)
 
 
+class LineLabels(NamedTuple):
+    """Text that is the same in all records of a file."""
+
+    metadata: dict[str, str]
+    prefix: str
+    """Of their positions."""
+
+
 class LineReader:
     """Lines of one split, all from one open file: later changes to its path do not matter."""
 
-    def __init__(
-        self, split: Split, opened: OpenFile, metadata: dict[str, str], prefix: str, options: ReadOptions
-    ) -> None:
+    def __init__(self, split: Split, opened: OpenFile, labels: LineLabels, options: ReadOptions) -> None:
         """``opened``: the split's file, verified to be the planned one."""
         self._file: Tracked = parse_tracked(split.start)
         self._opened, self._end = opened, split.detail["to"]
         self._start = Mark(*split.detail["from"])
-        self._metadata, self.prefix, self._options = metadata, prefix, options
+        (self._metadata, self.prefix), self._options = labels, options
 
     def blocks(self) -> Iterator[Block]:
         """Yield blocks in order. Raises ``FatalError`` if the file ends before the split does."""

@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.file_scan import Places, SeenFile, Surveyor, open_tracked
-from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, scan, split_of
+from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
 from conduit_dagster.connectors.file.listing import (
     FilePosition,
@@ -206,8 +206,8 @@ class FileSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
-        metadata = self._metadata(split.detail["url"])
-        yield from LineReader(split, self._open_split(split, file), metadata, self._prefix(file), options).blocks()
+        labels = LineLabels(self._metadata(split.detail["url"]), self._prefix(file))
+        yield from LineReader(split, self._open_split(split, file), labels, options).blocks()
 
     def _open_split(self, split: Split, file: Tracked) -> OpenFile:
         """Open the planned file under its current name, never another file at its path."""

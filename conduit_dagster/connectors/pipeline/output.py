@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.connectors.pipeline.published import Piece, Published, parser
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
+from conduit_dagster.connectors.pipeline.upstream import Upstream
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -77,15 +78,9 @@ def _place(position: Any) -> _Place:
 class OutputReadMode(ReadMode):
     """What is published of it, line by line, in the order in which it was."""
 
-    def __init__(
-        self,
-        pipeline: str,
-        destination: str,
-        settings: Mapping[str, str],
-        context: ConnectorContext,
-        project: ProjectView,
-    ) -> None:
-        written = FileDestinationSettings.model_validate(dict(settings))
+    def __init__(self, pipeline: str, upstream: Upstream, context: ConnectorContext, project: ProjectView) -> None:
+        destination = upstream.connector
+        written = FileDestinationSettings.model_validate(upstream.output)
         path = context.resolve(written.path)
         self._path = Path(storage.local_path(path) or path)
         self._log, self._reader = (pipeline, destination), context.full_id

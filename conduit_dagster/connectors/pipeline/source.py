@@ -64,7 +64,7 @@ class PipelineSource(Source):
     def _mode(self) -> ReadMode:
         pipeline, upstream = self._settings.pipeline, self._upstream
         if upstream.output is not None:
-            return OutputReadMode(pipeline, upstream.connector, upstream.output, self.context, self._project)
+            return OutputReadMode(pipeline, upstream, self.context, self._project)
         return LogReadMode(pipeline, upstream.connector, self.context.full_id, self._project)
 
     @property

@@ -13,10 +13,10 @@ from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_l
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown, told
+from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.naming import LETTERS
 from conduit_dagster.engine.offset_updates import offset_of, origin_of
 from conduit_dagster.engine.resolve import base_of
 from conduit_dagster.engine.restage import content, differs, is_staged

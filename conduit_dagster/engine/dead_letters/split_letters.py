@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, is_edit
 from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile
@@ -20,20 +22,26 @@ from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Writer
 
 
+@dataclass(frozen=True)
+class SplitContext:
+    """A split of a step, in its task."""
+
+    pipeline: CompiledPipeline
+    job: StageJob
+    inlet: SourceNode
+    ordinal: int
+    """Index of its first record in the step's range of its source."""
+    begin: Any
+    """The boundary before that record."""
+
+
 class SplitLetters:
     """Writer of the nacked records of one split, block by block."""
 
-    def __init__(
-        self,
-        pipeline: CompiledPipeline,
-        job: StageJob,
-        inlet: SourceNode,
-        queue: Writer,
-        archive: ArchiveFile | None,
-        originals: Originals,
-    ) -> None:
+    def __init__(self, split: SplitContext, queue: Writer, archive: ArchiveFile | None, originals: Originals) -> None:
         """``archive``: None if the step was prepared before, so that the archive has the letters already."""
-        self._pipeline, self._inlet, self._queue = pipeline, inlet, queue
+        job, inlet = split.job, split.inlet
+        self._pipeline, self._inlet, self._queue = split.pipeline, inlet, queue
         self._archive, self._originals = archive, originals
         self._before = frozenset(job.nacked.get(inlet.id, ()))
         self._hash, self._offset = job.hashes.get(DEAD_LETTERS, ""), job.offsets.get(inlet.id, 0)

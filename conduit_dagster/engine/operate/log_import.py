@@ -42,7 +42,7 @@ def import_log(
     facts = preview(desk.bound, file, source)
     if not dry_run:
         register_sources(desk.pipeline, desk.store)
-    adding = _Import(desk, file, facts["source"], facts["first"], facts["last"])
+    adding = _Import(desk, file, facts["source"], range(facts["first"], facts["last"] + 1))
     adding.check()
     if not dry_run:
         adding.run(position)
@@ -90,9 +90,9 @@ def _gap(file: Path, expected: int, found: int) -> FatalError:
 
 
 class _Import:
-    def __init__(self, desk: PipelineLock, file: Path, source: str, first: int, last: int) -> None:
+    def __init__(self, desk: PipelineLock, file: Path, source: str, offsets: range) -> None:
         self._desk, self._file, self._source = desk, file, source
-        self._first, self._last = first, last
+        self._first, self._last = offsets[0], offsets[-1]
         self._log = LogStore(desk.id)
         self._folder = LogFolder(desk.options.log_url, desk.id, source)
         self._state: PipelineState = desk.store.load()

@@ -136,7 +136,7 @@ def finish_step(opened: OpenDelivery) -> bool:
     if found is None:
         return False
     step, decision = found
-    known = context.pipeline.consumers()
+    known = context.consumers
     waiting = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in known]
     if waiting or step.letters:
         return False

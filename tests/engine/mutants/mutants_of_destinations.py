@@ -17,7 +17,7 @@ from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.postgres.delivery_transaction import Claims
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
-from conduit_dagster.engine.naming import Names
+from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.sdk import Delivery, Target
 from conduit_dagster.state.steps import Range
 
