@@ -13,10 +13,13 @@ import pytest
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
-from conduit_dagster.engine import stager
-from conduit_dagster.engine.dead_letters.archive import Archive
-from conduit_dagster.engine.processor_state import Memories
 from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.engine.source_acks import SourceAcks
+from conduit_dagster.engine.stager import Stager
+from conduit_dagster.engine.step_context import make_context
+from conduit_dagster.state.lease import Lease, LeaseGrant
+from conduit_dagster.state.store import PipelineStore
 
 ROWS = [{"i": i} for i in range(6)]
 
@@ -174,9 +177,17 @@ def test_an_old_owner_cleans_nothing_of_a_newer_one(lab: Lab, crash: Callable[[s
     epochs = sorted(int(path.name.split("-")[0]) for path in folder.iterdir())
     bound = lab.catalogue().get("p")
     assert bound is not None
-    spark: Any = None  # cleaning runs no job
-    of_epoch = partial(stager.Stager, spark, bound.compiled, str(folder.parent), Archive(""), Memories(""), 1)
-    of_epoch(epochs[0]).clean([])
+    options = RunOptions(str(folder.parent))
+    no_jobs: Any = None  # cleaning runs none
+
+    def clean(epoch: int) -> None:
+        with lab.store() as database:
+            lease = Lease(database, "p", LeaseGrant(epoch, {}), 10)
+            store, acks = PipelineStore(database, lease), SourceAcks(bound.compiled)
+            Stager(make_context(bound, store, no_jobs, options, 1, acks)).clean([])
+            lease.release()
+
+    clean(epochs[0])
     assert len(list(folder.iterdir())) == len(epochs)
-    of_epoch(epochs[-1] + 1).clean([])
+    clean(epochs[-1] + 1)
     assert list(folder.iterdir()) == []
