@@ -16,7 +16,7 @@ from conduit_dagster.cli.log_output import configure_logs
 from conduit_dagster.cli.progress import finished, show_result
 from conduit_dagster.cli.running import run_together
 from conduit_dagster.cli.terminal import console, print_error
-from conduit_dagster.cli.verb import INVALID, Outcome, error_fields, failure
+from conduit_dagster.cli.verb import INVALID, Outcome, failure
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
@@ -124,7 +124,7 @@ def _compared(folder: Path, to: Console, outcome: Outcome) -> Outcome:
     if found == reported:
         return outcome
     error = FatalError(f"the files hold {found}, the run reported {reported}", code="demo.counts_differ")
-    return Outcome(error.message, None, INVALID, error_fields(error))
+    return Outcome(error.message, None, INVALID, error.fields())
 
 
 def _show_files(folder: Path, to: Console, found: dict[str, int]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import ENVIRONMENT, OK, AsJson, Outcome, error_fields, perform
+from conduit_dagster.cli.verb import ENVIRONMENT, OK, AsJson, Outcome, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _examined(deep: bool) -> Outcome:
         summary,
         {"checks": [check.as_json() for check in checks]},
         ENVIRONMENT if failed else OK,
-        None if error is None else error_fields(error),
+        None if error is None else error.fields(),
         lambda console: _show(console, checks),
     )
 

@@ -28,7 +28,7 @@ from conduit_dagster.cli import (
     trying,
     validate,
 )
-from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, error_fields, usage_error
+from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, usage_error
 
 NAME = "conduit-dagster"
 
@@ -113,7 +113,7 @@ def _misused(error: typer.TyperException, words: list[str]) -> int:
     verb = [word for word in words if not word.startswith("-")][:1]
     flaw = usage_error(message, "command", f"{' '.join([NAME, *verb])} --help")
     if "--json" in words:
-        print(Outcome(message, None, INVALID, error_fields(flaw)).envelope(" ".join(verb)))
+        print(Outcome(message, None, INVALID, flaw.fields()).envelope(" ".join(verb)))
     else:
         print(f"error {flaw.code}: {message}\n  fix:    {flaw.fix}", file=sys.stderr)
     return INVALID

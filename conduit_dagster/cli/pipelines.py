@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import Files, Pipeline, subject, who
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, Paths, error_fields, perform, usage_error
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, Paths, perform, usage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -255,7 +255,7 @@ def _reload(url: str) -> Outcome:
         return Outcome(f"{count(len(locations), 'code location')} loaded again", facts)
     message = "; ".join(f"{one['name']}: {one['error']}" for one in broken)
     error = FatalError(message, code="dagster.load_failed", place=url, fix="conduit-dagster validate shows mistakes")
-    return Outcome(f"not loaded: {message}", facts, FAILED, error_fields(error))
+    return Outcome(f"not loaded: {message}", facts, FAILED, error.fields())
 
 
 def _location(entry: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conduit_dagster.cli.terminal import count, print_error, styled, table
-from conduit_dagster.cli.verb import FAILED, OK, Outcome, error_fields
+from conduit_dagster.cli.verb import FAILED, OK, Outcome
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 
@@ -138,7 +138,7 @@ def finished(
             "findings": [finding.as_json() for finding in findings],
         },
         forced_exit if forced_exit is not None else FAILED if failed else OK,
-        None if error is None else error_fields(error),
+        None if error is None else error.fields(),
         lambda console: _show(console, results, stopped),
     )
 
@@ -170,7 +170,7 @@ def show_result(console: Console, result: RunResult, stopped: bool = False) -> N
         console.print(f"  ended by force after delivery.shutdown-timeout, still in {result.hung}")
         console.print("  what is open is finished at the next start: conduit-dagster run")
     if result.error is not None:
-        print_error(console, error_fields(result.error), "  ")
+        print_error(console, result.error.fields(), "  ")
 
 
 def _status(result: RunResult, stopped: bool) -> str:

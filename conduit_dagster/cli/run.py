@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conduit_dagster.cli.metrics import RunAddress, run_metrics
-from conduit_dagster.cli.verb import INVALID, AsJson, Outcome, Paths, error_fields, perform, usage_error
+from conduit_dagster.cli.verb import INVALID, AsJson, Outcome, Paths, perform, usage_error
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, as_js
     _print([] if missing else findings, as_json)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
-        return Outcome(obstacle.message, result, INVALID, error_fields(obstacle))
+        return Outcome(obstacle.message, result, INVALID, obstacle.fields())
     # a --once run may go on beside a long one, which holds the project's address
     address = metrics or (None if once else project.settings.metrics.listen)
     return _moved(catalogue, chosen, findings, once, verbose, as_json, run_metrics(address))

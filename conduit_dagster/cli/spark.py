@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, error_fields, perform
+from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, perform
 from conduit_dagster.recovery.errors import TransientError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _status() -> Outcome:
         place=facts["log"],
         fix="wait if it was started a moment ago; else conduit-dagster spark stop, and the next run starts another",
     )
-    return Outcome(error.message, told, FAILED, error_fields(error), lambda console: _show(console, told))
+    return Outcome(error.message, told, FAILED, error.fields(), lambda console: _show(console, told))
 
 
 def _session(one: dict[str, Any]) -> dict[str, Any]:

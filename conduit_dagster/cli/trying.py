@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from conduit_dagster.cli.verb import FAILED, OK, AsJson, Outcome, Paths, error_fields, perform, usage_error
+from conduit_dagster.cli.verb import FAILED, OK, AsJson, Outcome, Paths, perform, usage_error
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _test(paths: list[str], only: str) -> Outcome:
         summary,
         {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},
         FAILED if failed else OK,
-        None if error is None else error_fields(error),
+        None if error is None else error.fields(),
         lambda console: _show_tests(console, ran),
     )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from conduit_dagster.cli.verb import INVALID, OK, AsJson, Outcome, Paths, error_fields, perform
+from conduit_dagster.cli.verb import INVALID, OK, AsJson, Outcome, Paths, perform
 from conduit_dagster.recovery.errors import FatalError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True)
         summary,
         {"pipelines": _pipelines(catalogue), "findings": [finding.as_json() for finding in findings]},
         INVALID if bad else OK,
-        None if error is None else error_fields(error),
+        None if error is None else error.fields(),
         lambda console: show_findings(console, findings),
     )
 

@@ -56,16 +56,10 @@ class Outcome:
         return json.dumps(fields, default=str)
 
 
-def error_fields(error: ConduitError) -> dict[str, Any]:
-    """Return the fields of an error in an envelope."""
-    names = ("code", "message", "node", "place", "fix")
-    return {name: getattr(error, name) for name in names}
-
-
 def failure(error: ConduitError, result: Any = None) -> Outcome:
     """Return the outcome of a verb that ended with an error."""
     code = _EXITS.get(error.code.partition(".")[0], FAILED)
-    return Outcome(error.message, result, code, error_fields(error))
+    return Outcome(error.message, result, code, error.fields())
 
 
 def unforeseen(error: Exception) -> ConduitError:

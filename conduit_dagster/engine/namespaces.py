@@ -31,10 +31,22 @@ class Tracker:
             self._seen[record.collection] = LastInNamespace(ordinal + origins[place], mode_of(record))
 
 
+def namespaces_of(records: Sequence[Record]) -> str | list[str]:
+    """Return the namespace of each record, as one name if all have the same; at least one record."""
+    if _is_shared(list(map(_metadata_of, records))):
+        return records[0].collection
+    named = [record.collection for record in records]
+    return named[0] if len(set(named)) == 1 else named
+
+
+def _is_shared(metadata: list[dict[str, str]]) -> bool:
+    return all(map(is_, metadata, repeat(metadata[0])))
+
+
 def _ends(metadata: list[dict[str, str]]) -> list[int]:
     """Return the end of each run of the same object."""
     last = len(metadata) - 1
-    if all(map(is_, metadata, repeat(metadata[last]))):
+    if _is_shared(metadata):
         return [last]
     return [place for place, one in enumerate(metadata) if place == last or metadata[place + 1] is not one]
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
-from operator import attrgetter, is_
 from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
+from conduit_dagster.engine.namespaces import namespaces_of
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import (
@@ -34,7 +33,6 @@ from conduit_dagster.state.steps import StagedDelivery
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[str, int, list[int] | int, list[Any], list[str] | str]).decode
-_metadata_of = attrgetter("metadata")
 
 
 class RecordOrigin(NamedTuple):
@@ -129,7 +127,7 @@ class TracedWriter(Writer):
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
         """The i-th record comes from record ``first + origins[i]`` of the source."""
-        positions, namespaces = self._positions.of(records, origins), _namespaces(records)
+        positions, namespaces = self._positions.of(records, origins), namespaces_of(records)
         # records that follow on one another are told by the first of them, and how many there are
         first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
         try:
@@ -155,15 +153,6 @@ class TracedWriter(Writer):
         for writer in (self._writer, self._part, self._records):
             if writer is not None:
                 writer.abort()
-
-
-def _namespaces(records: Sequence[Record]) -> str | list[str]:
-    """One name where all have it; records that share their metadata cost one look."""
-    metadata = list(map(_metadata_of, records))
-    if all(map(is_, metadata, repeat(metadata[0]))):
-        return records[0].collection
-    named = [record.collection for record in records]
-    return named[0] if len(set(named)) == 1 else named
 
 
 def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:

@@ -188,12 +188,5 @@ def _restart_json(restart: PendingRestart) -> dict[str, Any]:
 
 
 def error_json(error: ConduitError) -> dict[str, Any]:
-    """An error as the envelope and the store keep it."""
-    return {
-        "code": error.code,
-        "message": error.message,
-        "node": error.node,
-        "place": error.place,
-        "fix": error.fix,
-        "fatal": error.fatal,
-    }
+    """Return an error as the state store and a run's summary keep it."""
+    return {**error.fields(), "fatal": error.fatal}

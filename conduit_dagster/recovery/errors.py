@@ -43,6 +43,11 @@ class ConduitError(Exception):
         # Spark workers, py4j and Dagster keep only an exception's text, but all of it, including notes
         self.add_note(MARK + self._as_json())
 
+    def fields(self) -> dict[str, str | None]:
+        """Return code, message, node, place and fix, by name."""
+        names = ("code", "message", "node", "place", "fix")
+        return {name: getattr(self, name) for name in names}
+
     def _as_json(self) -> str:
         own = {"fatal": self.fatal, "code": self.code, "message": self.message}
         more = {"node": self.node, "place": self.place, "fix": self.fix}

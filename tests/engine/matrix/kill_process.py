@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -26,6 +27,10 @@ def killed(
         victim = connect.start(VICTIM, root, connect.url, cases, report, does, stdout=output, stderr=output)
     try:
         code = victim.wait(TIMEOUT)
+    except subprocess.TimeoutExpired:
+        victim.send_signal(signal.SIGABRT)  # faulthandler writes where each thread hangs
+        victim.wait(10)
+        raise AssertionError(f"it hangs:\n{log.read_text()}") from None
     finally:
         victim.kill()
         victim.wait()
