@@ -60,7 +60,7 @@ class BoundPipeline:
         )
 
     def log(self) -> tuple[str, str]:
-        """The log that the planner chose, and why."""
+        """Return the chosen ``delivery.log``, and why."""
         return choose_log(self.config, [inlet.source for inlet in self.compiled.sources])
 
 
@@ -71,7 +71,7 @@ Upstreams = dict[tuple[str, str], Upstream]
 def bind(
     parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False, upstreams: Upstreams | None = None
 ) -> BoundPipeline | None:
-    """The pipeline bound to its plugins; None where something is wrong. Findings are added to ``parsed``."""
+    """Bind a pipeline to its plugins; return None if something is wrong. Findings are added to ``parsed``."""
     Binder(parsed, plugins, strict).check()
     if not parsed.runnable:
         return None
@@ -91,14 +91,14 @@ def bind_all(
     strict: bool = False,
     upstreams: Upstreams | None = None,
 ) -> list[BoundPipeline]:
-    """All that can run; destinations that would write to one thing are found among them."""
+    """Bind several pipelines; return those that can run. No two destinations may write to the same thing."""
     pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict, upstreams)) is not None]
     _check_owners(pairs)
     return [bound for one, bound in pairs if one.runnable]
 
 
 def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upstreams | None = None) -> Program:
-    """The pipeline as data. Raises ``FatalError`` where a file that a processor names can't be read."""
+    """Return the pipeline as data. Raises ``FatalError`` if a file that a processor names can't be read."""
     queue, specs = config.dead_letter_queue, _Specs(config.id, str(root.absolute()), plugins, upstreams or {})
     own = list(_used(config, plugins))
     return Program(
@@ -127,7 +127,7 @@ def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions
 def choose_log(
     config: Pipeline, sources: Iterable[Source | type[Source]]
 ) -> tuple[Literal["records", "positions"], str]:
-    """What is kept to read a step again, and why (DESIGN.md, How records move)."""
+    """Return what is logged so that a step can be read again, and why (DESIGN.md, How records move)."""
     if config.delivery.log != "auto":
         return config.delivery.log, "the file says so"
     if config.delivery.drift:
@@ -142,7 +142,7 @@ def choose_log(
 
 
 def _used(config: Pipeline, plugins: Plugins) -> Iterator[type[Any]]:
-    """The plugins of a pipeline that are not built in."""
+    """Return the pipeline's plugins that are not built in."""
     inner = [processor for connector in config.connectors for processor in connector.processors]
     queue = config.dead_letter_queue
     for sections, kinds in (
@@ -191,7 +191,7 @@ class _Specs:
 
 
 def _check_owners(pairs: list[tuple[ParsedPipeline, BoundPipeline]]) -> None:
-    """One path has one owner (DELIVERY.md, Destinations)."""
+    """Add a finding for every path that has two owners (DELIVERY.md, Destinations)."""
     owners: dict[str, str] = {}
     for parsed, bound in pairs:
         for name, destination in bound.compiled.consumers().items():

@@ -47,7 +47,7 @@ class RecordOrigin(NamedTuple):
 
 
 def keeps_origins(destination: Destination) -> bool:
-    """Whether its parts need origins beside them: it is sent pieces, and its parts do not say whose they are."""
+    """Return whether origins are stored beside its parts: it is sent in pieces, and the parts don't name sources."""
     return (
         isinstance(destination, StagedDestination)
         and destination.divisible
@@ -63,7 +63,7 @@ class BlockPositions:
         self._block, self._are_read = block, are_read or block.complete is None
 
     def of(self, records: Sequence[Record], origins: Sequence[int]) -> list[Any]:
-        """Those of ``records``, the i-th of which comes from record ``origins[i]`` of the block."""
+        """Return the positions of ``records``; the i-th comes from record ``origins[i]`` of the block."""
         if self._are_read:
             return [record.position for record in records]
         every = self._every
@@ -104,16 +104,16 @@ class TracedWriter(Writer):
         self.records: Part | None = None
 
     def block(self, positions: BlockPositions) -> None:
-        """Takes the positions of the block that the next records come from."""
+        """Set the positions of the block that the next records come from."""
         self._positions = positions
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keeps them for the next block, and hands them on."""
+        """Keep the origins for the next block, and pass them on."""
         self._source, self._first, self._origins = source, first, origins
         self._writer.place(source, first, origins)
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """As the writer itself does; refused records have no origin, as they have no place in the delivery."""
+        """Write as the writer itself does. Refused records get no origin: they have no place in the delivery."""
         kept = [copy(record) for record in records] if self._records else records
         refused = self._writer.write(records)
         origins = self._origins
@@ -126,7 +126,7 @@ class TracedWriter(Writer):
         return refused
 
     def _trace(self, origins: Sequence[int], records: list[Record]) -> None:
-        """The i-th record comes from record ``first + origins[i]`` of the source."""
+        """Add the origins; the i-th record comes from record ``first + origins[i]`` of the source."""
         positions, namespaces = self._positions.of(records, origins), namespaces_of(records)
         # records that follow on one another are told by the first of them, and how many there are
         first, rest = (self._first + origins[0], len(origins)) if _is_run(origins) else (self._first, list(origins))
@@ -142,21 +142,21 @@ class TracedWriter(Writer):
             self._records.write(records)
 
     def finish(self) -> Part | None:
-        """The part of the writer itself."""
+        """Finish the origins, and return the writer's own part."""
         part = self._writer.finish()
         self.origins = self._part.finish(self._count)
         self.records = None if self._records is None else self._records.finish()
         return part
 
     def abort(self) -> None:
-        """Nothing of it counts."""
+        """Abort the writer and the origins: nothing of them counts."""
         for writer in (self._writer, self._part, self._records):
             if writer is not None:
                 writer.abort()
 
 
 def read_origins(staged: StagedDelivery) -> Iterator[RecordOrigin]:
-    """The origins of a delivery's records, in their order; a block at a time in memory."""
+    """Yield the origins of a delivery's records, in order; one block is in memory at a time."""
     for part in staged.origins:
         with storage.open_read(storage.join(staged.staging, part.name)) as file:
             for line in file:

@@ -51,7 +51,7 @@ def read_plugins(root: Path) -> dict[str, str]:
 
 
 def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
-    """Runs each text as a module and collects the classes it defines; a broken one does not hide the others.
+    """Run each text as a module and collect the classes it defines; a broken module does not hide the others.
 
     ``installed``: also what packages bring.
     """
@@ -68,7 +68,7 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
 
 
 def is_of_project(kind: type[Any]) -> bool:
-    """Whether a plugin travels with the project; else it is built in, or a package brings it."""
+    """Return whether a plugin is shipped with the project, rather than built in or installed as a package."""
     return kind.__module__.startswith(f"{_PACKAGE}.")
 
 
@@ -96,7 +96,7 @@ def _installed() -> list[tuple[str, list[type[Any]] | Exception]]:
 
 
 def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
-    """The plugins that a module defines itself."""
+    """Return the plugins that a module defines itself."""
     for value in vars(module).values():
         own = inspect.isclass(value) and issubclass(value, _BASES) and value.__module__ == module.__name__
         if own and getattr(value, "name", "") and not inspect.isabstract(value):

@@ -32,7 +32,7 @@ _MOST_PARTS: Final = 16
 
 
 def memory_folder(log_url: str, pipeline: str) -> str:
-    """The URL of what a pipeline's processors remember."""
+    """Return the URL of the folder for the memory of a pipeline's processors."""
     return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
 
 
@@ -46,7 +46,7 @@ class Remembers:
         self._began = Memory()
 
     def recall(self, node: str, memory: Memory, folder: str) -> None:
-        """Makes it remember what a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
+        """Load the memory that a step begins with. Raises ``FatalError`` (``memory.damaged``)."""
         before = _newest.get((folder, node))
         if before is not None and before is not self:
             before.forget()
@@ -60,12 +60,12 @@ class Remembers:
         self._began, self._at = memory, None
 
     def forget(self) -> None:
-        """Lets go of what it holds: another one, of a file that has changed or of a replay, has taken its place."""
+        """Drop the memory: the processor of a changed file, or of a replay, has taken its place."""
         self._at = None
         self._processor.recall(0, Entries())
 
     def keep(self, folder: str, step: int) -> Memory:
-        """Stores what was added; gives what the next step begins with.
+        """Store what was added; return the memory that the next step begins with.
 
         What the processor knows is then what those files hold: a worker that reads them must give the same answers.
         """
@@ -130,7 +130,7 @@ def _read_into(entries: Entries, basis: str, node: str, folder: str, part: Memor
 
 
 def _bytes_of(column: array[int]) -> bytes:
-    """As a machine of any kind reads them."""
+    """Return numbers in a byte order that any machine can read."""
     return _little(array("q", column)).tobytes()
 
 
@@ -161,7 +161,7 @@ class Memories:
     folder: str
 
     def sync(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
-        """Makes the names of new files durable, before a decision names them."""
+        """Make the names of new files durable, before a decision names them."""
         if not _names([after]) - _names([before]):
             return
         url = self.folder
@@ -170,11 +170,11 @@ class Memories:
             url = url.rsplit("/", 1)[0]
 
     def forget(self, before: Mapping[str, Memory], after: Mapping[str, Memory]) -> None:
-        """Removes what a step that is done began with and nothing needs any more."""
+        """Remove the files that a done step began with and nothing needs any more."""
         self._remove(_names([before]) - _names([after]))
 
     def clean(self, kept: Iterable[Mapping[str, Memory]], decided: int) -> None:
-        """Removes what none of these names: it is left of executions that never counted.
+        """Remove the files that none of these names: they are left over from executions that never counted.
 
         Only of steps up to ``decided``, the newest one that is prepared or done: an old owner that was frozen here and
         goes on knows of no later step, and takes nothing of a newer owner's.

@@ -67,12 +67,12 @@ class Program(msgspec.Struct, frozen=True):
     """Fields that no log, list, asset or error text may show."""
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Encode the program for the tasks."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> Program:
-        """The program behind :meth:`encode`."""
+        """Decode the result of :meth:`encode`."""
         return msgspec.msgpack.decode(data, type=Program)
 
 

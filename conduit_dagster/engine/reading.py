@@ -18,7 +18,7 @@ class SourceReadError(Exception):
 
 
 def read_or_fail(blocks: Iterator[Block]) -> Iterator[Block]:
-    """The blocks; an error of the source itself comes as :class:`SourceReadError`, apart from its users' own."""
+    """Yield the blocks; raise :class:`SourceReadError` for an error of the source, as opposed to one of its readers."""
     try:
         yield from blocks
     except Exception as error:
@@ -28,7 +28,7 @@ def read_or_fail(blocks: Iterator[Block]) -> Iterator[Block]:
 def read_blocks(
     pipeline: CompiledPipeline, name: str, source: Source, split: Split, options: ReadOptions
 ) -> Iterator[Block]:
-    """The split's records with their metadata; no block is empty. Errors are those of the source ``name``."""
+    """Yield the split's records with their metadata; no block is empty. Errors name the source ``name``."""
     node = f"{pipeline.program.pipeline}:{name}"
     for read in blamed_each(node, source.read(split, options)):
         block = read if isinstance(read, Block) else Block.of(read)
@@ -51,7 +51,7 @@ def _make_finite(records: list[Record]) -> None:
 
 
 def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> None:
-    """Where a record comes from and when it was read, as Conduit says it; a source's own values win.
+    """Add a record's source and read time, in Conduit's metadata keys; the source's own values win.
 
     Records that share their metadata go on sharing it.
     """

@@ -10,12 +10,12 @@ from conduit_dagster.state.steps import Plan
 
 
 def unit_of(pipeline: CompiledPipeline, inlet: SourceNode) -> SourceUnit:
-    """Which data an inlet reads."""
+    """Return which data an inlet reads."""
     return SourceUnit(inlet.source.unit, pipeline.program.root)
 
 
 def reads_same(pipeline: CompiledPipeline, inlet: SourceNode | None, state: PipelineState) -> bool:
-    """Whether the inlet reads the data that the store knows it by, with positions of the same kind.
+    """Return whether the inlet reads the data that the store knows it by, with positions of the same kind.
 
     The generation, positions and offsets that are stored mean nothing to any other.
     """
@@ -39,7 +39,7 @@ def _is_same(pipeline: CompiledPipeline, inlet: SourceNode, known: SourceState |
 
 
 def changed_source(pipeline: CompiledPipeline, plan: Plan, state: PipelineState) -> str | None:
-    """A source of the step that is gone, or means other data now; None where each of them can still be read."""
+    """Return a source of the step that was removed or now means other data; None if all can still be read."""
     for span in plan.ranges:
         if not reads_same(pipeline, pipeline.known(span.source), state):
             return span.source

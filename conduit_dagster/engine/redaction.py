@@ -30,7 +30,7 @@ class Redaction:
         return bool(self._fields)
 
     def record(self, record: Record) -> Record:
-        """A copy without the values. A raw payload is looked into as JSON; what is none is masked as a whole."""
+        """Return a copy without the redacted values. A raw payload that is not JSON is masked whole."""
         if not self._fields:
             return record
         made = _opened(copy(record))
@@ -43,18 +43,18 @@ class Redaction:
         return made
 
     def nack(self, nack: Nack, *records: Record) -> Nack:
-        """The nack, without what the fields of these records hold in its message."""
+        """Return the nack, its message without the redacted values of these records."""
         return Nack(nack.code, self.text(nack.message, records))
 
     def text(self, text: str, records: Iterable[Record]) -> str:
-        """A text without what the fields of these records hold."""
+        """Return a text without the redacted values of these records."""
         values = {value for record in records for value in self._values(record)} if self._fields else set[str]()
         for value in sorted(values, key=len, reverse=True):
             text = _masked(text, value)
         return text
 
     def unnamed(self, error: BaseException) -> str:
-        """An error that names no record: whose values its text holds can't be known, so it is left out."""
+        """Return a text for an error that names no record: its own may hold the values of any, so it is left out."""
         return f"{type(error).__name__}; its text is left out, for it may hold what is redacted"
 
     def _values(self, record: Record) -> Iterator[str]:
@@ -70,7 +70,7 @@ class Redaction:
 
 
 def _masked(message: str, text: str) -> str:
-    """Every occurrence of the text, and of a long one's beginning: messages cut long values off."""
+    """Mask every occurrence of a value, and of the beginning of a long one: messages truncate long values."""
     if len(text) <= _BEGINNING:
         # whole words: a 5 is masked, the 15 beside it is not
         return re.sub(rf"(?<!\w){re.escape(text)}(?!\w)", MASK, message)

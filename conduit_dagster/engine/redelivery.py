@@ -1,4 +1,4 @@
-"""One delivery on its way: whole, or in pieces after a bulk error and to direct destinations (DELIVERY.md)."""
+"""Sending of one delivery: whole, or in pieces after a bulk error and to direct destinations (DELIVERY.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason w
 
 
 class Redelivery:
-    """Sends what is left of one delivery; in pieces each one after the previous one's ack."""
+    """Sender of one delivery. Pieces are sent one at a time, each after the ack of the previous one."""
 
     def __init__(self, context: StepContext, refusals: Refusals, shipment: Shipment, records: DeliveryRecords) -> None:
         self._context, self._refusals, self._shipment, self._records = context, refusals, shipment, records
@@ -37,7 +37,7 @@ class Redelivery:
         return self._context.consumers[self._shipment.consumer]
 
     def deliver(self) -> Target:
-        """All at once where nothing of it was sent before, else in pieces; gives the target behind it.
+        """Send the delivery whole if nothing of it was sent before, otherwise in pieces; return the target after it.
 
         Raises as :meth:`run` does.
         """
@@ -62,7 +62,7 @@ class Redelivery:
             raise (self._bulk(error) if whole.take > 1 else self._alone(error)) from self._shown(error)
 
     def run(self) -> None:
-        """Returns when every record is handled. Raises what stops the run; what was acked until then stays acked."""
+        """Send what is left, in pieces. Raises what stops the run; records acked until then stay acked."""
         shipment, destination = self._shipment, self._destination
         if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
             return  # a frozen owner delivered it after all: no child is sent
@@ -74,7 +74,7 @@ class Redelivery:
                 self._send(child)
 
     def _claim(self, delivery: Delivery, state: str) -> bool:
-        """Whether the destination turns out to have it."""
+        """Claim a hash; return whether the destination turns out to have the delivery already."""
         pipeline = self._context.name
         reached("before-claim", pipeline)
         found = blamed(self._node, self._destination.claim, delivery, "split" if state == "split" else "nacked")
@@ -145,19 +145,19 @@ class Redelivery:
         return shown(error, self._redaction)
 
     def _shown_bulk(self, error: Exception) -> Exception | None:
-        """The same of one that a task has classified, whatever it was."""
+        """Return the error as a cause to show, for one that a task has classified already."""
         return None if self._redaction else error
 
     def _cause(self, error: Exception) -> str:
-        """Why a delivery is split, for the history."""
+        """Return why a delivery is split, for the history."""
         return self._redaction.unnamed(error) if self._redaction else cause_of(error)
 
     def _bulk(self, error: Exception) -> TransientError:
-        """Of a destination that named no record of several."""
+        """Return the error for a delivery of several records that fails without naming one."""
         return split_error(self._cause(error), self._node)
 
     def _alone(self, error: Exception) -> ConduitError:
-        """Of a delivery of one record, which nobody classified."""
+        """Return the error for a delivery of a single record that fails with an unclassified error."""
         known = blame(error, self._node)
         if not self._redaction:
             return known
@@ -209,7 +209,7 @@ class Redelivery:
             raise split_error(error.message, self._node) from self._shown_bulk(error)
 
     def _flushed(self, acked: Acked) -> bool:
-        """While the job runs: the store hears of acks at the flush interval, and is told again at the end."""
+        """Store acks while the job runs, at the flush interval; they are stored again at its end."""
         shipment = self._shipment
         kept = shipment.progress
         shipment.progress = progress_of(acked, kept)
@@ -242,13 +242,13 @@ class Redelivery:
             self._handled(1)
 
     def _has_siblings(self, place: int) -> bool:
-        """Whether a processor made several records of the one that this is from; they lie side by side."""
+        """Return whether other records of the delivery come from the same source record; they are adjacent."""
         mine = self._records.origin(place)
         beside = [one for one in (place - 1, place + 1) if 0 <= one < self._shipment.staged.records]
         return any(self._records.origin(one) == mine for one in beside)
 
     def _moves(self, handled: int | None = None) -> Offsets:
-        """Offsets once so many records are handled, without a number those that are."""
+        """Return the offsets once ``handled`` records are handled; by default, those that are."""
         shipment = self._shipment
         handled = shipment.progress.handled if handled is None else handled
         if handled >= shipment.staged.records:

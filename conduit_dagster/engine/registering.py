@@ -1,4 +1,4 @@
-"""Before the first step: makes a pipeline's connectors known to the store, and its logs to the sources."""
+"""Registration of a pipeline's connectors in the state store, before the first step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conduit_dagster.state.store import PipelineStore
 
 
 def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Ends what a frozen owner holds open at a destination, so that nothing waits for it."""
+    """Fence off earlier owners at each destination: end what a frozen one holds open, so that nothing waits for it."""
     name = pipeline.program.pipeline
     for consumer, destination in pipeline.consumers().items():
         blamed(f"{name}:{consumer}", destination.fence, store.epoch)
@@ -30,7 +30,7 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Every source and consumer, and what each destination owns, in one transaction; then each ``check``.
+    """Register every source and consumer, and what each destination owns, in one transaction; then run each ``check``.
 
     Only once no step is open (:func:`~conduit_dagster.engine.recover.recover`): a step ends with the consumers, sources
     and generations that it was planned with, and what a newcomer catches up on follows from where sources stand then.
@@ -47,7 +47,7 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Consumers that the file has no more: before open steps end, which go on without them.
+    """Retire consumers removed from the file, before open steps end: those go on without them.
 
     One that is put back later is a new one, wherever a run was killed meanwhile: it must not be taken for one that has
     had a step that ended without it. What is written to no more is free for whoever waits for it.
@@ -89,7 +89,7 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
 
 
 def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
-    """Every source, in the way in which its records are read now; only once no step is open.
+    """Register every source as it is read now. Only once no step is open.
 
     Raises ``FatalError`` (``log.not_read_up``).
     """
@@ -98,7 +98,7 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 
 def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
-    """Where each source begins. Asked before the transaction: a source may take its time to answer."""
+    """Return each source's initial position. Done before the transaction: a source may be slow to answer."""
     name = pipeline.program.pipeline
     return {inlet.id: blamed(f"{name}:{inlet.id}", inlet.source.initial) for inlet in pipeline.sources}
 
@@ -130,7 +130,7 @@ def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
-    """Gives every source that is read through its log the manifest, and dead letters that are sent again the index."""
+    """Attach the log's manifest to sources read through their log, and the index to sources of dead letters."""
     replays = [inlet.source for inlet in pipeline.inlets if isinstance(inlet.source, ReplaySource)]
     if replays:
         folder, every = archive_folder(base, pipeline.program.pipeline), [outlet.id for outlet in pipeline.outlets]

@@ -42,7 +42,7 @@ class StepReport:
         seconds: float,
         members: Mapping[str, Sequence[str]],
     ) -> StepReport:
-        """The report of a step; ``refused``: nacks found at publishing, by the destination that refused.
+        """Return the report of a step; ``refused``: nacks found at publishing, by the destination that refused.
 
         ``members``: joined sources, each of which has the counts of the join.
         """
@@ -101,7 +101,7 @@ class RunProgress:
         return self.read - self.nacked
 
     def add(self, step: StepReport) -> None:
-        """Takes a step in."""
+        """Add a step's counts."""
         self.steps += 1
         self.seconds += step.seconds
         for source, count in step.sources.items():
@@ -136,7 +136,7 @@ class PendingRestart:
 
     @staticmethod
     def of(wait: Wait, failure: int | None) -> PendingRestart:
-        """The restart that was decided upon."""
+        """Return the restart that was decided."""
         return PendingRestart(failure, wait.attempt, wait.delay, wait.at_ns, wait.past)
 
 
@@ -155,7 +155,7 @@ class RunResult:
     """Of a stop that took longer than it may: where the run still was when it was given up."""
 
     def as_json(self) -> dict[str, Any]:
-        """The shape that ``run --json`` promises (DESIGN.md, Command line)."""
+        """Return the result in the shape that ``run --json`` promises (DESIGN.md, Command line)."""
         progress = self.progress
         return {
             "id": self.pipeline,

@@ -25,7 +25,7 @@ _LOOK_AGAIN = 0.3
 def report_failure(
     database: sa.Engine, pipeline: str, run: str, error: ConduitError, policy: Policy | None
 ) -> Failed | None:
-    """Records it as the run itself would have; None where it is no failure, or where somebody runs the pipeline.
+    """Record a failure as the run itself would have; return None if it is none, or if the pipeline is running.
 
     Call it only for an owner that is known to be dead or was silent for the lease's time. Raises ``TransientError``
     where the state store does not answer.
@@ -39,7 +39,7 @@ def report_failure(
 
 
 def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = _LOOK_AGAIN) -> bool:
-    """The pending restart never happens: the pipeline is stopped. False where somebody runs it meanwhile.
+    """Cancel the pending restart: the pipeline is stopped. Return False if another process runs it meanwhile.
 
     Raises ``TransientError`` where the state store does not answer.
     """
@@ -51,7 +51,7 @@ def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_second
 
 @contextmanager
 def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[StatusStore | None]:
-    """The pipeline's life, under a lease of our own; None where its owner is alive."""
+    """Yield the pipeline's status store under a lease of our own; None if its owner is alive."""
     try:
         lease = acquire(database, pipeline, lease_seconds)
     except ConduitError as error:

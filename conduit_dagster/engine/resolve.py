@@ -28,7 +28,7 @@ class Resolution(NamedTuple):
 
 
 def resolve(plan: Plan, ledgers: list[Ledger], window: NackWindow, state: str) -> Resolution:
-    """Sources in file order, records in source order (DELIVERY.md, Resolve)."""
+    """Pass a step's nacks through the window: sources in file order, records in source order (DELIVERY.md, Resolve)."""
     counts = _counts(plan, ledgers)
     order = {span.source: i for i, span in enumerate(plan.ranges)}
     nacks = sorted((row for ledger in ledgers for row in ledger.nacks), key=lambda r: (order[r.source], r.ordinal))
@@ -54,13 +54,13 @@ def _counts(plan: Plan, ledgers: list[Ledger]) -> dict[str, SourceCount]:
 
 
 def base_of(plan: Plan, counts: Mapping[str, SourceCount], source: str) -> int:
-    """How many records of the step lie before the source's first one."""
+    """Return how many records of the step come before the source's first one."""
     before = [span.source for span in plan.ranges[: [s.source for s in plan.ranges].index(source)]]
     return sum(counts[name].read for name in before)
 
 
 def cut(plan: Plan, refused: NackRow, within: Within) -> list[Range]:
-    """The plan's ranges up to right before the refused record; none when nothing is left."""
+    """Return the plan's ranges, ending right before the refused record; empty if nothing is left."""
     ranges: list[Range] = []
     for span in plan.ranges:
         if span.source == refused.source:
@@ -75,7 +75,7 @@ def cut(plan: Plan, refused: NackRow, within: Within) -> list[Range]:
 def cut_failed(
     plan: Plan, failures: Sequence[SourceFailure], within: Within, read_within: Callable[[str, LoggedRange, Any], Any]
 ) -> Plan:
-    """The plan with each failing source's range cut right before its failure; other ranges stay whole.
+    """Return the plan with each failing source's range cut right before its failure; other ranges stay whole.
 
     Of a step that logs what it reads (``Plan.logs``) positions are offsets, and the source's own are cut with them.
     """
@@ -98,7 +98,7 @@ def cut_failed(
 
 
 def refusal(row: NackRow, window: NackWindow) -> ConduitError:
-    """The error that a run fails with when a nack is not accepted.
+    """Return the error that a run fails with if the window does not accept a nack.
 
     Threshold exceeded is fatal. At threshold 0 it is the original error: fatal for a processor, which would fail the
     same way again, and transient for a destination (DESIGN.md, Errors; CASES A13, A14, B6, B7).

@@ -1,4 +1,4 @@
-"""A prepared step staged once more: where its staging was lost, or its records are needed one by one."""
+"""Staging a prepared step again: its staging was lost, or its records are needed one by one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = structlog.get_logger("conduit.engine")
 
 
 class Restaged:
-    """Stages prepared steps again from the same splits; the decision does not change by it."""
+    """Stager of prepared steps, from the same splits; the decision does not change."""
 
     def __init__(self, context: StepContext, stager: Stager) -> None:
         self._context, self._stager = context, stager
@@ -28,7 +28,7 @@ class Restaged:
         self._known: dict[tuple[int, str], Staged | None] = {}
 
     def again(self, plan: Plan, decision: Decision, missing: list[StagedDelivery]) -> list[StagedDelivery]:
-        """The deliveries with new parts, whose digests are those that were prepared. Raises ``FatalError`` else."""
+        """Return the deliveries with new parts. Raises ``FatalError`` if their digests are not the prepared ones."""
         staged = self._stage(plan, decision)
         return [self._same(plan, old, staged) for old in missing]
 
@@ -40,7 +40,7 @@ class Restaged:
 
     @staticmethod
     def _made_of(old: StagedDelivery, staged: Staged) -> StagedDelivery | None:
-        """The delivery as it was staged again; None where that gave other bytes than were prepared."""
+        """Return the delivery as it was staged again; None if its bytes are not those that were prepared."""
         parts, origins = staged.parts(old.consumer), staged.origins(old.consumer)
         if [content(part) for part in (*parts, *origins)] != [content(part) for part in (*old.parts, *old.origins)]:
             return None
@@ -54,9 +54,9 @@ class Restaged:
         return not shipment.is_recovered or self._verified(shipment) is not None
 
     def records(self, shipment: Shipment) -> Delivery | None:
-        """A delivery's whole records, of a destination that stages something else; staged again at the first call.
+        """Return a delivery of whole records, for a destination that stages something else; staged at the first call.
 
-        None where source, code or settings do not give the bytes any more that were prepared, or can't be read.
+        None if source, code or settings no longer give the bytes that were prepared, or can't be read.
         """
         old, staged = shipment.staged, self._verified(shipment)
         if staged is None:
@@ -95,7 +95,7 @@ class Restaged:
         return staged
 
     def discard(self) -> None:
-        """Removes what was staged again, once the step is done."""
+        """Remove everything that was staged again, once the step is done."""
         for staged in self._made:
             self._stager.discard(staged.staging)
         self._made.clear()
@@ -112,7 +112,7 @@ def _unreadable(plan: Plan, source: str, node: str) -> FatalError:
 
 
 def differs(plan: Plan, old: StagedDelivery) -> FatalError:
-    """A prepared step whose staging is gone, and can't be made again as it was."""
+    """Return the error for a prepared step whose staging is gone and can't be made again as it was."""
     return FatalError(
         f"step {plan.step} was prepared, its staging is gone, and staging it again gives other records for "
         f"{old.consumer}: a processor, a setting or the source has changed",
@@ -129,5 +129,5 @@ def is_staged(delivery: StagedDelivery) -> bool:
 
 
 def content(part: Part) -> tuple[int, int, str]:
-    """What must be the same when a part is staged once more; its name is not."""
+    """Return what must be equal when a part is staged again: everything but its name."""
     return part.records, part.bytes, part.sha256

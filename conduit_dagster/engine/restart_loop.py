@@ -38,9 +38,9 @@ class RestartLoop:
         self._progress = RunProgress()
 
     def run(self, session: Callable[[], SparkSession]) -> RunResult:
-        """The last result, with the counts of all attempts. ``session`` gives one that works, a new one if need be.
+        """Run and restart until there is no restart; return the last result, with the counts of all attempts.
 
-        ``tell`` is called with every failure that is waited after, and once more when the restart begins.
+        ``session`` returns a working session, a new one if needed.
         """
         about = self._options.about
         while True:
@@ -58,7 +58,7 @@ class RestartLoop:
             self._on_status(replace(result, restart=None))
 
     def timed(self, session: Callable[[], SparkSession], trigger: Trigger) -> RunResult:
-        """Runs at every tick until it is stopped, or degraded. A tick that comes while it runs starts nothing."""
+        """Run at every tick until stopped or degraded. A tick that comes during a run starts nothing."""
         at = first_tick(trigger, utc())
         # a user's stop of yesterday must not keep the first run from its time
         awaited: Awaited = "stopped" if self._stop.wait((at - utc()).total_seconds()) else "due"
@@ -99,7 +99,7 @@ class RestartLoop:
         self._on_status(result)
 
     def _given_up(self, awaited: Awaited) -> RunResult:
-        """It waited, and is not to begin: somebody stopped it, who may have ended the waiting already."""
+        """Return the result of a restart that was cancelled while it waited; record that, unless it was recorded."""
         reason = self._stop.reason if self._stop.requested else "user"
         if awaited == "stopped":
             try:

@@ -33,7 +33,7 @@ class Jobs:
     def each(
         self, count: int, function: Task, schema: str, queries: Mapping[str, SqlQuery] | None = None
     ) -> list[bytes]:
-        """What one task each for the numbers from 0 to ``count`` - 1 gives, in no order: the first column.
+        """Run one task for each number from 0 to ``count`` - 1; return their first column, in no particular order.
 
         ``queries``: what the function may ask Spark, by node. Raises what :func:`~conduit_dagster.spark.jobs.run_job`
         does, and as :meth:`run`; ``FatalError`` (``sql.query``) for a query that Spark does not take.
@@ -51,11 +51,11 @@ class Jobs:
         return self.run(action, session)
 
     def slots(self) -> int:
-        """How many tasks run at once. Raises as :meth:`each`."""
+        """Return how many tasks run at once. Raises the same as :meth:`each`."""
         return self.run(lambda: parallelism(self.spark))
 
     def run(self, action: Callable[[], T], session: SparkSession | None = None) -> T:
-        """What ``action`` returns; ``session``: where its jobs run, if that is another one.
+        """Return the result of ``action``; ``session``: where its jobs run, if not on this one's.
 
         Raises ``JobCancelled`` once :meth:`cancel` was called, before or meanwhile.
         """
@@ -67,17 +67,17 @@ class Jobs:
             return run_job(spark, tag, action, self._owner)
 
     def whereabouts(self) -> dict[str, str]:
-        """For the next owner: where these jobs run, should they outlive this process."""
+        """Return where these jobs run, for the next owner, in case they outlive this process."""
         return whereabouts(self.spark, self._owner)
 
     def end_those_of(self, owner: Mapping[str, str]) -> None:
-        """Ends what an owner before left running at a shared server (:meth:`whereabouts`)."""
+        """End jobs that an earlier owner left running at a shared server (:meth:`whereabouts`)."""
         end_jobs_of(self.spark, owner)
 
     def cancel(self) -> None:
-        """Ends all of the pipeline's in this process, those of its connectors as well; of its own none begins any more.
+        """Cancel all of the pipeline's jobs in this process, including its connectors'; no more of its own start.
 
-        Ask until the run has ended: a connector may begin another. Raises what Spark does for a session that is gone.
+        Call it until the run has ended: a connector may start another. Raises what Spark raises for a lost session.
         """
         self._cancelled = True
         cancel_jobs_of(self.pipeline)

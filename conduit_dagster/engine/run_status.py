@@ -63,7 +63,7 @@ class RunLife:
         """The step that failed, where one did: later ones that were staged ahead end with the run."""
 
     def begin(self, file: str, digest: str) -> bool:
-        """False where this run is a restart that nobody wants any more; nothing was changed then."""
+        """Record the start; return False, with nothing changed, if this run is a restart that is no longer wanted."""
         about = self._about
         state = self._store.life.begin(RunStart(about.run, file, digest, about.restart, about.past))
         if state is None:
@@ -72,7 +72,7 @@ class RunLife:
         return True
 
     def moved(self, step: StepReport) -> None:
-        """A step is done: the first record that is acked end to end ends a recovery (B12)."""
+        """Note that a step is done: the first record that is acked end to end ends a recovery (B12)."""
         if self._recovering and any(count.read > count.nacked for count in step.sources.values()):
             self._recovered()
 
@@ -89,12 +89,12 @@ class RunLife:
     # -- the end --------------------------------------------------------------------------------------------------
 
     def superseded(self) -> RunResult:
-        """The restart is not wanted any more."""
+        """Return the result of a restart that is no longer wanted."""
         log.info("the restart is not wanted any more: it was stopped, or restarted already", pipeline=self._id)
         return RunResult(self._id, PipelineStatus.STOPPED, "", None, self.progress)
 
     def stopped(self) -> RunResult:
-        """Nothing went wrong."""
+        """Record a stop without an error."""
         if self._stop.forced:
             return self._forced()
         return self._end(PipelineStatus.STOPPED, self._stop.reason if self._stop.requested else "system", None)
@@ -138,7 +138,7 @@ class RunLife:
         return self._end(PipelineStatus.DEGRADED, "user", _forced_stop())
 
     def hung(self, where: str) -> tuple[RunResult, Callable[[sa.Connection], None]]:
-        """The end of a run whose stop takes longer than it may, and the part of a transaction that records it."""
+        """Return the result of a run whose stop exceeds its timeout, and the part of a transaction that records it."""
         by_force = self._stop.forced
         status, reason = (PipelineStatus.DEGRADED, "user") if by_force else (PipelineStatus.STOPPED, self._stop.reason)
         cause = _forced_stop() if by_force else None
@@ -169,7 +169,7 @@ def _forced_stop() -> FatalError:
 def unrecorded(
     pipeline: str, error: ConduitError, policy: Policy | None, past: Past, progress: RunProgress
 ) -> RunResult:
-    """A failure that the store was not told of: whoever runs the pipeline keeps its count meanwhile."""
+    """Return the result of a failure that could not be stored; the caller keeps the restart count meanwhile."""
     if error.code in NO_FAILURE:
         return RunResult(pipeline, PipelineStatus.RUNNING, "", error, progress)
     decision = None if policy is None or error.fatal else decide(policy, past, time.time_ns())

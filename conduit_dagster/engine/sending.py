@@ -60,7 +60,7 @@ class Sent(msgspec.Struct):
 
 
 def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """The function of the job's ``mapInArrow``: one task, so that the records keep their order."""
+    """Send in one task, so that the records keep their order: the function for the job's ``mapInArrow``."""
     for _ in batches:
         sent = send(compile_encoded(program), msgspec.msgpack.decode(job, type=SendJob))
         data = msgspec.msgpack.encode(sent)
@@ -68,7 +68,7 @@ def run_sender(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[A
 
 
 def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
-    """Sends until the end, an error or too many nacks. Errors of any kind come back in the result."""
+    """Send until the end, an error or too many nacks. Errors of any kind are returned in the result."""
     pipeline.begin_step(job.clock_ns, job.hashes, job.generations)
     destination = pipeline.consumers()[job.consumer]
     assert isinstance(destination, DirectDestination)
@@ -88,7 +88,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
 
 
 def _recordable(acks: Acks) -> Acked:
-    """What is handled, with the nacks that the driver records: those in front of the first unhandled record.
+    """Return what is handled, with the nacks that the driver records: those before the first unhandled record.
 
     One behind it is sent again; its namespace must not count as handled up to it, or it would be lost.
     """
@@ -109,7 +109,7 @@ class _Sending:
         self._outcome: tuple[TaskError | None, bool] = (None, False)
 
     def run(self) -> tuple[TaskError | None, bool]:
-        """The error that ended it, and whether that was a bulk error."""
+        """Return the error that ended the sending, and whether it was a bulk error."""
         for first, batch in self._batches():
             if not self._hand_over(first, batch) or len(self._acks.nacks) >= _MOST_NACKS:
                 break
@@ -123,7 +123,7 @@ class _Sending:
         return self._outcome
 
     def _batches(self) -> Iterator[tuple[int, list[StagedRecord]]]:
-        """Runs of consecutive records that are still to be sent, and the place of the first of each."""
+        """Yield runs of consecutive records that are still to be sent, each with the place of its first record."""
         job, batch, first = self._job, list[StagedRecord](), 0
         for place, staged in enumerate(islice(staged_records(_range(job)), job.count), job.first):
             if place <= job.skipped.get(staged.record.collection, -1):
@@ -141,12 +141,12 @@ class _Sending:
             yield first, batch
 
     def _skip(self, place: int, staged: StagedRecord) -> None:
-        """Acked by a run before, although one in front of it was not (CASES C13)."""
+        """Mark a record that an earlier run acked, although one before it was not (CASES C13)."""
         self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._acks.ack(place)
 
     def _hand_over(self, first: int, batch: list[StagedRecord]) -> bool:
-        """False where it failed; what is known to be acked stays acked."""
+        """Send a batch; return False if that failed. Records known to be acked stay acked."""
         for place, staged in enumerate(batch, first):
             self._acks.sent(place, staged.record.collection, staged.source, staged.ordinal)
         self._last = [staged.record for staged in batch]
@@ -160,7 +160,7 @@ class _Sending:
         return True
 
     def _settle(self) -> bool:
-        """Collects what is outstanding. False where the sender failed, or a single record has no ack."""
+        """Collect outstanding acks. Return False if the sender failed, or a single record has no ack."""
         self._collected = time.monotonic()
         try:
             self._take(self._sender.finish())
@@ -192,7 +192,7 @@ class _Sending:
 
 
 def _range(job: SendJob) -> Delivery:
-    """What is to be sent as a child of the delivery."""
+    """Return the range to be sent, as a child of the delivery."""
     staged = job.delivery
     target = staged.target
     return Delivery(

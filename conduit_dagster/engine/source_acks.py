@@ -23,7 +23,7 @@ class SourceAcks:
         self._closed = threading.Event()
 
     def ack(self, inlet: SourceNode, position: Position, generation: int) -> None:
-        """Tells a source that everything up to ``position`` is handled; the position is durable in our store.
+        """Ack everything up to ``position`` to a source. The position must be durable in the state store.
 
         Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
         given up, and the next one may have another answer.
@@ -34,11 +34,11 @@ class SourceAcks:
         blamed(node, inlet.source.ack, position, generation)
 
     def refuse(self) -> None:
-        """From here on nothing is acked."""
+        """Refuse all further acks."""
         self._closed.set()
 
     def close(self) -> None:
-        """Refuses acks, and closes every source. What one of them says to that is logged: the run has its end."""
+        """Refuse further acks and close every source. A failing close is only logged: the run has its result."""
         self.refuse()
         for inlet in {id(inlet.source): inlet for inlet in (*self._pipeline.inlets, *self._pipeline.sources)}.values():
             try:

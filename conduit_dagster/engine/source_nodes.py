@@ -44,7 +44,7 @@ class SourceNode:
 
 
 def replay_inlets(program: Program, inlets: Sequence[SourceNode], edits: Sequence[Step]) -> Sequence[SourceNode]:
-    """The dead letters of each of them, where the program is that of a replay."""
+    """Return a source of dead letters for each source, if the program is that of a replay."""
     replay = program.replay
     if replay is None:
         return []
@@ -61,7 +61,7 @@ def replay_inlets(program: Program, inlets: Sequence[SourceNode], edits: Sequenc
 
 
 def inlets_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[SourceNode]:
-    """The sources as the steps see them."""
+    """Return the sources as steps read them: themselves, or their logs."""
     if program.log != "records":
         return sources
     logged = {inlet.id: LogSource(inlet.source) for inlet in sources}

@@ -1,4 +1,4 @@
-"""The blocks of one split on their way: through the processors, to every destination's writer."""
+"""Processing of one split's blocks: through the processors, to every destination's writer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from conduit_dagster.state.steps import SourceCount
 
 
 class SplitRun:
-    """Runs the blocks of one split, and is told of every record that does not reach every destination."""
+    """Runner of one split's blocks, and listener for every record that does not reach every destination."""
 
     def __init__(self, split: SplitContext, writers: dict[str, Writer], ledger: Ledger, letters: SplitLetters) -> None:
         pipeline, inlet, begin = split.pipeline, split.inlet, split.begin
@@ -50,12 +50,12 @@ class SplitRun:
         return self._ordinal
 
     def boundary(self) -> Any:
-        """Behind the last record that was taken. Asked only where the source fails: it may cost a look at the data."""
+        """Return the boundary after the last record taken. Only for a source's failure: it may cost a look at the data."""
         records = self._block.records
         return self._block.boundary(len(records) - 1) if records else self._begin
 
     def block(self, block: Block) -> None:
-        """Takes one block through the whole pipeline."""
+        """Run one block through the whole pipeline."""
         records = block.records
         self._block, self._nacks, self._rank = block, BlockNacks(block), 0
         self._positions = BlockPositions(block, self._pipeline.reads_keys >= Keys.POSITIONS)
@@ -92,7 +92,7 @@ class SplitRun:
     def _again(
         self, replayed: Replayed, records: list[Record], origins: Sequence[int]
     ) -> tuple[list[Record], Sequence[int]]:
-        """Dead letters take the way that they still have before them; what fails on it stays one."""
+        """Run dead letters along their remaining nodes; one that fails again stays a dead letter."""
         if NOBODY in replayed.missed:
             return [], []  # they are closed with the others
         way = way_of(self._pipeline, self._inlet, replayed)
@@ -104,7 +104,7 @@ class SplitRun:
         return self._through(way.nodes, records, origins)
 
     def _without_nacked(self, block: Block) -> tuple[list[Record], Sequence[int]]:
-        """Records that were nacked before they were logged are nacked here, in their place, and go no further."""
+        """Nack the records that were nacked before they were logged, in their place; return the others."""
         for origin, (node, nack) in block.nacks.items():
             self._nacks.add(origin, 0, node, nack, block.records[origin], stands=block.replayed is not None)
         on = [origin for origin in range(len(block.records)) if origin not in block.nacks]
@@ -140,12 +140,12 @@ class SplitRun:
             self._nacks.went_on(self._rank, [origin for place, origin in enumerate(origins) if place not in refused])
 
     def filtered(self, node: str, origin: int) -> None:
-        """Counts a drop."""
+        """Count a dropped record."""
         del origin
         self._filtered[node] = self._filtered.get(node, 0) + 1
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """One source record makes at most one nack, that of the first node in file order (DELIVERY.md)."""
+        """Add a nack. One source record makes at most one, that of the first node in file order (DELIVERY.md)."""
         self._nacks.add(origin, self._rank, node, nack, record)
 
     def _report_nacks(self) -> None:
@@ -175,12 +175,12 @@ class SplitRun:
 
 
 def _ordered(branches: Iterable[Branch]) -> list[Branch]:
-    """Branches that change records come last, so that the last of them may have the originals."""
+    """Return the branches with those that change records last: the last branch may have the originals."""
     return sorted(branches, key=lambda branch: branch.outlet.needs_own_records)
 
 
 def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:
-    """How many source records go on and are not nacked as well (one may be split into several)."""
+    """Return how many source records continue and are not nacked as well (one may be split into several)."""
     if isinstance(origins, range) and not nacked:
         return len(origins)
     return len(set(origins).difference(nacked.places()))

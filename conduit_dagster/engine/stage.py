@@ -32,7 +32,7 @@ _ASKED_RECORDS, _ASKED_BYTES = 12_000, 262_144
 
 
 def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[Any]:
-    """The function of the stage's ``mapInArrow``: one row with a task's number in, one row with its ledger out."""
+    """Run tasks by number: the function for the stage's ``mapInArrow``, one row with a ledger for each number."""
     decoded = StageJob.decode(job)
     for batch in batches:
         for number in batch.column(0).to_pylist():
@@ -42,7 +42,7 @@ def run_tasks(program: bytes, job: bytes, batches: Iterator[Any]) -> Iterator[An
 
 
 def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
-    """One task. Errors of any kind come back in the ledger; nothing of such a task counts."""
+    """Run one task. Errors of any kind are returned in the ledger; nothing of such a task counts."""
     task = None
     try:
         pipeline = compile_encoded(program)
@@ -57,7 +57,7 @@ def run_task(program: bytes, job: StageJob, number: int) -> Ledger:
 
 
 class _StepCutError(Exception):
-    """The step is to end before a source's failure: nothing of this execution counts."""
+    """Raised if the step must be cut before a source's failure: nothing of this execution counts."""
 
     def __init__(self, failure: SourceFailure) -> None:
         super().__init__(failure.error.message)
@@ -137,14 +137,14 @@ class _Task:
             raise _StepCutError(failure) from failed
 
     def _read_upto(self, split: SplitOf, run: SplitRun) -> Any:
-        """The source's own position behind what it gave; a step that logs what it reads counts offsets itself."""
+        """Return the source's own position after what was read, also in a step that logs, whose boundaries are offsets."""
         if split.source not in self._job.tees:
             return run.boundary()
         logged = self._tees[-1].boundary
         return split.split.start if logged is None else logged
 
     def masked(self, error: TaskError) -> TaskError:
-        """What ended it, without the redacted values of the block that it was at, as it was and as it was read."""
+        """Return the task's error without the redacted values of its last block, as it is and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
             return error
@@ -156,7 +156,7 @@ class _Task:
         return error.masked(lambda text: redaction.text(text, records))
 
     def _read_again(self, split: SplitOf, block: Block) -> Iterator[Record]:
-        """The block's records as their source gave them, as far as it still can."""
+        """Yield the block's records as the source gave them, as far as they can still be read."""
         try:
             if block.again is not None:
                 yield from block.again(range(len(block.records)))
@@ -170,7 +170,7 @@ class _Task:
             return
 
     def _opened(self, inlet: SourceNode, split: Split) -> tuple[Any, Iterator[Block]]:
-        """The boundary before the split's first record, and its blocks."""
+        """Return the boundary before the split's first record, and its blocks."""
         to = self._job.tees.get(inlet.id)
         if to is not None:
             return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
@@ -180,7 +180,7 @@ class _Task:
         return split.start, read_or_fail(self._read(inlet, split, self._sized(options)))
 
     def _sized(self, options: ReadOptions) -> ReadOptions:
-        """A question to Spark costs the same for few records as for many."""
+        """Return options with larger blocks if processors query Spark: few records cost a query as much as many."""
         if not self._pipeline.queries:
             return options
         return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
@@ -189,7 +189,7 @@ class _Task:
         return read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
 
     def _tee(self, inlet: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
-        """One file for the consecutive splits of a source."""
+        """Return the log writer of a source: consecutive splits share one file."""
         if not self._tees or self._tees[-1].source != inlet.id:
             self._tees.append(LogWriter(self._pipeline, inlet, to, ordinal))
         return self._tees[-1]

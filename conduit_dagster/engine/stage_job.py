@@ -1,4 +1,4 @@
-"""What travels to the tasks of a step besides the program."""
+"""Job description that a step's tasks receive besides the program."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class StageJob(msgspec.Struct, frozen=True):
     """The folder of that."""
 
     def encode(self) -> bytes:
-        """As it travels."""
+        """Encode the job for the tasks."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decode(data: bytes) -> StageJob:
-        """The job behind :meth:`encode`."""
+        """Decode the result of :meth:`encode`."""
         return msgspec.msgpack.decode(data, type=StageJob)
 
 

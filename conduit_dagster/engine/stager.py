@@ -36,20 +36,20 @@ class Staged(NamedTuple):
     """By source, the first failure in the order of its records: the step must be cut right before each."""
 
     def parts(self, consumer: str) -> list[Part]:
-        """The consumer's parts, in order."""
+        """Return the consumer's parts, in order."""
         return [ledger.parts[consumer] for ledger in self.ledgers if consumer in ledger.parts]
 
     def origins(self, consumer: str) -> list[Part]:
-        """The origins beside its parts, where the consumer keeps them."""
+        """Return the origins stored beside its parts, if the consumer keeps them."""
         return [ledger.origins[consumer] for ledger in self.ledgers if consumer in ledger.origins]
 
     def records(self, consumer: str) -> list[Part]:
-        """The consumer's share as whole records, where that was asked for."""
+        """Return the consumer's share as whole records, if that was requested."""
         return [ledger.records[consumer] for ledger in self.ledgers if consumer in ledger.records]
 
 
 class Stager:
-    """Runs the stage of one pipeline's steps."""
+    """Runner of the staging jobs of one pipeline's steps."""
 
     def __init__(self, context: StepContext) -> None:
         self._context, self._pipeline = context, context.pipeline
@@ -65,14 +65,14 @@ class Stager:
         tees: Mapping[str, LogRequest] | None = None,
         again: bool = False,
     ) -> Staged:
-        """Reads and stages a plan, or the splits that ``tasks`` name: those of an earlier time give the same parts.
+        """Read and stage a plan, or the splits in ``tasks``: those of an earlier execution give the same parts.
 
         ``as_records``: consumers whose share is staged as whole records too. ``tees``: sources whose
         splits in ``tasks`` are those behind the log, and where to log what is read of them. ``again``: a prepared step,
         whose dead letters are in the archive already.
 
-        A source that fails in the middle of its range is told of in :attr:`Staged.failures`; of a prepared step that is
-        raised, as any other error of a task. Raises ``FatalError`` where a source's range is not what was planned.
+        A source that fails in the middle of its range is reported in :attr:`Staged.failures`; for a prepared step it is
+        raised, like any other error of a task. Raises ``FatalError`` if a source's range is not what was planned.
         """
         reached("before-stage", self._context.name)
         tasks = self._tasks(plan) if tasks is None else tasks
@@ -113,7 +113,7 @@ class Stager:
         return group(splits, self._slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:
-        """Tasks of an earlier time, with where their data is now."""
+        """Return tasks of an earlier execution, with their data's current location."""
         inlet = self._pipeline.inlet
         return [[SplitOf(s.source, inlet(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
@@ -142,7 +142,7 @@ class Stager:
             self._pipeline.inlet(span.source).source.verify(span.start, span.end)
 
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
-        """Makes the staged files' names durable; their bytes are since the tasks ended."""
+        """Make the staged files' names durable; their bytes have been durable since the tasks ended."""
         for consumer in consumers:
             base = self._folder_of(consumer)
             if base not in self._entered:
@@ -155,12 +155,12 @@ class Stager:
                 storage.sync(url)
 
     def discard(self, staging: dict[str, str]) -> None:
-        """Removes an execution's folders."""
+        """Remove an execution's folders."""
         for url in {url.rsplit("/", 1)[0] for url in staging.values()}:
             storage.remove_folder(url)
 
     def clean(self, kept: Sequence[StagedDelivery]) -> None:
-        """Removes what runs before this one left staged and no prepared step needs.
+        """Remove what earlier runs left staged and no prepared step needs.
 
         Only folders of lower epochs: an old owner that was frozen and goes on touches nothing of a newer one.
         """
@@ -182,7 +182,7 @@ def _first_failures(ledgers: Sequence[Ledger]) -> list[SourceFailure]:
 
 
 def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
-    """Consecutive splits as about ``slots`` tasks of about the same weight; little data is one task."""
+    """Group consecutive splits into about ``slots`` tasks of about the same weight; little data makes one task."""
     if slots == 1:
         return [list(splits)] if splits else []
     total = sum(split.split.bytes for split in splits)
@@ -199,10 +199,10 @@ def group(splits: Sequence[SplitOf], slots: int) -> Tasks:
 
 
 def as_rows(tasks: Tasks) -> list[list[dict[str, object]]]:
-    """Tasks as the store keeps them."""
+    """Return tasks in the form that the store keeps."""
     return msgspec.to_builtins(tasks)
 
 
 def from_rows(rows: object) -> Tasks:
-    """Tasks as they were."""
+    """Return the tasks that :func:`as_rows` encoded."""
     return msgspec.convert(rows, Tasks)

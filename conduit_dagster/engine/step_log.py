@@ -33,7 +33,7 @@ class Ahead(NamedTuple):
 
 
 class StepLog:
-    """What of one pipeline's sources is not in the log yet: for a step that logs it on the way, or to be logged first.
+    """Records of a pipeline's sources that are not in the log yet: logged by the step that reads them, or before it.
 
     Not safe for more than one thread: the one that plans and stages.
     """
@@ -46,7 +46,7 @@ class StepLog:
 
     @staticmethod
     def fits(pipeline: CompiledPipeline) -> bool:
-        """Whether steps may log on the way: each holds all that was new of its sources, which can be read again.
+        """Return whether steps may log while staging: each holds all that is new, and sources can be read again.
 
         A join pairs what was logged before; ``alternate`` takes one source at a time.
         """
@@ -55,7 +55,7 @@ class StepLog:
     # -- line 1 -------------------------------------------------------------------------------------------------
 
     def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> Ahead:
-        """Empty where there is nothing new, or what there is has to be logged first (:meth:`log_first`)."""
+        """Return a step's ranges; empty if nothing is new, or if it has to be logged first (:meth:`log_first`)."""
         # everything that is in the log is on its way: now a source's failure takes its course
         self._appender.raise_failure()
         self._planned, self._first = None, self._appender.new(horizons)
@@ -81,21 +81,21 @@ class StepLog:
         return group([SplitOf(append.inlet.id, split) for append, mine in pairs for split in mine], self._slots)
 
     def log_first(self) -> bool:
-        """Logs what :meth:`ahead` found and could not plan; False where there was nothing."""
+        """Log what :meth:`ahead` found and could not plan; return False if there was nothing."""
         appends, self._first = self._first, []
         return bool(appends) and self._appender.append(appends)
 
     # -- lines 2 and 3 ------------------------------------------------------------------------------------------
 
     def can_stage(self, plan: Plan) -> bool:
-        """Whether a step that a run before planned can be staged: its records are in the log, or come into it so."""
+        """Return whether a step of an earlier run can be staged: its records are in the log, or staging logs them."""
         if self._is_due(plan):
             sources = {inlet.id: inlet.source for inlet in self._pipeline.sources}
             return not any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items())
         return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
 
     def _is_due(self, plan: Plan) -> bool:
-        """Whether its records are not in the log, which ends where it begins."""
+        """Return whether its records are not logged yet: the log ends where the step begins."""
         ends = {name: self._appender.state(name) for name in plan.logs}
         return bool(ends) and all(
             (end.next_offset, end.position) == (_span(plan, name).start, plan.logs[name].start)
@@ -103,7 +103,7 @@ class StepLog:
         )
 
     def stage(self, plan: Plan) -> Staged | None:
-        """Reads, logs, processes and stages a step; None where its records are in the log already.
+        """Read, log, process and stage a step; return None if its records are in the log already.
 
         Raises as :meth:`Stager.stage`, and ``FatalError`` (``source.count_wrong``).
         """
@@ -143,7 +143,7 @@ class StepLog:
 
 
 def _count(splits: Sequence[Split]) -> int | None:
-    """How many records they hold; None where one of them does not know."""
+    """Return how many records the splits hold; None if one of them does not know."""
     if not splits or any(split.records is None for split in splits):
         return None
     return splits[-1].ordinal + (splits[-1].records or 0)
@@ -170,7 +170,7 @@ def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
 
 
 def _in_log(logged: Sequence[tuple[Append, Sequence[LogPart]]], ledgers: Sequence[Ledger]) -> Tasks:
-    """What each task has read, as it is read from the log when its parts are lost."""
+    """Return what each task read, as splits of the log, for staging it again if its parts are lost."""
     known = {(append.inlet.id, part.first): (append, part) for append, parts in logged for part in parts}
     return [
         [

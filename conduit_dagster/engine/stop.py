@@ -26,14 +26,14 @@ class StopFlag:
         """When it was first asked for by force, likewise."""
 
     def request(self, reason: Reason = "user") -> None:
-        """A graceful stop; the first reason stays."""
+        """Request a graceful stop; the first reason stays."""
         if not self._graceful.is_set():
             self.reason = reason
             self.since = time.monotonic()
             self._graceful.set()
 
     def force(self) -> None:
-        """A forced stop."""
+        """Request a forced stop."""
         now = time.monotonic()
         self.since, self.forced_at = self.since or now, self.forced_at or now
         self._forced.set()
@@ -50,9 +50,9 @@ class StopFlag:
         return self._forced.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Waits for a stop; True where one was asked for."""
+        """Wait for a stop; return whether one was requested."""
         return self._graceful.wait(seconds)
 
     def wait_forced(self, seconds: float) -> bool:
-        """Waits for a forced stop; True where one was asked for."""
+        """Wait for a forced stop; return whether one was requested."""
         return self._forced.wait(seconds)

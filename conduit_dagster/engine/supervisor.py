@@ -1,4 +1,4 @@
-"""Runs one pipeline from its lease to its last status."""
+"""One run of a pipeline, from its lease to its last status."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class _Attempt:
             lease.release()
 
     def give_up(self, where: str) -> RunResult:
-        """The run hangs: what it has decided is finished by the next one; its thread can't decide anything more."""
+        """Give up a run that hangs. The next run finishes what it decided; its thread can't decide anything more."""
         if self._life is None or self._lease is None or self._run is None:
             return RunResult(
                 self._bound.id, PipelineStatus.STOPPED, self._stop.reason, None, self._progress, None, where
@@ -122,12 +122,12 @@ class _Run:
         self._unwatch: Callable[[], None] = lambda: None
 
     def leave(self) -> None:
-        """The thread of this run hangs and is left to itself: it acks nothing more, and cancels no job of the next."""
+        """Detach the hanging thread of this run: it acks nothing more, and cancels no job of the next run."""
         self.acks.refuse()
         self._unwatch()
 
     def close(self) -> None:
-        """Closes the pipeline's connectors."""
+        """Close the pipeline's connectors."""
         self.acks.close()
         for destination in self._pipeline.consumers().values():
             destination.close()
@@ -193,7 +193,7 @@ class _Run:
             self._life.look()
 
     def _goes_on(self) -> bool:
-        """Whether a step that was staged ahead may still be prepared: a stop leaves it the shutdown timeout."""
+        """Return whether a step staged ahead may still be prepared: after a stop, for the shutdown timeout."""
         since = self._stop.since
         limit = self._bound.config.delivery.shutdown_timeout
         return not self._stop.forced and (since is None or time.monotonic() - since < limit)

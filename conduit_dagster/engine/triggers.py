@@ -12,7 +12,7 @@ TIMED = ("every", "cron")
 
 
 def next_tick(trigger: Trigger, last: datetime) -> datetime:
-    """The first tick behind ``last``, the start of the run before. Ticks that a long run slept through are gone."""
+    """Return the first tick after ``last``, the start of the previous run. Ticks during a long run are skipped."""
     if trigger.every is not None:
         return last + timedelta(seconds=trigger.every)
     assert trigger.cron is not None, "a timed trigger has one of the two"
@@ -25,5 +25,5 @@ def first_tick(trigger: Trigger, now: datetime) -> datetime:
 
 
 def utc() -> datetime:
-    """The time."""
+    """Return the current time."""
     return datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What goes on beside a run: looking for what an operator asked, and cancelling jobs when a stop takes too long."""
+"""Watcher beside a run: obeys an operator's requests, and cancels jobs when a stop takes too long."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ASK = 0.5
 def watching(
     stop: StopFlag, jobs: Jobs, shutdown_timeout: float, database: sa.Engine, pipeline: str
 ) -> Generator[threading.Event]:
-    """Cancels the Spark jobs on a forced stop, or when a graceful one takes longer than it may.
+    """Cancel the Spark jobs on a forced stop, or when a graceful one exceeds its timeout.
 
-    ``pipelines stop`` is obeyed within a second where the state store answers. Gives the event that ends it before the
-    block does: of a run that is left behind nothing may cancel what the pipeline runs next in this process.
+    ``pipelines stop`` is obeyed within a second if the state store answers. Yields the event that ends it before the
+    block does: nothing of a run that is left behind may cancel what the pipeline runs next in this process.
     """
     watch = _Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))
     threads = [
