@@ -14,7 +14,7 @@ _SLACK: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 
 
 def body(alert: Alert, project: str, now_ns: int) -> dict[str, Any]:
-    """The alert as JSON, without secrets. ``text`` is for people, and in Slack's markup."""
+    """Return the alert as JSON, without secrets. ``text`` is for people, in Slack's markup."""
     one = alert.standing
     error = None if one.error is None else {name: _masked(one.error.get(name)) for name in _ERROR}
     return {
@@ -58,7 +58,7 @@ def _short(text: str) -> str:
 
 
 def _slack(text: str) -> str:
-    """A record's own text must not call everybody in the channel."""
+    """Escape text for Slack: a record's text must not notify the whole channel."""
     return "".join(_SLACK.get(character, character) for character in text)
 
 

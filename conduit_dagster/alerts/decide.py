@@ -34,7 +34,7 @@ class Standing:
 
 
 def standings(database: sa.Engine) -> list[Standing]:
-    """Every pipeline that the store knows, but for those whose file is gone for good. Raises what the store raises."""
+    """Return all pipelines in the store except those whose file is gone for good. Raises what the store raises."""
     recoveries, letters, away = recovery_rows(database), _dead_letters(database), gone(database)
     found = list[Standing]()
     for name, row in pipeline_rows(database).items():
@@ -75,20 +75,20 @@ class ReportedState(msgspec.Struct, frozen=True):
     pipelines: dict[str, OfPipeline] = {}
 
     def of(self, pipeline: str) -> OfPipeline:
-        """What was reported of one; of one that is new, nothing."""
+        """Return what was reported of a pipeline; nothing for a new one."""
         return self.pipelines.get(pipeline, OfPipeline())
 
     def but(self, pipeline: str, one: OfPipeline) -> ReportedState:
-        """The same, but for one pipeline."""
+        """Return a copy with one pipeline changed."""
         return ReportedState({**self.pipelines, pipeline: one})
 
     def text(self) -> str:
-        """As a cursor."""
+        """Encode as a cursor."""
         return msgspec.json.encode(self).decode()
 
 
 def seen_of(cursor: str | None) -> ReportedState | None:
-    """What a cursor says; None where it is lost, or not one of ours."""
+    """Parse a cursor; return None if it is lost, or not one of ours."""
     if not cursor:
         return None
     try:
@@ -169,7 +169,7 @@ def _letters(known: LetterCounts | None, one: Standing, rules: Rules, now_ns: in
 
 
 def unsent(decided: ReportedState, before: ReportedState | None, alert: Alert) -> ReportedState:
-    """What was reported where this alert could not be sent: it is decided upon again."""
+    """Return the reported state after an alert could not be sent: it is decided again."""
     pipeline = alert.standing.pipeline
     known, was = decided.of(pipeline), OfPipeline() if before is None else before.of(pipeline)
     if alert.kind == "degraded":

@@ -36,7 +36,7 @@ class Webhook:
         self.host: str = urlsplit(url).hostname or ""
 
     def send(self, body: Mapping[str, Any]) -> None:
-        """Posts ``body``; tries again, within about 15 s, where that may help. It may arrive more than once.
+        """Post ``body``; retry within about 15 s if that may help. It may arrive more than once.
 
         Raises ``TransientError`` (``alerts.unreachable``, ``alerts.refused``).
         """

@@ -35,7 +35,7 @@ class LogRecord(NamedTuple):
 
 
 def damaged(why: str, at: int) -> FatalError:
-    """What reading raises; ``at`` counts the stream's bytes from 0."""
+    """Return the error for a damaged stream; ``at`` counts its bytes from 0."""
     return FatalError(
         f"the log can't be imported: {why}",
         code="log.import_damaged",
@@ -45,7 +45,7 @@ def damaged(why: str, at: int) -> FatalError:
 
 
 def encode_log_record(record: LogRecord) -> bytes:
-    """Raises ``struct.error`` for numbers that their fields can't hold."""
+    """Encode one record. Raises ``struct.error`` for numbers that their fields can't hold."""
     key, data = record.key, record.data
     message = b"".join((_LENGTH.pack(len(key)), key, _LENGTH.pack(len(data)), data))
     return _HEAD.pack(record.offset, len(message), record.timestamp, record.mode) + message
@@ -74,7 +74,7 @@ class _Reader:
         self.at = 0
 
     def take_or_end(self, size: int, what: str) -> bytes:
-        """As :meth:`take`, but nothing at the end of the stream."""
+        """Take bytes like :meth:`take`, but return nothing at the end of the stream."""
         data = self._read(size)
         if data and len(data) < size:
             raise damaged(f"it ends in the middle of {what}", self.at)
@@ -123,7 +123,7 @@ _nack_of = msgspec.json.Decoder(_Line).decode
 
 
 def export_entries(reader: Iterable[Batch], out: IO[bytes]) -> int:
-    """Writes the blocks that :func:`read` gave; gives how many entries. Times are cut to whole seconds.
+    """Write the blocks that :func:`read` yielded; return the number of entries. Times are cut to whole seconds.
 
     An entry that a node nacked has a ``nack`` object in its JSON, which OpenCDC does not know and others pass over.
     """
@@ -145,7 +145,7 @@ def _log_record(entry: Entry) -> LogRecord:
 
 
 def import_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    """The entries of an export, as entries of ``source``; positions are text.
+    """Yield the entries of an export, as entries of ``source``; positions are text.
 
     Raises ``FatalError`` (``log.import_damaged``) with the byte, perhaps after some entries: put them to use when all
     are read.

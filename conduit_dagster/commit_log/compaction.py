@@ -24,17 +24,17 @@ from conduit_dagster.state.tables import LONGEST
 
 
 def anything_handled(consumers: Sequence[str], offsets: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether every consumer has acknowledged something: else nothing is compacted. Without consumers nothing is."""
+    """Return whether every consumer has acked something; otherwise, or without consumers, nothing is compacted."""
     return bool(consumers) and all(offsets.get(consumer) for consumer in consumers)
 
 
 def highest_handled(consumers: Iterable[str], offsets: Mapping[str, Mapping[str, int]]) -> int:
-    """An offset above which no entry of any namespace is handled by all consumers."""
+    """Return an offset above which no entry of any namespace is handled by all consumers."""
     return min((max(offsets.get(consumer, {}).values(), default=-1) for consumer in consumers), default=-1)
 
 
 def handled_upto(namespace: str, consumers: Iterable[str], offsets: Mapping[str, Mapping[str, int]]) -> int:
-    """The offset up to which all consumers have handled the namespace; -1 where one of them has handled nothing of it.
+    """Return the offset up to which all consumers handled the namespace; -1 if one of them handled none of it.
 
     A consumer's own offset for the namespace counts, where it is known, else the one of all that the source has.
     """
@@ -57,7 +57,7 @@ class CompactionRule:
         self._needed = 0
 
     def see(self, batch: Batch) -> None:
-        """The first pass: every block of the segment, in order, before :meth:`stays` is asked."""
+        """Register a block. All blocks of the segment must be seen, in order, before :meth:`stays` is called."""
         entries, namespaces, codes = _columns(batch)
         self._needed += int(np.count_nonzero(entries > self._floors(namespaces)[codes]))
         present, back = np.unique(codes[::-1], return_index=True)
@@ -70,7 +70,7 @@ class CompactionRule:
         return self._needed + sum(last <= self._upto[namespace] for namespace, last in self._last.items())
 
     def stays(self, batch: Batch) -> Any:
-        """A numpy mask: which entries of the block stay."""
+        """Return which entries of the block stay, as a numpy mask."""
         entries, namespaces, codes = _columns(batch)
         lasts = np.array([self._last.get(namespace, -1) for namespace in namespaces], np.int64)
         return (entries > self._floors(namespaces)[codes]) | (entries == lasts[codes])
@@ -95,7 +95,7 @@ class CompactionRun(Protocol):
     """One transaction that commits only for the lease's owner, such as ``Transactions.run``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
-        """What ``work`` gives; it may be called again where the transaction failed."""
+        """Return the result of ``work``, which may be called again if the transaction fails."""
         ...
 
 
@@ -124,7 +124,7 @@ class Compactor:
         self._source = folder.source
 
     def compact(self, consumers: Sequence[str]) -> Compacted:
-        """Compacts all closed segments. ``consumers``: everybody who reads the log, acknowledged or not.
+        """Compact all closed segments. ``consumers``: all readers of the log, whether they have acked or not.
 
         Repeating it changes nothing. Files go while others read them: a reader that finds one missing takes up the
         manifest again (:func:`read_current`).
@@ -141,7 +141,7 @@ class Compactor:
         return done
 
     def _clean(self) -> tuple[list[list[LogPart]], ByConsumer]:
-        """Removes files of closed segments that the manifest does not name, names those that it does; gives both."""
+        """Remove files of closed segments that the manifest does not name, publish those that it does; return both."""
         found = {parts[0].segment: self._folder.names(parts[0].segment) for parts in self._run(self._closed)[0]}
         # read after the files were listed, and as the lease's owner: so what is still being written belongs to this
         # owner, who writes nothing now, or to one before, whose transaction will be refused
@@ -163,7 +163,7 @@ class Compactor:
         return list(segments.values())[:-1], offsets  # the last one is active
 
     def _free(self, segments: Segments, connection: sa.Connection) -> Segments:
-        """Those that no other pipeline's reader needs any more: the files that its tasks read never go from under them.
+        """Return the files that no other pipeline's reader needs any more: a file never vanishes under a reading task.
 
         Its offset is durable before it counts here, so a segment that lies behind it is never read again.
         """

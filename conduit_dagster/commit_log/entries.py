@@ -94,7 +94,7 @@ def encode_block(
     timestamp_us: int,
     nacks: Nacks,
 ) -> Batch:
-    """The entries of consecutive offsets. ``modes`` None: each record's own, by :func:`mode_of`.
+    """Encode entries of consecutive offsets. ``modes`` None: each record's own, by :func:`mode_of`.
 
     Raises what msgspec and pyarrow raise for a record that cannot be kept exactly, such as one with a number for a
     metadata value.
@@ -117,7 +117,7 @@ def encode_block(
 
 
 def encode_plain(source: str, first_offset: int, like: Record, plain: Plain, timestamp_us: int) -> Batch:
-    """As :func:`encode_block` for a block of plain records, of which ``like`` is one, at a fraction of its cost."""
+    """Encode a block of plain records, of which ``like`` is one, at a fraction of :func:`encode_block`'s cost."""
     count = len(plain.payloads)
     columns = [
         encode_constant(source, count),
@@ -138,7 +138,7 @@ def encode_plain(source: str, first_offset: int, like: Record, plain: Plain, tim
 
 
 def encode_entries(entries: list[Entry]) -> Batch:
-    """Entries that have their own offsets and times, such as imported ones; slower than :func:`encode_block`."""
+    """Encode entries with offsets and times of their own, such as imported ones; slower than :func:`encode_block`."""
     if not entries:
         return pa.RecordBatch.from_pylist([], SCHEMA)
     records = [entry.record for entry in entries]
@@ -198,12 +198,12 @@ def _nack_row(nack: tuple[str, Nack] | None) -> tuple[str | None, str | None, st
 
 
 def decode_rows(batch: Batch, first: int, places: Sequence[int]) -> list[Record]:
-    """The records of some rows, whole; ``places`` count from the row ``first``."""
+    """Decode the whole records of some rows; ``places`` count from the row ``first``."""
     return decode_batch(batch.take(pa.array([first + place for place in places]))).records
 
 
 def decode_batch(batch: Batch, keys: bool = True) -> Decoded:
-    """The records as they were logged; positions are text. Equal metadata is one shared dict.
+    """Decode the records as they were logged; positions are text. Equal metadata is one shared dict.
 
     Without ``keys`` every key is None and every position 0, until they are asked for one by one.
     """
@@ -237,7 +237,7 @@ def _decode_nacks(columns: Mapping[str, Column]) -> dict[int, tuple[str, Nack]]:
 
 
 def decode_entries(batch: Batch) -> Iterator[Entry]:
-    """The entries one by one, for people and for export; slower than :func:`decode_batch`."""
+    """Decode the entries one by one, for people and for export; slower than :func:`decode_batch`."""
     decoded = decode_batch(batch)
     sources, modes, namespaces = (decode_repeated(batch.column(name)) for name in ("source", "mode", "namespace"))
     times: list[int] = batch.column("timestamp").cast(pa.int64()).to_pylist()

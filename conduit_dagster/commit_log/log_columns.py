@@ -20,19 +20,19 @@ REPEATED: Final = pa.dictionary(pa.int32(), pa.string())
 
 
 def encode_constant(value: str, count: int) -> Column:
-    """The same value in every row."""
+    """Encode the same value for every row."""
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value], pa.string()))
 
 
 def encode_repeated(values: list[str]) -> Column:
-    """The values as they come; at least one."""
+    """Encode the values as they come; at least one."""
     if values.count(values[0]) == len(values):
         return encode_constant(values[0], len(values))
     return pa.array(values, pa.string()).dictionary_encode()
 
 
 def decode_repeated(column: Column) -> list[str]:
-    """The values again; what is equal is one shared string. No value may be null."""
+    """Decode the values; equal ones are one shared string. No value may be null."""
     values, codes = codes_of(column)
     if len(values) == 1:
         return values * len(column)
@@ -40,7 +40,7 @@ def decode_repeated(column: Column) -> list[str]:
 
 
 def codes_of(column: Column) -> tuple[list[str], Any]:
-    """The different values, and which of them each row has (a numpy array). The list may hold some that no row has."""
+    """Return the distinct values, and a numpy array with each row's index in them. Some values may have no row."""
     if len(column.dictionary) > len(column):  # it is a whole row group's
         column = column.dictionary_decode().dictionary_encode()
     return column.dictionary.to_numpy(zero_copy_only=False).tolist(), column.indices.to_numpy()
@@ -60,7 +60,7 @@ class SharedMetadata:
 
     @staticmethod
     def of(metadata: list[Metadata]) -> SharedMetadata:
-        """That of a block, record by record."""
+        """Return the metadata column of a block, record by record."""
         count = len(metadata)
         if all(map(is_, metadata, repeat(metadata[0]))) or _all_alike(metadata):
             return SharedMetadata(metadata[:1], count)
@@ -72,7 +72,7 @@ class SharedMetadata:
         return SharedMetadata(distinct, count, pa.array(np.fromiter(map(places.__getitem__, ids), np.int64, count)))
 
     def array(self) -> Column:
-        """The map column."""
+        """Return the map column."""
         if len(self.distinct) == 1:
             return _repeated(self.distinct[0], self._count)
         keys = list(chain.from_iterable(self.distinct))
@@ -82,7 +82,7 @@ class SharedMetadata:
         return distinct if self._index is None else distinct.take(self._index)
 
     def strings(self, value: Callable[[Metadata], str]) -> Column:
-        """A column of what ``value`` finds in each record's metadata."""
+        """Return a column of what ``value`` finds in each record's metadata."""
         found = list(map(value, self.distinct))
         if len(found) == 1:
             return encode_constant(found[0], self._count)
@@ -93,7 +93,7 @@ class SharedMetadata:
 
 
 def _repeated(metadata: Metadata, count: int) -> Column:
-    """The same map in every row; one block of a source after the other has the same."""
+    """Return the column with the same map in every row; successive blocks of a source often have the same."""
     return _tiled(tuple(metadata.items()), -(-count // _TILED) * _TILED).slice(0, count)
 
 
@@ -110,7 +110,7 @@ def _tiled_strings(strings: list[str], count: int) -> Column:
 
 
 def _all_alike(metadata: list[Metadata]) -> bool:
-    """Whether all are equal, with their keys in one order: as objects of their own, as a source may make them."""
+    """Return whether all dicts are equal, keys in the same order, though each may be an object of its own."""
     first = metadata[0]
     return first == metadata[-1] and metadata.count(first) == len(metadata) and len(set(map(tuple, metadata))) == 1
 
@@ -120,7 +120,7 @@ def _encoded(strings: list[str]) -> Column:
 
 
 def decode_metadata(column: Column) -> list[Metadata]:
-    """The column's dicts; rows that are the same share one, unless most are different."""
+    """Decode the column's dicts; equal rows share one, unless most are different."""
     ends = column.offsets.to_numpy()
     first, last = int(ends[0]), int(ends[-1])
     keys, key_codes = codes_of(column.keys.slice(first, last - first))
@@ -137,7 +137,7 @@ def decode_metadata(column: Column) -> list[Metadata]:
 
 
 def _length(key_codes: Any, lengths: Any) -> int | None:
-    """How many keys each row has, where all rows have the same ones in one order."""
+    """Return how many keys each row has, if all rows have the same keys in the same order."""
     length = int(lengths[0])
     return length if (lengths == length).all() and _same_rows(key_codes, length) else None
 
@@ -167,7 +167,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def encode_payload(values: list[Data]) -> tuple[Column, Column]:
-    """Bytes and kinds. Raises what msgspec raises for a document that JSON cannot hold."""
+    """Encode payloads to bytes and kinds. Raises what msgspec raises for a document that JSON cannot hold."""
     kind = _KINDS.get(type(values[0]))
     data = _ENCODERS[kind](values) if kind is not None else None
     return _encode_mixed(values) if data is None or kind is None else (data, encode_constant(kind, len(values)))
@@ -211,7 +211,7 @@ def _kind(value: Data) -> Kind:
 
 
 def decode_payload(data: Column, kinds: Column) -> list[Data]:
-    """The values again, each its own. Raises ``msgspec.DecodeError`` for what is no document's text."""
+    """Decode the values, each a new object. Raises ``msgspec.DecodeError`` for text that is no document."""
     if data.null_count == len(data):
         return [None] * len(data)
     values: list[Any] = data.to_numpy(zero_copy_only=False).tolist()

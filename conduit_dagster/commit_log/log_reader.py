@@ -36,7 +36,7 @@ def read(
     columns: Sequence[str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Batch]:
-    """Entries with ``start <= offset < stop``; where compaction removed some, the next surviving ones (CASES C18).
+    """Yield the entries with ``start <= offset < stop`` that compaction has left (CASES C18).
 
     ``columns`` are all by default; ``offset`` is always among them. Blocks hold at most ``block`` entries. For
     a file that is not what the manifest says it raises :class:`MissingPartError` (``log.missing``) or ``FatalError``
@@ -55,7 +55,7 @@ def read_current(
     columns: Sequence[str] | None = None,
     block: int = BLOCK,
 ) -> Iterator[Batch]:
-    """As :func:`read`, from the manifest: where compaction takes a file away meanwhile, it reads the new one on."""
+    """Yield entries like :func:`read`, from the manifest; go on in the new file if compaction replaces one."""
     parts = manifest(start, stop)
     while True:
         try:
@@ -70,7 +70,7 @@ def read_current(
 
 
 def verify(folder: LogFolder, parts: Sequence[LogPart]) -> None:
-    """Reads the files whole, for their digests. Raises as :func:`read` does, for any bit that is not as it was written.
+    """Read the files whole and check their digests. Raises like :func:`read`, for any bit that has changed.
 
     :func:`read` checks sizes and the pages' checksums: it may miss damage to a file's footer, some hundred bytes.
     """
@@ -117,7 +117,7 @@ def _batches(parquet: Any, block: int, groups: list[int], columns: list[str] | N
 
 
 def _groups(parquet: Any, start: int, stop: int | None) -> list[int]:
-    """The row groups that may hold a wanted offset."""
+    """Return the row groups that may hold a wanted offset."""
     place = SCHEMA.get_field_index("offset")
     found: list[int] = []
     for number in range(parquet.num_row_groups):
@@ -156,7 +156,7 @@ def _open(folder: LogFolder, part: LogPart) -> Any:
 
 @contextmanager
 def _damage(folder: LogFolder, part: LogPart) -> Generator[None]:
-    """Names the file in which something can't be read. What the operating system reports stays what it is."""
+    """Turn a failed read into an error that names the file; the operating system's own errors stay as they are."""
     try:
         yield
     except (pa.ArrowException, OSError) as error:

@@ -32,7 +32,7 @@ class Written(msgspec.Struct, frozen=True):
     namespaces: dict[str, Last]
 
     def appended(self, segment: int, position: Any) -> LogPart:
-        """Its row in the manifest, as an append of consecutive offsets."""
+        """Return its row in the manifest, as an append of consecutive offsets."""
         end = self.first + self.entries
         return LogPart(
             self.first, end, segment, self.name, self.entries, self.bytes, self.sha256, self.nacked, False, position
@@ -43,17 +43,17 @@ _HIDDEN = "_"
 
 
 def part_name(first: int, token: str) -> str:
-    """A file's name once it is in the manifest. ``token`` is random, one per execution of a task."""
+    """Return a file's name once it is in the manifest. ``token`` is random, one per execution of a task."""
     return f"{first:020d}-{token}.parquet"
 
 
 def hidden(name: str) -> str:
-    """The file's name before that."""
+    """Return the file's name before that."""
     return _HIDDEN + name
 
 
 def shown(name: str) -> str:
-    """The manifest's name of a file as it was found in a folder."""
+    """Return the manifest's name of a file found in a folder."""
     return name.removeprefix(_HIDDEN)
 
 
@@ -72,11 +72,11 @@ class LogFolder:
         return storage.join(self.base, storage.safe_name(self.pipeline), storage.safe_name(self.source))
 
     def segment(self, first: int) -> str:
-        """The folder of the segment whose first offset is ``first``."""
+        """Return the folder of the segment whose first offset is ``first``."""
         return storage.join(self.url, f"segment={first:020d}")
 
     def sync(self, segment: int) -> None:
-        """Makes the names in a segment's folder durable, and the folder's own. Before the manifest names a file in it.
+        """Make the names in a segment's folder durable, and the folder's own, before the manifest names a file in it.
 
         The folders up to ``base`` are synced as well; that ``base`` itself is in its parent is the caller's matter.
         """
@@ -85,7 +85,7 @@ class LogFolder:
             storage.sync(url)
 
     def publish_name(self, segment: int, name: str) -> None:
-        """Gives a file its name for everybody, after the manifest names it. May be repeated at any time."""
+        """Give a file its public name, after the manifest names it. May be repeated at any time."""
         folder = self.segment(segment)
         old, new = storage.join(folder, hidden(name)), storage.join(folder, name)
         length = storage.size(old)
@@ -97,5 +97,5 @@ class LogFolder:
             storage.rename(old, new)
 
     def names(self, segment: int) -> list[str]:
-        """The files in a segment's folder, as they are called now."""
+        """Return the names of the files in a segment's folder."""
         return storage.files(self.segment(segment))

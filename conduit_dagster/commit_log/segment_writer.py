@@ -52,7 +52,7 @@ class PartFile:
         self._namespaces: dict[str, Last] = {}
 
     def write(self, batch: Batch) -> None:
-        """Takes a block. Raises ``OSError`` where the file exists or the disk is full."""
+        """Write a block. Raises ``OSError`` if the file exists or the disk is full."""
         if not len(batch):
             return
         offsets = batch.column("offset").to_numpy()
@@ -87,7 +87,7 @@ class PartFile:
         return storage.join(self._folder, hidden(self._name))
 
     def finish(self) -> Written | None:
-        """Its bytes are durable from here on; its name is, once the driver has synced the folder. None: no entries."""
+        """Make the bytes durable (the name is, once the driver syncs the folder); return None without entries."""
         self._flush()
         if self._file is None:
             return None
@@ -96,7 +96,7 @@ class PartFile:
         return Written(self._name, self._first, self._entries, file.bytes, digest, self._nacked, self._namespaces)
 
     def abort(self) -> None:
-        """Removes what was written. A task that is killed leaves it, hidden; a later compaction removes it."""
+        """Remove what was written. A killed task leaves it, hidden; a later compaction removes it."""
         self._waiting = []
         if self._file is None or self._sink is None:
             return

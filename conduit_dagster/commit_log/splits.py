@@ -22,7 +22,7 @@ class Read(Protocol):
     """What is read of the state store at one moment, such as ``Transactions.read``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
-        """What ``work`` gives; it may be called again where the store did not answer."""
+        """Return the result of ``work``, which may be called again if the store does not answer."""
         ...
 
 
@@ -36,11 +36,11 @@ class LogManifest:
         self.folder = LogFolder(base, pipeline, source)
 
     def state(self) -> LogState:
-        """Where the log ends."""
+        """Return where the log ends."""
         return self._read(lambda connection: self._store.state(connection, self.source))
 
     def parts(self, start: int, stop: int | None = None) -> Sequence[LogPart]:
-        """The files with entries of the range."""
+        """Return the files with entries of the range."""
         if stop is not None and start >= stop:
             return []
 
@@ -50,7 +50,7 @@ class LogManifest:
         return self._read(work)
 
     def nacked(self, start: int, stop: int) -> list[int]:
-        """The offsets of entries that were nacked before they were logged. Reads only where there are any."""
+        """Return the offsets of entries nacked before they were logged. Reads only files that have any."""
         from conduit_dagster.commit_log.log_reader import read_current
 
         found: list[int] = []
@@ -63,13 +63,13 @@ class LogManifest:
         return found
 
     def count(self, start: int, stop: int) -> int:
-        """How many entries of the range are there. Reads their offsets."""
+        """Return how many entries of the range there are. Reads their offsets."""
         from conduit_dagster.commit_log.log_reader import read_current
 
         return sum(len(batch) for batch in read_current(self.folder, self.parts, start, stop, columns=["offset"]))
 
     def position_at(self, offset: int) -> Any:
-        """The source's newest position that is not behind ``offset``; None where the log knows none."""
+        """Return the source's newest position that is not after ``offset``; None if the log has none."""
         state = self.state()
         if offset >= state.next_offset:
             return state.position
@@ -81,7 +81,7 @@ _GRAIN = 20_000
 
 
 def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
-    """How far a step goes on from ``start``, at most to ``stop``: whole files of at most ``most`` bytes together."""
+    """Return how far a step may read from ``start``, at most to ``stop``: whole files of at most ``most`` bytes."""
     size = 0
     for part in manifest.parts(start, stop):
         size += part.bytes
@@ -91,7 +91,7 @@ def reach(manifest: LogManifest, start: int, stop: int, most: int) -> int:
 
 
 def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
-    """The offset behind ``count`` good entries and the nacked ones that follow them directly, at most ``stop``.
+    """Return the offset after ``count`` good entries and the nacked ones directly after them, at most ``stop``.
 
     ``nacked``: the offsets of nacked ones from ``start`` to ``stop``.
     """
@@ -105,7 +105,7 @@ def behind(start: int, stop: int, nacked: Sequence[int], count: int) -> int:
 
 
 def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
-    """Ranges of offsets, each with the files that hold it."""
+    """Cut into ranges of offsets, each with the files that hold it."""
     parts = list(manifest.parts(start, end))
     # a step that covers what the manifest does not name would lose it
     assert start >= end or parts[-1].next >= end, "beyond the log"
@@ -116,13 +116,13 @@ def cut(manifest: LogManifest, start: int, end: int, n: int) -> list[Split]:
 
 
 def relocated(manifest: LogManifest, split: Split) -> Split:
-    """The split with the files that hold it now: compaction may have put others in their place."""
+    """Return the split with the files that hold it now: compaction may have replaced them."""
     stop = split.detail["to"]
     return log_split(manifest.folder, manifest.parts(split.start, stop), split.start, stop, split.ordinal)
 
 
 def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int, ordinal: int) -> Split:
-    """The entries ``start`` to ``stop`` as a split that any worker can read."""
+    """Return the entries ``start`` to ``stop`` as a split that any worker can read."""
     mine = [part for part in parts if part.next > start and part.first < stop]
     entries = max(1, sum(part.entries for part in mine))
     weight = sum(part.bytes for part in mine) * (stop - start) // entries
@@ -139,7 +139,7 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
 def read_whole(
     split: Split, keys: bool = True, gap: Callable[[Split, int, int], FatalError] | None = None
 ) -> Iterator[Block]:
-    """As :func:`read_log`. Raises what ``gap`` makes of a missing range, by default ``FatalError`` (``log.gap``).
+    """Yield blocks like :func:`read_log`; raise what ``gap`` returns for a missing range (``log.gap`` by default).
 
     A step reads no range with gaps: passing one over would lose records without a word (audit P3).
     """
@@ -155,7 +155,7 @@ def read_whole(
 
 
 def _gap(split: Split, offset: int, behind: int) -> FatalError:
-    """The error of a log that lacks entries from ``offset`` on, somewhere before ``behind``."""
+    """Return the error for a log that lacks entries from ``offset`` on, somewhere before ``behind``."""
     del behind
     detail = split.detail
     return FatalError(
@@ -168,7 +168,7 @@ def _gap(split: Split, offset: int, behind: int) -> FatalError:
 
 
 def read_log(split: Split, keys: bool = True) -> Iterator[Block]:
-    """The blocks of a split of :func:`log_split`; without ``keys``, these and positions wait for ``complete``."""
+    """Yield the blocks of a split; without ``keys``, keys and positions are filled in by ``complete``."""
     # here, because validating a pipeline must not import pyarrow
     from conduit_dagster.commit_log.entries import DECODED, decode_batch, decode_rows
     from conduit_dagster.commit_log.log_reader import read

@@ -39,22 +39,22 @@ def plain_name(plugin: str) -> str:
 
 
 def is_builtin(plugin: str, name: str, extra: Mapping[str, object]) -> bool:
-    """Whether a plugin name means the built-in ``name``; ``extra`` are the project's own. Imports neither."""
+    """Return whether a plugin name means the built-in ``name``; ``extra`` are the project's own. Imports neither."""
     return plain_name(plugin) == name and (plugin.startswith("builtin:") or name not in extra)
 
 
 def source_names() -> list[str]:
-    """The built-in sources."""
+    """Return the names of the built-in sources."""
     return sorted([*_SOURCES, f"{_SPARK}FORMAT"])
 
 
 def destination_names() -> list[str]:
-    """The built-in destinations."""
+    """Return the names of the built-in destinations."""
     return sorted([*_DESTINATIONS, f"{_SPARK}FORMAT"])
 
 
 def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] | None:
-    """The source behind a plugin name; ``extra`` are the project's own, and win."""
+    """Return the source of a plugin name; the project's own, ``extra``, win."""
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
@@ -64,7 +64,7 @@ def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] 
 
 
 def find_destination(plugin: str, extra: Mapping[str, type[Destination]]) -> type[Destination] | None:
-    """The destination behind a plugin name; ``extra`` are the project's own, and win."""
+    """Return the destination of a plugin name; the project's own, ``extra``, win."""
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
@@ -80,6 +80,6 @@ def _load(place: tuple[str, str]) -> type:
 
 @cache
 def _of_spark(place: tuple[str, str], name: str) -> type:
-    """The connector for one format; None would be no help: only Spark knows which formats there are."""
+    """Return the connector for a Spark format; never None, because only Spark knows which formats there are."""
     format_ = name.removeprefix(_SPARK)
     return type(place[1], (_load(place),), {"name": name, "format": format_, "__doc__": _load(place).__doc__})

@@ -42,7 +42,7 @@ def options_of(text: str) -> dict[str, str]:
 
 
 def debezium(record: Record, schema_name: str = "", raw_key: str = RAW_KEY) -> Document:
-    """The envelope. Numbers are doubles in its schema, as in Conduit, which knows no others.
+    """Return the Debezium envelope. Numbers are doubles in its schema, as in Conduit, which knows no others.
 
     Where only one of the two payloads is there, its schema is that of the other as well.
     """

@@ -31,7 +31,7 @@ class Format(ABC):
     """Whether it looks at ``record.key`` or ``record.position``."""
 
     def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
-        """The lines of the records that can be encoded, in order, and the others' nacks."""
+        """Return the lines of the records that can be encoded, in order, and the nacks of the others."""
         try:
             return self._block(records), []
         except Exception:  # noqa: BLE001  # one record's fault: find it
@@ -39,7 +39,7 @@ class Format(ABC):
 
     @abstractmethod
     def _block(self, records: list[Record]) -> bytes:
-        """The lines of all records; raises where one of them cannot be encoded."""
+        """Return the lines of all records; raise if one of them cannot be encoded."""
 
     def _one_by_one(self, records: list[Record]) -> tuple[bytes, Refused]:
         lines: list[bytes] = []
@@ -126,7 +126,7 @@ class Template(Format):
 
 
 def make_format(name: str, options: str = "") -> Format:
-    """The format of that name; ``options`` is the template of ``template``, or those of ``debezium/json``.
+    """Return the format of a name; ``options``: the template of ``template``, or the options of ``debezium/json``.
 
     Raises ``ValueError`` for a name that is not known and for a template that cannot be compiled.
     """
@@ -136,7 +136,7 @@ def make_format(name: str, options: str = "") -> Format:
 
 
 def names() -> list[str]:
-    """The names of all formats."""
+    """Return the names of all formats."""
     return list(_FORMATS)
 
 

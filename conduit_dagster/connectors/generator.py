@@ -83,7 +83,7 @@ class GeneratorSettings(ConnectorSettings):
         return self
 
     def collections(self) -> list[Collection]:
-        """The default collection, where it has a format, and the named ones."""
+        """Return the default collection, if it has a format, and the named ones."""
         extra = {key: str(value) for key, value in (self.model_extra or {}).items()}
         own = {"format.type": self.format_type, "operations": self.operations}
         named = sorted({key.split(".")[1] for key in extra if fnmatch(key, "collections.*.*")})
@@ -160,11 +160,11 @@ class GeneratorSource(Source):
         self._drain_to: int | None = None
 
     def initial(self) -> Position:
-        """Before the first record."""
+        """Return the position before the first record."""
         return 0
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """As many as are due."""
+        """Return the position after the records that are due."""
         if self._base is None:
             self._base = start
         due = start + limit.records if not self._settings.rate else self._due(horizon is not None)
@@ -204,7 +204,7 @@ class GeneratorSource(Source):
         ]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """Makes the records."""
+        """Yield the generated records."""
         make = self._maker()
         for first in range(split.start, split.detail["to"], options.block_records):
             records = [make(n) for n in range(first + 1, min(first + options.block_records, split.detail["to"]) + 1)]
@@ -250,7 +250,7 @@ class GeneratorSource(Source):
             raise from_os_error(error, f"can't read {path}") from error
 
     def lag(self, position: Position) -> int | None:
-        """Records to go, where there is an end."""
+        """Return the number of records to go, if there is an end."""
         return self._settings.record_count - position if self._settings.record_count else None
 
 

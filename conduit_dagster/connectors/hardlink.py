@@ -10,7 +10,7 @@ from conduit_dagster import storage
 
 
 def link(source: Path, into: Path) -> None:
-    """Nothing is copied, but where the file system has no second names: then a copy, durable when this returns.
+    """Link a file, without copying; on a file system without hard links, copy it, durable when this returns.
 
     Raises ``OSError``. The new name's entry is not synced, and ``source`` must be durable already.
     """

@@ -35,6 +35,6 @@ class LogDestination(DriverDestination):
         self._log = {"trace": log.debug, "warn": log.warning}.get(own.level) or getattr(log, own.level)
 
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
-        """A line at a time, so memory does not grow with the delivery."""
+        """Log the records line by line, so memory does not grow with the delivery."""
         for record in records:
             self._log(self._message, record=encode(record).decode())

@@ -50,7 +50,7 @@ class SplitRun:
         return self._ordinal
 
     def boundary(self) -> Any:
-        """Return the boundary after the last record taken. Only for a source's failure: it may cost a look at the data."""
+        """Return the boundary after the last record taken. Used only if the source fails: it may cost a read."""
         records = self._block.records
         return self._block.boundary(len(records) - 1) if records else self._begin
 

@@ -137,7 +137,7 @@ class _Task:
             raise _StepCutError(failure) from failed
 
     def _read_upto(self, split: SplitOf, run: SplitRun) -> Any:
-        """Return the source's own position after what was read, also in a step that logs, whose boundaries are offsets."""
+        """Return the source's own position after what was read; in a step that logs, boundaries are offsets."""
         if split.source not in self._job.tees:
             return run.boundary()
         logged = self._tees[-1].boundary

@@ -20,7 +20,7 @@ _PIPELINE = ("pipeline",)
 
 
 def families(all_facts: Iterable[PipelineFacts]) -> Iterator[Metric]:
-    """Every metric that has a sample, always in the same order."""
+    """Yield every metric that has a sample, always in the same order."""
     facts = list(all_facts)
     return (metric for metric in _all(facts) if metric.samples)
 
@@ -155,7 +155,7 @@ class _Collected(Collector):
 
 
 def page(metrics: Iterable[Metric]) -> str:
-    """All samples in Prometheus' text format."""
+    """Return all samples in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Collected(metrics))
     return generate_latest(registry).decode()

@@ -44,7 +44,7 @@ class PipelineMetrics:
         )
 
     def observe(self, step: StepReport, progress: RunProgress) -> None:
-        """Takes a finished step in. Runs in the pipeline's thread, the only one that may ask its sources."""
+        """Add a finished step. Runs in the pipeline's thread, the only one that may ask its sources."""
         lags = {name: self._lag_of(name, progress) for name in self._readers}
         with self._lock:
             self._classes[bisect_left(BUCKETS, step.seconds)] += 1
@@ -76,7 +76,7 @@ class PipelineMetrics:
         return self._lag(self._readers[name], progress.positions[name]) if name in progress.positions else None
 
     def tell(self, result: RunResult) -> None:
-        """Takes a failure that is waited after, or the restart that follows it."""
+        """Set the status after a failure that is followed by a restart, or when that restart begins."""
         if result.status != PipelineStatus.RECOVERING:
             return
         restart = result.restart
@@ -87,7 +87,7 @@ class PipelineMetrics:
                 self._facts = replace(self._facts, restart_at=restart.at_ns / 1e9)
 
     def facts(self) -> PipelineFacts:
-        """The pipeline as it is now. No histogram before the first step."""
+        """Return the pipeline's current numbers. No histogram before the first step."""
         with self._lock:
             times = StepTimes(tuple(self._classes), self._seconds) if any(self._classes) else None
             status = self._status()
@@ -97,7 +97,7 @@ class PipelineMetrics:
 
 
 def _readers(bound: BoundPipeline) -> dict[str, Source]:
-    """What the steps read of each source: itself, or its log, which knows the source's own position."""
+    """Return what steps read of each source: itself, or its log, which knows the source's own position."""
     found = dict[str, Source]()
     for inlet in bound.compiled.inlets:
         found.update(inlet.source.members if isinstance(inlet.source, JoinSource) else {inlet.id: inlet.source})
@@ -120,11 +120,11 @@ class LiveMetrics(Collector):
         self._tallies: list[PipelineMetrics] = []
 
     def add(self, bound: BoundPipeline, status: Callable[[], str], lag: Lag) -> PipelineMetrics:
-        """Begins to count a pipeline. ``status`` is asked at every scrape, ``lag`` after every step."""
+        """Start to count a pipeline. ``status`` is called at every scrape, ``lag`` after every step."""
         tally = PipelineMetrics(bound, status, lag)
         self._tallies.append(tally)
         return tally
 
     def collect(self) -> Iterator[Metric]:
-        """What is scraped."""
+        """Yield the metrics, for a scrape."""
         return families([tally.facts() for tally in list(self._tallies)])

@@ -28,7 +28,7 @@ class Served:
     thread: threading.Thread
 
     def close(self) -> None:
-        """Ends it; a scrape under way may be left without its answer."""
+        """Stop the server; a scrape in progress may get no answer."""
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()
@@ -54,7 +54,7 @@ class _Guarded(Collector):
 
 
 def serve(host: str, port: int, collector: Collector) -> Served:
-    """Serves ``/metrics`` until it is closed, or the process ends. Port 0: any free one.
+    """Serve ``/metrics`` until it is closed, or the process ends. Port 0: any free one.
 
     Raises ``FatalError`` (``environment.metrics_address``).
     """

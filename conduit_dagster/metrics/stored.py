@@ -34,7 +34,7 @@ class StoredMetrics(Collector):
         self._highest: dict[tuple[str, str, str], int] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """What is scraped."""
+        """Yield the metrics, for a scrape."""
         recoveries, away = recovery_rows(self._database), gone(self._database)
         rows = overview.pipeline_rows(self._database)
         return families(
@@ -69,7 +69,7 @@ class StoredMetrics(Collector):
         return DestinationFacts(self._steady("delivered", pipeline, row["id"], row["delivered"]))
 
     def _steady(self, what: str, pipeline: str, name: str, value: int) -> int:
-        """A counter must not go back a little: Prometheus would take that for a new beginning and count all again.
+        """Keep a counter from going back a little: Prometheus would take that for a restart and count everything again.
 
         The store's do, by nacks of a step that is not done yet and by what at-most-once drops. Much less than before
         is another store.

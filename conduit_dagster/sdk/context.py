@@ -44,7 +44,7 @@ class ConnectorContext:
         return resolved(path, self.root)
 
     def folder_in(self, parent: str) -> str:
-        """The URL of this connector's own folder below ``parent``, whatever the pipeline and it are called."""
+        """Return the URL of this connector's own folder below ``parent``, safe for any pipeline and connector id."""
         return storage.join(parent, storage.safe_name(self.pipeline), storage.safe_name(self.connector))
 
 

@@ -73,7 +73,7 @@ class Destination(ABC):
 
     @classmethod
     def strategies_with(cls, settings: Mapping[str, str]) -> frozenset[Strategy]:
-        """What it can keep with these settings, as the file has them: never more than :attr:`strategies`."""
+        """Return the guarantees it can keep with these settings, as in the file: never more than :attr:`strategies`."""
         return cls.strategies
 
     @property
@@ -87,7 +87,7 @@ class Destination(ABC):
         return self.owned
 
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
-        """Raises where it can't be written at all: before anything is read."""
+        """Raise if it can't be written at all. Called before anything is read."""
 
     def fence(self, epoch: int) -> None:  # noqa: B027  # most keep no connection
         """Called once per run, before anything is published: ends what owners of lower epochs hold open there."""
@@ -96,27 +96,27 @@ class Destination(ABC):
         """Called at the end of a run, on the driver. A later run may use the same object again."""
 
     def staging(self, default: str) -> str:
-        """The folder URL where parts are staged; ``default`` is the pipeline's own."""
+        """Return the URL of the folder where parts are staged; ``default`` is the pipeline's own."""
         return default
 
     def target(self, previous: Target | None) -> Target:
-        """What a delivery is published onto, fixed when its step is prepared. ``previous``: the last one's result."""
+        """Return what a delivery is published onto, fixed when its step is prepared. ``previous``: the last result."""
         return previous or {}
 
     @abstractmethod
     def writer(self, task: WriterTask) -> Writer:
-        """A writer for one task."""
+        """Return a writer for one task."""
 
     def holds(self, delivery: Delivery) -> bool:
-        """Whether all of it is there already. About bytes, not about our mark (DELIVERY.md, Start)."""
+        """Return whether all of it is there already, judged by bytes, not by a mark (DELIVERY.md, Start)."""
         return False
 
     def expected(self, delivery: Delivery) -> Target:
-        """The target for the next delivery, once this one is published; at-most-once stores it before it publishes."""
+        """Return the target for the next delivery, once this is published; at-most-once stores it before publishing."""
         return delivery.target
 
     def claim(self, delivery: Delivery, state: Claim) -> Claimed:
-        """Puts ``state`` under the delivery's hash if nothing is there, and gives what is there then.
+        """Store ``state`` under the delivery's hash if nothing is there; return what is there afterwards.
 
         So that a frozen owner's late success and our decision can't both happen (DELIVERY.md, When publishing fails).
         A destination that stores no hash has nothing to claim.
@@ -124,7 +124,7 @@ class Destination(ABC):
         return state
 
     def settled(self, delivery: Delivery) -> Target:
-        """The target for the next delivery, after one that :meth:`holds` found there.
+        """Return the target for the next delivery, after one that :meth:`holds` found there.
 
         Makes it durable: whoever wrote it may have died before that.
         """
@@ -142,7 +142,7 @@ class RecordStaging(Destination):
     changes_records = False
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages the records, each with its origin."""
+        """Stage the records, each with its origin."""
         return RecordWriter(task)
 
 
@@ -158,7 +158,7 @@ class StagedDestination(Destination):
     placement = "staged"
 
     def staged_row(self, delivery: Delivery, place: int) -> Record | None:
-        """What the delivery's record at this place holds, from its staged parts alone; None where they can't tell.
+        """Return the delivery's record at this place, from its staged parts alone; None if they can't tell.
 
         Asked of a ``divisible`` destination that refuses a record of a step whose source or code has changed since it
         was prepared: the dead letter is made of it. Only payloads, key and operation count.
@@ -167,7 +167,7 @@ class StagedDestination(Destination):
 
     @abstractmethod
     def publish(self, delivery: Delivery) -> Target:
-        """Makes it visible and durable, all or nothing; may be repeated. Gives the target for the next delivery."""
+        """Make it visible and durable, all or nothing; may be repeated. Return the target for the next delivery."""
 
 
 class DriverDestination(RecordStaging, StagedDestination):
@@ -177,9 +177,9 @@ class DriverDestination(RecordStaging, StagedDestination):
 
     @abstractmethod
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
-        """Takes the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
+        """Write the delivery's records, in order. Raising fails the delivery; it is then repeated whole."""
 
     def publish(self, delivery: Delivery) -> Target:
-        """Reads the staged records back and hands them to :meth:`deliver`."""
+        """Read the staged records and pass them to :meth:`deliver`."""
         self.deliver((staged.record for staged in staged_records(delivery)), delivery)
         return delivery.target

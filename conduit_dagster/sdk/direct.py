@@ -39,14 +39,14 @@ class Sender(ABC):
 
     @abstractmethod
     def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
-        """Takes records in order; the i-th is numbered ``first + i``. None acks all of them.
+        """Send records in order; the i-th is numbered ``first + i``. Returning None acks all of them.
 
         Receipts may come in any order, and later, from :meth:`finish`: what has none is not acked. Raising
         ``OSError`` or a ``ConduitError`` is an outage; anything else is a bulk error that names no record.
         """
 
     def finish(self) -> Iterable[Receipt]:
-        """Waits for what is outstanding. Called after the last record, and once in every flush interval before."""
+        """Wait for outstanding acks. Called after the last record, and once in every flush interval before."""
         return ()
 
     def close(self) -> None:  # noqa: B027  # most hold nothing open
@@ -65,4 +65,4 @@ class DirectDestination(RecordStaging):
 
     @abstractmethod
     def sender(self, task: SenderTask) -> Sender:
-        """A sender for one delivery. Runs in a task."""
+        """Return a sender for one delivery. Runs in a task."""

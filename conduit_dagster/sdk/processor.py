@@ -36,7 +36,7 @@ class Results(list[Result]):
         self.special: list[int] = []
 
     def put(self, place: int, result: Result) -> None:
-        """What became of the record at ``place``; places come in order."""
+        """Set the result for the record at ``place``; places come in order."""
         self[place] = result
         self.special.append(place)
 
@@ -50,7 +50,7 @@ class ProcessorSettings(BaseModel):
     """Patterns (``fnmatch``) of keys beyond the fields, such as ``headers.*``; for a model with ``extra="allow"``."""
 
     def below(self, prefix: str) -> dict[str, str]:
-        """The settings whose keys begin with ``prefix``, without it."""
+        """Return the settings whose keys begin with ``prefix``, without it."""
         extra = self.model_extra or {}
         return {key.removeprefix(prefix): str(value) for key, value in extra.items() if key.startswith(prefix)}
 
@@ -130,7 +130,7 @@ class Processor:
 
     @classmethod
     def travelling(cls, settings: Mapping[str, str], root: str) -> dict[str, str]:
-        """The settings as they travel to the tasks, with what they name on the driver's disk read into them.
+        """Return the settings as tasks receive them: with the content of files that they name on the driver.
 
         ``root``: the project's folder. Raises ``FatalError``.
         """
@@ -153,12 +153,12 @@ class Processor:
         return None
 
     def process(self, record: Record) -> Record | list[Record] | Drop:
-        """One record in; one or several records, or :data:`DROP`, out. Raising nacks the record, unless it is a
+        """Process one record; return one or several records, or :data:`DROP`. Raising nacks the record, unless it is a
         ``TransientError``."""
         raise TypeError(f"{type(self).__name__} defines neither process nor process_block")
 
     def process_block(self, records: list[Record]) -> list[Result]:
-        """A result for each record, in order. What it raises is an error of the step, not a nack.
+        """Process a block; return a result for each record, in order. Anything raised fails the step; it is no nack.
 
         Returning the very list that was given says that every record was changed in place and goes on.
         """

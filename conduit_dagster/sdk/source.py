@@ -88,7 +88,7 @@ class Block(NamedTuple):
 
     @staticmethod
     def of(records: list[Record]) -> Block:
-        """A block whose boundaries are its records' own positions."""
+        """Return a block whose boundaries are its records' own positions."""
         positions = [record.position for record in records]
         return Block(records, positions.__getitem__)
 
@@ -142,40 +142,40 @@ class Source(ABC):
 
     @abstractmethod
     def initial(self) -> Position:
-        """The position before the first record."""
+        """Return the position before the first record."""
 
     @abstractmethod
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """The furthest position that one step may read to; ``start`` itself where there is nothing new.
+        """Return the furthest position that one step may read to; ``start`` itself if there is nothing new.
 
         ``horizon`` is None while a pipeline runs on, else what :meth:`horizon` gave at the start of the run.
         """
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """The range cut into about ``n`` parts, in order."""
+        """Return the range cut into about ``n`` splits, in order."""
 
     @abstractmethod
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
-        """The split's records, block by block. Runs in a task."""
+        """Yield the split's records, block by block. Runs in a task."""
 
     def horizon(self) -> Any:
-        """How far there is data now; a run that drains its sources stops there. Must not be None."""
+        """Return how far there is data now; a run that drains its sources stops there. Must not be None."""
         return {}
 
     def verify(self, start: Position, end: Position) -> None:  # noqa: B027  # most sources can't change behind our back
-        """Raises ``FatalError`` when a range that was given before is not what it was: gone, replaced or cut off."""
+        """Raise ``FatalError`` if a range returned before is not what it was: gone, replaced or truncated."""
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Whether a range that was planned, and never prepared, may be dropped because it is gone. Loses it."""
+        """Return whether a planned range that was never prepared may be dropped because it is gone. Loses it."""
         return False
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """The source's position at a boundary that :meth:`read` gave inside this range."""
+        """Return the source's position at a boundary that :meth:`read` yielded inside this range."""
         return boundary
 
     def relocate(self, split: Split) -> Split:
-        """A split of an earlier plan, with where its data is now."""
+        """Return a split of an earlier plan, with its data's current location."""
         return split
 
     def ack(self, upto: Position, generation: int) -> None:  # noqa: B027  # most sources have nothing to tell
@@ -191,13 +191,13 @@ class Source(ABC):
         """
 
     def lag(self, position: Position) -> int | None:
-        """How far ``position`` is behind the newest data, in the source's unit (:attr:`lag_unit`); None if unknown."""
+        """Return how far ``position`` is behind the newest data, in the source's :attr:`lag_unit`; None if unknown."""
         return None
 
     lag_unit: ClassVar[str] = "bytes"
 
     def place(self, position: Position) -> Any:
-        """What of a position says where it is; it goes into the delivery hash, so no observation may be in it."""
+        """Return the part of a position that says where it is, without observations: it goes into the delivery hash."""
         return position
 
     @property

@@ -50,7 +50,7 @@ class Encoder(Protocol):
     """Turns a block of records into bytes."""
 
     def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
-        """The bytes of the records that can be encoded, in order, and the others' nacks."""
+        """Return the bytes of the records that can be encoded, in order, and the nacks of the others."""
         ...
 
 
@@ -63,7 +63,7 @@ class StagedWriter(Writer):
         self._records = 0
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Encodes and appends; what cannot be encoded is refused."""
+        """Encode and append the records; those that cannot be encoded are refused."""
         data, refused = self._encoder.encode_block(records)
         if data:
             self._part.write(data)
@@ -71,16 +71,16 @@ class StagedWriter(Writer):
         return [Refusal(place, nack) for place, nack in refused]
 
     def finish(self) -> Part | None:
-        """As the file beneath."""
+        """Finish the file; return its part."""
         return self._part.finish(self._records)
 
     def abort(self) -> None:
-        """As the file beneath."""
+        """Abort the file."""
         self._part.abort()
 
 
 def staged_lines(delivery: Delivery) -> Iterator[bytes]:
-    """The staged lines of a delivery, in order; of a child just its own. For stagings of one line per record."""
+    """Yield the staged lines of a delivery, in order; for a child just its own. For stagings of one line per record."""
     skip, left = (0, None) if delivery.take is None else (delivery.skip, delivery.take)
     for part in delivery.parts:
         if skip >= part.records:
@@ -117,19 +117,19 @@ class RecordWriter(Writer):
         self.origins: Sequence[int] = ()
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keeps them for the next block."""
+        """Keep the origins for the next block."""
         self.source, self.first, self.origins = source, first, origins
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Encodes and appends; what cannot be encoded is refused."""
+        """Encode and append the records; those that cannot be encoded are refused."""
         return self._lines.write(records)
 
     def finish(self) -> Part | None:
-        """As the file beneath."""
+        """Finish the file; return its part."""
         return self._lines.finish()
 
     def abort(self) -> None:
-        """As the file beneath."""
+        """Abort the file."""
         self._lines.abort()
 
 
@@ -140,7 +140,7 @@ class _OriginLines:
         self._writer = writer
 
     def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
-        """As a format does."""
+        """Encode a block, as a format does."""
         lines: list[bytes] = []
         refused: Refused = []
         source, first = self._writer.source, self._writer.first
@@ -153,7 +153,7 @@ class _OriginLines:
 
 
 def staged_records(delivery: Delivery) -> Iterator[StagedRecord]:
-    """The records of a delivery that a :class:`RecordWriter` staged, in order; a line at a time in memory."""
+    """Yield the records that a :class:`RecordWriter` staged for a delivery, in order; one line at a time in memory."""
     return map(_staged, staged_lines(delivery))
 
 

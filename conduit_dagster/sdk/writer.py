@@ -47,11 +47,11 @@ class Writer(ABC):
 
     @abstractmethod
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Takes a block, in order. Refused records are nacked, the others are in."""
+        """Write a block, in order. Refused records are nacked, the others are written."""
 
     @abstractmethod
     def finish(self) -> Part | None:
-        """Makes it durable and names it; None where nothing was written."""
+        """Make the part durable and return it; None if nothing was written."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -67,7 +67,7 @@ class NewPart:
         self._file: storage.NewFile | None = None
 
     def write(self, data: bytes) -> None:
-        """Appends. Raises ``OSError``, and nothing of the part counts then."""
+        """Append bytes. Raises ``OSError``; then nothing of the part counts."""
         if self._file is None:
             storage.make_folder(self._staging)
             self._file = storage.NewFile(storage.join(self._staging, self._name))
@@ -83,7 +83,7 @@ class NewPart:
         return Part(self._name, records, self._file.bytes, self._file.finish())
 
     def abort(self) -> None:
-        """Leaves a file that no ledger names; it goes with the staging folder."""
+        """Leave the file unfinished: no ledger names it, and it is removed with the staging folder."""
         if self._file is not None:
             self._file.abort()
 
@@ -103,7 +103,7 @@ class Rows(Sequence[Record]):
         self._records: list[Record] | None = None
 
     def all(self) -> list[Record]:
-        """The records, the same ones each time."""
+        """Return the records, the same objects each time."""
         if self._records is None:
             self._records = self._made()
         return self._records

@@ -75,12 +75,12 @@ class ChaosSource(Source):
         self._opened = False
 
     def initial(self) -> Position:
-        """Before the first record. Every run begins with this."""
+        """Return the position before the first record. Called at the start of every run."""
         self._opened = False
         return self._numbers.initial()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """As many as are due."""
+        """Return the position after the records that are due."""
         if not self._opened:
             self._fault.strike("open", start + 1)
             self._opened = True
@@ -91,7 +91,7 @@ class ChaosSource(Source):
         return self._numbers.split(start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """Makes the records; those before the one that it fails at are given first."""
+        """Yield the records; those before the failing one come first."""
         assert split.records is not None
         fault, end = self._fault, split.start + split.records
         # of the step's failing records the first one decides: the tasks of the others get through
@@ -109,11 +109,11 @@ class ChaosSource(Source):
         ]
 
     def lag(self, position: Position) -> int | None:
-        """Records to go, where there is an end."""
+        """Return the number of records to go, if there is an end."""
         return self._numbers.lag(position)
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Fails, or has nothing to tell."""
+        """Fail, or do nothing."""
         del generation
         self._fault.strike("ack", upto)
 
@@ -124,7 +124,7 @@ def _numbers(settings: ChaosSourceSettings) -> GeneratorSettings:
 
 
 def _ranges(start: int, end: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
-    """Blocks of at most ``size``; one of them begins at ``cut``, where that is inside."""
+    """Return ranges of at most ``size``; one of them begins at ``cut``, if that is inside."""
     first = start
     while first < end:
         last = min(first + size, end)
@@ -159,17 +159,17 @@ class ChaosDestination(FileDestination):
         self._fault = Fault(settings, settings.fail_on, context)
 
     def check(self) -> None:
-        """Fails, or tries to open the file."""
+        """Fail, or try to open the file."""
         self._fault.strike("open", self._fault.passed + 1)
         super().check()
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages lines, or fails to."""
+        """Return a writer that stages lines, or fails to."""
         writer = super().writer(task)
         return ChaosWriter(writer, self._fault) if self._fault.is_at("write") else writer
 
     def publish(self, delivery: Delivery) -> Target:
-        """Fails before or after it, or does it."""
+        """Fail before or after publishing, or publish."""
         upto = self._fault.passed + delivery.records
         self._fault.strike("publish", upto)
         target = super().publish(delivery)
@@ -187,11 +187,11 @@ class ChaosWriter(Writer):
         self._place: tuple[str, int, Sequence[int]] = ("", 0, ())
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:
-        """Keeps them for the next block."""
+        """Keep the origins for the next block."""
         self._place = (source, first, origins)
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Fails with the first block that goes beyond ``after`` records, or refuses those of its records that do."""
+        """Fail with the first block beyond ``after`` records, or refuse its records beyond them."""
         passed = self._fault.passed
         self._fault.strike("write", passed + len(records))
         bad = self._fault.refused(passed, len(records))
@@ -204,11 +204,11 @@ class ChaosWriter(Writer):
         return [*(Refusal(good[place], why) for place, why in found), *(Refusal(i, nack) for i in bad)]
 
     def finish(self) -> Part | None:
-        """As the writer beneath."""
+        """Finish the wrapped writer."""
         return self._writer.finish()
 
     def abort(self) -> None:
-        """As the writer beneath."""
+        """Abort the wrapped writer."""
         self._writer.abort()
 
 
@@ -243,7 +243,7 @@ class ChaosDirectDestination(DirectDestination):
         return str(self._path.absolute())
 
     def check(self) -> None:
-        """Fails, or makes the folder."""
+        """Fail, or make the folder."""
         self._fault.strike("open", self._fault.passed + 1)
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +251,7 @@ class ChaosDirectDestination(DirectDestination):
             raise from_os_error(error, f"can't write {self._path}") from error
 
     def sender(self, task: SenderTask) -> Sender:
-        """Appends to the file."""
+        """Return a sender that appends to the file."""
         del task
         return ChaosSender(self._path, self._fault)
 
@@ -264,7 +264,7 @@ class ChaosSender(Sender):
         self._format = make_format("payload/json", "")
 
     def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:
-        """Fails with the first batch that goes beyond ``after`` records, or refuses those of its records that do."""
+        """Fail with the first batch beyond ``after`` records, or refuse its records beyond them."""
         passed = self._fault.passed
         upto = passed + len(records)
         self._fault.strike("write", upto)

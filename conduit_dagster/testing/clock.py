@@ -15,11 +15,11 @@ class FakeClock:
         self._lock = threading.Lock()
 
     def now_ns(self) -> int:
-        """The time in unix nanoseconds."""
+        """Return the time in unix nanoseconds."""
         return self._now_ns
 
     def advance(self, seconds: float) -> int:
-        """Moves it, back where ``seconds`` is negative, as a clock that is set; gives the new time in nanoseconds.
+        """Move the clock, back if ``seconds`` is negative; return the new time in nanoseconds.
 
         Exact to the nanosecond for less than 50 days at a time.
         """

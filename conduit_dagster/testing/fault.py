@@ -38,7 +38,7 @@ class Tally:
             return 0
 
     def take(self, wanted: int, limit: int | None = None) -> int:
-        """Counts as many of ``wanted`` as keep the total within ``limit``, and gives how many these were."""
+        """Count as many of ``wanted`` as keep the total within ``limit``; return how many."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("ab") as file:
             # the lock goes with the process: what a killed one has taken is in the file, or was not taken
@@ -50,12 +50,12 @@ class Tally:
 
 
 def refused(message: str, fix: str) -> PydanticCustomError:
-    """A finding about settings that do not go together."""
+    """Return the error for settings that do not go together."""
     return PydanticCustomError("chaos", "{message}", {"message": message, "fix": fix})
 
 
 def as_code(text: str) -> int | str:
-    """An error code as an author would write it in Python."""
+    """Return an error code as an author would write it in Python."""
     return int(text) if text.isdecimal() else text
 
 
@@ -131,7 +131,7 @@ def _tally(root: str | Path, pipeline: str, connector: str, point: str, what: st
 
 
 def failures(root: str | Path, pipeline: str, connector: str, point: str) -> int:
-    """How often a ``chaos`` connector of the project has failed, hung, been slow or nacked at a point (``fail-on``)."""
+    """Return how often a ``chaos`` connector failed, hung, was slow or nacked at a point (``fail-on``)."""
     return _tally(root, pipeline, connector, point, "failures").count
 
 
@@ -157,7 +157,7 @@ class Fault:
         return self._settings.after
 
     def is_at(self, *points: str) -> bool:
-        """Whether this is about one of these points."""
+        """Return whether the fault is for one of these points."""
         return self._point in points
 
     @property
@@ -166,17 +166,17 @@ class Fault:
         return self._passed.count if self._settings.after else 0
 
     def passes(self, records: int) -> None:
-        """Counts records that got through. Those that are written or published once more count once more."""
+        """Count records that got through. Records written or published again count again."""
         if self._settings.after:
             self._passed.take(records)
 
     def strike(self, point: str, upto: int) -> None:
-        """Raises or waits where it is time to; ``upto`` is the number of the last record concerned, from 1."""
+        """Raise or wait if it is time to; ``upto`` is the number of the last record concerned, from 1."""
         if self._settings.mode != "nack" and self.is_at(point) and upto > self.after and self._takes(1):
             self._act()
 
     def refused(self, passed: int, records: int) -> range:
-        """Which of so many records, the first behind ``passed`` others, a writer is to refuse."""
+        """Return which of the records after the first ``passed`` a writer refuses."""
         first = max(0, self.after - passed)
         if self._settings.mode != "nack" or first >= records:
             return range(0)

@@ -34,7 +34,7 @@ class PipelineTestFile(pytest.File):
     """A file of pipelines."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Its tests. A file with mistakes is one that fails."""
+        """Yield its tests. A file with mistakes is one test that fails."""
         from conduit_dagster.config.project import Project
         from conduit_dagster.engine.catalogue import open_catalogue
 
@@ -55,7 +55,7 @@ class PipelineCase(pytest.Item):
         self._bound, self._case, self._plugins = bound, case, plugins
 
     def runtest(self) -> None:
-        """Raises :class:`CaseError`."""
+        """Run the test. Raises :class:`CaseError`."""
         from conduit_dagster.engine.trial.cases import run_case
 
         verdict = run_case(self._bound, self._case, self._plugins)
@@ -63,13 +63,13 @@ class PipelineCase(pytest.Item):
             raise CaseError("\n".join(_text(flaw) for flaw in verdict.flaws))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """What is not as expected, without a stack trace."""
+        """Return what is not as expected, without a stack trace."""
         if isinstance(excinfo.value, CaseError):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
-        """Its file and name."""
+        """Return its file and name."""
         return self.path, None, self.name
 
 

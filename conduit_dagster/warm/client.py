@@ -40,14 +40,14 @@ class ForkedProcess:
         self._connection.close()
 
     def begin(self) -> None:
-        """Lets it go. Raises :class:`NotWarmError` where nobody is there any more: it has not begun then."""
+        """Let the child begin. Raises :class:`NotWarmError` if it is gone: then it has not begun."""
         try:
             send_go(self._connection)
         except OSError as error:
             raise NotWarmError(str(error)) from error
 
     def wait(self) -> int:
-        """Its exit code, as ``subprocess`` has them; 1 where its parent ended before it."""
+        """Return its exit code, as in ``subprocess``; 1 if its parent ended before it."""
         self._connection.settimeout(None)
         answer = receive_answer(self._connection)
         if answer is not None:
@@ -64,7 +64,7 @@ class ForkedProcess:
 def spawn(
     role: str, wanted: ForkRequest, streams: list[int], python: str = sys.executable, seconds: float = 60.0
 ) -> ForkedProcess:
-    """A child of the role's parent, held; the parent is started where there is none.
+    """Fork a child of the role's parent, and hold it; start the parent if there is none.
 
     Raises :class:`NotWarmError` when ``seconds`` were not enough, where this system can't, and where its user does not
     want it (``CONDUIT_WARM_SECONDS=0``).

@@ -30,7 +30,7 @@ class Held:
 
 
 def become(held: Held) -> None:
-    """Runs the module; returns or raises as it does. Its streams, folder and environment are the client's."""
+    """Run the module; return or raise as it does. Its streams, folder and environment are the client's."""
     with held.connection as connection:
         connection.settimeout(None)
         # nothing runs that its client does not know of: one that gave up starts the same work elsewhere
@@ -57,7 +57,7 @@ def become(held: Held) -> None:
 
 
 def _open_streams() -> None:
-    """The parent's buffers belong to the parent."""
+    """Reopen the standard streams: the parent's buffers belong to the parent."""
     sys.stdin = sys.__stdin__ = os.fdopen(0, closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")

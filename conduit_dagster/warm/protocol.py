@@ -21,7 +21,7 @@ MODULES = {
 
 
 def socket_path(role: str, python: str, path: str) -> Path:
-    """One per interpreter and search path. Raises ``OSError`` where others could reach it."""
+    """Return the socket's path, one per interpreter and search path. Raises ``OSError`` if others could reach it."""
     folder = Path(tempfile.gettempdir()) / f"conduit-dagster-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     about = folder.lstat()
@@ -49,14 +49,14 @@ class ForkRequest:
 
 
 def send_wanted(connection: socket.socket, wanted: ForkRequest, streams: list[int]) -> None:
-    """With the three file descriptors that become the child's standard streams."""
+    """Send a request, with the three file descriptors that become the child's standard streams."""
     data = json.dumps(asdict(wanted)).encode()
     socket.send_fds(connection, [_HEAD.pack(len(data))], streams)
     connection.sendall(data)
 
 
 def receive_wanted(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
-    """What :func:`send_wanted` sent. Raises ``OSError`` or ``ValueError`` for anything else."""
+    """Receive what :func:`send_wanted` sent. Raises ``OSError`` or ``ValueError`` for anything else."""
     head, streams, _, _ = socket.recv_fds(connection, _HEAD.size, _STREAMS)
     if len(head) != _HEAD.size or len(streams) != _STREAMS:
         raise ValueError("not a request")
@@ -64,12 +64,12 @@ def receive_wanted(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
 
 
 def send_answer(connection: socket.socket, **answer: Any) -> None:
-    """One line of JSON."""
+    """Send one line of JSON."""
     connection.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def receive_answer(connection: socket.socket) -> dict[str, Any] | None:
-    """The next line; none at the connection's end. Raises ``OSError``, a timeout for one."""
+    """Receive the next line; none at the connection's end. Raises ``OSError``, for example on a timeout."""
     line = b""
     while not line.endswith(b"\n"):
         # a byte at a time: what follows belongs to the next answer, and both are short
@@ -86,7 +86,7 @@ def send_go(connection: socket.socket) -> None:
 
 
 def receive_go(connection: socket.socket) -> bool:
-    """Waits for :func:`send_go`; whether it came, and not the connection's end."""
+    """Wait for :func:`send_go`; return whether it came, rather than the connection's end."""
     try:
         return connection.recv(len(_GO)) == _GO
     except OSError:

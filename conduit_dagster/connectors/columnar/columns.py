@@ -36,12 +36,12 @@ _FORBIDDEN = frozenset(" ,;{}()\n\t=")
 
 
 def is_name(name: str) -> bool:
-    """Whether a Delta column may be called so."""
+    """Return whether a Delta column may have this name."""
     return bool(name) and _FORBIDDEN.isdisjoint(name)
 
 
 def parse_columns(text: str) -> Schema:
-    """The schema of ``name:type, name:type``; an empty one for no text. Raises ``ValueError`` saying what is wrong."""
+    """Parse ``name:type, name:type`` to a schema; empty for no text. Raises ``ValueError`` saying what is wrong."""
     fields: list[Any] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -55,7 +55,7 @@ def parse_columns(text: str) -> Schema:
 
 
 def lacking(asked: Schema, there: Schema) -> list[str]:
-    """What is asked for and not there, or there with another type, as ``name:type``."""
+    """Return the required columns that are missing, or have another type, as ``name:type``."""
     kinds = {field.name: field.type for field in there}
     return [f"{field.name}:{field.type}" for field in asked if kinds.get(field.name) != field.type]
 
@@ -78,7 +78,7 @@ def _require_distinct(names: list[str]) -> None:
 
 
 def primitive(kind: str) -> DataType | None:
-    """The Arrow type behind a name such as ``long`` or ``decimal(10,2)``; None for no such name."""
+    """Return the Arrow type of a name such as ``long`` or ``decimal(10,2)``; None for an unknown name."""
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
         return _TYPES.get(kind)
@@ -120,7 +120,7 @@ _DEEPEST = 32
 
 
 def infer(documents: Sequence[Document]) -> Schema:
-    """A column per field; the first value that is not null decides its type, and long with double is double.
+    """Infer a column per field: the first value that is not null decides its type, and long with double is double.
 
     As in Spark, what is only null is a string. A field with no possible column is left out: an empty object, a name
     that Delta forbids or that differs from another's in case only, more than 32 levels.

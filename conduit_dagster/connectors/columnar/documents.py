@@ -22,7 +22,7 @@ _compute: Any = pc
 
 
 def documents(batch: Batch) -> list[Document]:
-    """A document per row, its fields in the columns' order.
+    """Return a document per row, its fields in the columns' order.
 
     Decimals are text, exact; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
     are whole numbers in their own unit; a map is an object whose keys are text. What JSON has no number for is text as
@@ -38,7 +38,7 @@ def documents(batch: Batch) -> list[Document]:
 
 
 def values(column: Any) -> list[Any]:
-    """Of an array, as JSON holds them; None for nulls."""
+    """Return an array's values as JSON holds them; None for nulls."""
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values(chunk)]

@@ -24,7 +24,7 @@ _NAMED: Final = {
 
 
 def fitted(rows: Table, schema: Schema, strict: bool) -> Any:
-    """The rows with exactly the columns of ``schema``; those that are not there are null.
+    """Return the rows with exactly the columns of ``schema``; missing ones are null.
 
     None where that would change or lose a value: a column has no place there (with ``strict``), a kind that does not
     hold all of its values, or a null where none may be. Documents, one by one, then say which record it is.
@@ -58,7 +58,7 @@ def _column(rows: Table, field: Any) -> Any:
 
 
 def _holds(kind: DataType, wider: DataType) -> bool:
-    """Whether every value of a plain type is one of the other, and a cast finds those that are not."""
+    """Return whether each value of a plain type is one of the other, so that a cast finds those that are not."""
     if kind == wider:
         return True
     if kind in _WIDTHS and wider in _WIDTHS:
@@ -76,7 +76,7 @@ def _holds(kind: DataType, wider: DataType) -> bool:
 
 
 def plain(kind: DataType) -> DataType:
-    """The type that holds the same values, without a choice of layout: one text, signed numbers, times in UTC."""
+    """Return the type of the same values without a choice of layout: one text, signed numbers, times in UTC."""
     if _types.is_dictionary(kind):
         return plain(kind.value_type)
     if _types.is_timestamp(kind):
@@ -89,12 +89,12 @@ def plain(kind: DataType) -> DataType:
 
 
 def kept(schema: Schema) -> Schema:
-    """The columns of a new folder of files for such rows: each type plain, every column nullable."""
+    """Return the columns of a new folder of files for such rows: each type plain, every column nullable."""
     return pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
 
 
 def storable(schema: Schema) -> Schema | None:
-    """The columns of a new Delta table for such rows; None where one of them has no type or no name there."""
+    """Return the columns of a new Delta table for such rows; None if one has no type or name there."""
     made = kept(schema)
     names = [field.name.lower() for field in made]
     if len(set(names)) < len(names) or not all(is_name(name) for name in names):
@@ -103,7 +103,7 @@ def storable(schema: Schema) -> Schema | None:
 
 
 def readable(schema: Schema) -> Schema | None:
-    """The columns of files that Spark reads, whatever the session's settings; None where one has no type there."""
+    """Return the columns of files that Spark reads under any session settings; None if one has no type there."""
     made = kept(schema)
     if len({field.name.lower() for field in made}) < len(made):
         return None
@@ -111,7 +111,7 @@ def readable(schema: Schema) -> Schema | None:
 
 
 def documented(schema: Schema) -> list[str]:
-    """The columns that documents of JSON can't fill."""
+    """Return the columns that JSON documents can't fill."""
     return [field.name for field in schema if not _every(field.type, _is_stored)]
 
 
@@ -146,7 +146,7 @@ class Misfit:
         self._plugin = plugin
 
     def find(self, document: Document, fields: Any, inside: str = "") -> Nack | None:
-        """What is wrong with it; ``fields`` is a schema or a struct type. None where nothing is found."""
+        """Return what is wrong with it, or None; ``fields`` is a schema or a struct type."""
         known = {field.name: field for field in fields}
         for name, value in document.items():
             found = self._value(value, known[name], inside + name) if name in known else self._unknown(inside, name)

@@ -36,7 +36,7 @@ class ParquetPart:
         self._records = 0
 
     def add(self, table: Table, sizes: Any) -> None:
-        """Appends rows; ``sizes`` say what each one weighs: the length of its JSON, or what Arrow needs for it."""
+        """Append rows; ``sizes`` are their weights in bytes: the length of the JSON, or what Arrow needs."""
         self._records += table.num_rows
         upto, start = np.cumsum(sizes), 0
         while start < table.num_rows:
@@ -61,7 +61,7 @@ class ParquetPart:
         self._file.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self) -> Part | None:
-        """Writes what is waiting and syncs; None where nothing was added."""
+        """Write what is waiting and sync; return None if nothing was added."""
         if self._waiting:
             self._flush()
         if self._file is not None:
@@ -69,7 +69,7 @@ class ParquetPart:
         return self._part.finish(self._records)
 
     def abort(self) -> None:
-        """Closes without a promise."""
+        """Close the file; nothing of it counts."""
         self._part.abort()
 
 
@@ -94,7 +94,7 @@ class ColumnsWriter(Writer):
         self._reader: RowReader | None = None
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Takes the documents of created and snapshot records, and rows as they are where they fit whole."""
+        """Write documents of created and snapshot records, and rows as they are if they fit as a whole."""
         if isinstance(records, Rows) and (refusals := self._take_rows(records)) is not None:
             return refusals
         refused: dict[int, Nack] = {}
@@ -108,7 +108,7 @@ class ColumnsWriter(Writer):
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
     def _take_rows(self, rows: Rows) -> Sequence[Refusal] | None:
-        """Appends the rows that fit as they are; None where their columns have no place, as each document then says."""
+        """Append the rows that fit as they are; return None if their columns don't: each document then says why."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
         if self._add(rows, 0, len(rows)):
@@ -118,7 +118,7 @@ class ColumnsWriter(Writer):
         return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
 
     def _add(self, rows: Rows, start: int, stop: int) -> bool:
-        """False where one of them does not fit."""
+        """Append rows; return False if one of them does not fit."""
         if self._reader is None:
             return False
         table = fitted(rows.batch.slice(start, stop - start), self._reader.schema, self._reader.strict)
@@ -127,7 +127,7 @@ class ColumnsWriter(Writer):
         return table is not None
 
     def _halved(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
-        """Of rows that do not fit together: in order, a row that does not fit alone goes as a document."""
+        """Write rows that do not fit together: in order, with each row that does not fit by itself as a document."""
         if stop - start == 1:
             yield from ((start, nack) for nack in self._take(_documents(rows[start:stop])).values())
             return
@@ -137,7 +137,7 @@ class ColumnsWriter(Writer):
                 yield from self._halved(rows, low, high)
 
     def _take(self, documents: list[Document]) -> dict[int, Nack]:
-        """Appends the documents that fit; gives the others' nacks."""
+        """Append the documents that fit; return the nacks of the others."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: infer(documents))
         if self._reader is None:
@@ -169,7 +169,7 @@ class ColumnsWriter(Writer):
         return self._file.finish()
 
     def abort(self) -> None:
-        """Leaves a file that no ledger names; it goes with the staging folder."""
+        """Leave the file unfinished: no ledger names it, and it is removed with the staging folder."""
         self._file.abort()
 
     def _refusal(self, record: Record) -> Nack | None:

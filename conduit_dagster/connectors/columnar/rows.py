@@ -69,14 +69,14 @@ class RowReader:
         return schema
 
     def read(self, lines: Sequence[bytes]) -> Table:
-        """The rows of these lines. Raises ``pa.ArrowException`` where one of them does not fit."""
+        """Read these lines as rows. Raises ``pa.ArrowException`` if one of them does not fit."""
         data = b"\n".join(lines)
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
         return table if table.schema == self.schema else table.cast(self.schema)
 
     def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
-        """Which lines do not fit, found by halving: each one's place, and what the reader said about it alone."""
+        """Return the lines that do not fit, found by halving: each one's place, and the reader's error for it."""
         try:
             self.read(lines)
         except pa.ArrowException as error:
@@ -112,7 +112,7 @@ _ITEM = 16
 
 
 def row_sizes(table: Any) -> Any:
-    """Bytes of each row, about, as a numpy array of int64."""
+    """Return the approximate bytes of each row, as a numpy array of int64."""
     sizes = np.full(table.num_rows, 1, np.int64)
     for column in table.columns:
         sizes += _sizes(column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column)

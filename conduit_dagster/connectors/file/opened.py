@@ -29,7 +29,7 @@ class OpenFile:
     """
 
     def __init__(self, url: str, name: str = "") -> None:
-        """Raises ``OSError``."""
+        """Open the file. Raises ``OSError``."""
         self.url = url
         path = storage.local_path(url)
         self._remote: IO[bytes] | None = None

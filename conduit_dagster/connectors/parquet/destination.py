@@ -32,7 +32,7 @@ class FolderColumns:
         self._file = storage.join(folder, FILE)
 
     def agreed(self, offered: Callable[[], Schema] | None = None) -> Schema | None:
-        """The folder's columns; where it has none yet, those of the setting, else ``offered``, from now on.
+        """Return the folder's columns; if it has none yet, it gets those of the setting, or else ``offered``.
 
         None where there is nothing to agree on. Raises ``FatalError`` where the setting names others.
         """
@@ -100,7 +100,7 @@ class ParquetDestination(LaidOut):
         return PartsFolder(path, self.context)
 
     def check(self) -> None:
-        """Makes the folder, and compares its columns with the setting's."""
+        """Make the folder, and compare its columns with the setting's."""
         super().check()
         self._columns().agreed()
 
@@ -108,7 +108,7 @@ class ParquetDestination(LaidOut):
         return FolderColumns(str(self._path), parse_columns(self._settings.columns))
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages Parquet; agrees with the other tasks on the columns when it gets its first rows."""
+        """Return a writer that stages Parquet; it agrees with other tasks on the columns at its first rows."""
         part = ParquetPart(task, self._settings.compression)
         return ColumnsWriter(part, self.name, self._reader, kept)
 

@@ -93,7 +93,7 @@ def seen_of(found: FoundFile) -> list[int]:
 
 @contextmanager
 def _opened(url: str) -> Generator[IO[bytes]]:
-    """The file behind one descriptor: what it is, its mark and its rows are of the same file."""
+    """Open a file once: its identity, mark and rows come from the same descriptor."""
     try:
         with storage.open_read(url) as file:
             yield file
@@ -117,7 +117,7 @@ def _found(file: IO[bytes], url: str) -> FoundFile:
 
 
 def _mark(file: IO[bytes]) -> str:
-    """Of all of a small file; of a large one its end, where the footer is, and pieces spread over the rest."""
+    """Return a digest of a small file, or of a large one's end (the footer) and pieces spread over the rest."""
     total = file.seek(0, io.SEEK_END)
     sha = hashlib.sha256(str(total).encode())
     step = max(_PIECE, (total - _END) // _PIECES)
@@ -140,7 +140,7 @@ def _require_distinct(names: Sequence[str], url: str) -> None:
 
 
 def unreadable(url: str, why: str) -> TransientError:
-    """A file that is not Parquet, is damaged, or is still being written."""
+    """Return the error for a file that is not Parquet, is damaged, or is still being written."""
     return TransientError(
         f"{url.rsplit('/', 1)[-1]} can't be read as Parquet: {why.partition(chr(10))[0]}",
         code="parquet.unreadable",

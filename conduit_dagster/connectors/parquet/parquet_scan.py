@@ -17,7 +17,7 @@ from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_
 
 
 def _fixed(path: str, root: str) -> Path:
-    """The folder that a folder or glob begins with."""
+    """Return the fixed folder at the beginning of a glob."""
     parts = Path(path.removeprefix("file://")).parts
     many = next((place for place, part in enumerate(parts) if GLOB & set(part)), len(parts))
     return Path(root, *parts[:many])
@@ -33,7 +33,7 @@ class ListedFiles:
         self._path, self._resolved, self._root = path, resolved, root
 
     def files(self) -> list[FoundFile]:
-        """All there are now. Raises ``TransientError`` where the one file that was named is missing."""
+        """Return all current files. Raises ``TransientError`` if a file that was named singly is missing."""
         # looked at each time: a folder may appear later
         if is_many(self._path, self._root):
             fixed = _fixed(self._path, self._root)
@@ -76,24 +76,24 @@ class ParquetPosition(msgspec.Struct, frozen=True):
     files: tuple[ReadFile, ...] = ()
 
     def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
-        """The position with these files in their new states, new ones at the end."""
+        """Return the position with these files in their new states, new files at the end."""
         kept = [moved.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
         fresh = [file for number, file in moved.items() if number not in known]
         return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON value that the engine stores."""
+        """Return the JSON value that the engine stores."""
         return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
 
 
 def parse_position(value: Any) -> ParquetPosition:
-    """The position behind a stored JSON value."""
+    """Parse a stored JSON value to a position."""
     return msgspec.convert(value, ParquetPosition)
 
 
 def parse_file(value: Any) -> ReadFile:
-    """The file behind a split's start or a boundary."""
+    """Parse a split's start, or a boundary, to its file."""
     return msgspec.convert(value, ReadFile)
 
 
@@ -113,7 +113,7 @@ class Listing(Protocol):
     """Whether every file that comes has a name behind all others': what was read is then told by the last name."""
 
     def files(self) -> list[FoundFile]:
-        """All there are now, in reading order. May raise ``OSError`` or an error of ours."""
+        """Return all current files, in reading order. May raise ``OSError`` or a ``ConduitError``."""
         ...
 
 
@@ -135,7 +135,7 @@ class Survey:
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
 
     def _files(self, wanted: Callable[[str], bool]) -> There:
-        """The files there are with such names, in reading order. Raises where one of them can't be read."""
+        """Return the files with such names, in reading order. Raises if one of them can't be read."""
         try:
             listed = self._listing.files()
             if len(self._footers) > _KEPT:
@@ -146,7 +146,7 @@ class Survey:
             raise from_os_error(error, f"can't read {self._place}") from error
 
     def _footer(self, found: FoundFile) -> tuple[FoundFile, Footer]:
-        """What a path holds, and which file that is: another one may have the path since it was listed."""
+        """Read a path's footer and identity together: since the listing another file may have taken the path."""
         known = self._footers.get(found)
         if known is None:
             opened, footer = known = read_footer(found.url)
@@ -158,17 +158,17 @@ class Survey:
         return known
 
     def named(self, names: Collection[str]) -> There:
-        """Those with these names."""
+        """Return the files with these names."""
         return self._files(set(names).__contains__)
 
     def horizon(self) -> Any:
-        """What there is now, as a JSON value for :meth:`look`."""
+        """Return the current files, as a JSON value for :meth:`look`."""
         if self._listing.ordered:
             return {"last": max((found.name for found in self._listing.files()), default="")}
         return {"files": [list(ident) for ident in self._files(lambda _: True)]}
 
     def look(self, position: ParquetPosition, horizon: Any = None) -> FolderLook:
-        """What lies behind a position; only what is of the ``horizon``, if that is given.
+        """Return the files after a position; only those within the ``horizon``, if given.
 
         Raises ``FatalError`` where a file that was begun is gone, or is another one now.
         """
@@ -189,7 +189,7 @@ class Survey:
         return FolderLook(ParquetPosition(position.seen, tuple(kept)), unread)
 
     def gone(self, file: ReadFile) -> FatalError:
-        """Its rows are not there any more."""
+        """Return the error for a file whose rows are gone."""
         return FatalError(
             f"{file.name} is gone or was changed; rows {file.done + 1} to {file.rows} of it were not read",
             code="parquet.range_gone",

@@ -40,7 +40,7 @@ class RowFileReader:
         self.metadata, self.keys = metadata, keys
 
     def blocks(self, options: ReadOptions) -> Iterator[Block]:
-        """Blocks in order; columns where the plan takes rows."""
+        """Yield blocks in order, as columns if the plan takes rows."""
         at = self.file.done
         most = max(1, _BYTES // self._row_bytes)
         for batch in self._batches(min(_ROWS if options.rows else options.block_records, most, self._to - at)):
@@ -54,7 +54,7 @@ class RowFileReader:
                 yield Block(made.all(), made.boundary, again=made.again)
 
     def _batches(self, size: int) -> Iterator[Any]:
-        """The rows of the range; row groups before it are not read, and the first one's rows before it are skipped."""
+        """Yield the rows of the range; earlier row groups are not read, earlier rows of the first one are skipped."""
         with open_planned(self._url, self.file.mark, self._seen) as file:
             first, groups = self._groups(file.metadata)
             skip, left = self.file.done - first, self._to - self.file.done
@@ -69,7 +69,7 @@ class RowFileReader:
                     return
 
     def _groups(self, metadata: Any) -> tuple[int, list[int]]:
-        """How many rows lie before the first row group of the range, and the row groups."""
+        """Return how many rows precede the first row group of the range, and the row groups."""
         begin, first, groups = 0, 0, list[int]()
         for number in range(metadata.num_row_groups):
             end = begin + metadata.row_group(number).num_rows
@@ -131,15 +131,15 @@ class RowFiles(Source):
         """The columns that make a record's key."""
 
     def initial(self) -> Position:
-        """Before the first file."""
+        """Return the position before the first file."""
         return ParquetPosition().as_json()
 
     def horizon(self) -> Any:
-        """The files there are."""
+        """Return the current files."""
         return self.survey.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Goes through the files in order until the limit is reached."""
+        """Return the position after the next files, in order, within the limit."""
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
         look = self.survey.look(position, horizon)
@@ -155,11 +155,11 @@ class RowFiles(Source):
         return look.still.with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
-        """Every file of the range is there, with the footer that it had."""
+        """Raise unless every file of the range is there, with the same footer."""
         self._found(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """The files before the boundary's are read whole, those after it not at all."""
+        """Return the position at a boundary: files before its file are read whole, those after it not at all."""
         cut, before = parse_file(boundary), parse_position(start)
         moved: dict[int, ReadFile] = {}
         for first, last in _moved(before, parse_position(end)):
@@ -171,7 +171,7 @@ class RowFiles(Source):
         return before.with_files(moved).as_json() if moved else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cuts between row groups, near equal weights."""
+        """Cut the range between row groups, into nearly equal weights."""
         found = self._found(start, end)
         weights = [(last.done - first.done) * footer.row_bytes for first, last, _, footer in found]
         share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
@@ -191,7 +191,7 @@ class RowFiles(Source):
         return [(first, last, *there[last.ident]) for first, last in ranges]
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """The rows of one file's range."""
+        """Yield the rows of one file's range."""
         detail = split.detail
         metadata = {
             SOURCE_CONNECTOR_ID: self.context.full_id,
@@ -206,7 +206,7 @@ class RowFiles(Source):
         """Metadata of a file's records."""
 
     def lag(self, position: Position) -> int | None:
-        """Rows that are there and not read yet."""
+        """Return the number of rows that are not read yet."""
         return sum(file.rows - file.done for file, _ in self.survey.look(parse_position(position)).unread)
 
 

@@ -37,12 +37,12 @@ class ParquetDestinationSettings(ColumnsSettings):
 
 
 def as_source(settings: Any) -> ParquetSourceSettings:
-    """The settings as the source's own model."""
+    """Return the settings as the source's own model."""
     return cast(ParquetSourceSettings, settings)
 
 
 def as_destination(settings: Any) -> ParquetDestinationSettings:
-    """The settings as the destination's own model."""
+    """Return the settings as the destination's own model."""
     return cast(ParquetDestinationSettings, settings)
 
 
@@ -74,6 +74,6 @@ class ParquetSource(RowFiles):
         return {"plugin": self.name, "path": self._path}
 
     def _describe(self, url: str) -> dict[str, str]:
-        """The path as written."""
+        """Return the path as written."""
         is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
         return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}

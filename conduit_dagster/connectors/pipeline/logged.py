@@ -45,15 +45,15 @@ class LogReadMode(ReadMode):
     # -- how far ------------------------------------------------------------------------------------------------
 
     def initial(self) -> int:
-        """The oldest offset from which on none is missing."""
+        """Return the oldest offset after which none is missing."""
         return self._project.read(lambda connection: oldest(connection, *self._log))
 
     def horizon(self) -> int:
-        """The log's end."""
+        """Return the log's end."""
         return self._manifest.state().next_offset
 
     def latest(self, start: int, limit: Limit, horizon: int | None) -> int:
-        """Up to the end of the log. Raises ``FatalError`` (``chain.*``) where an entry on the way is gone."""
+        """Return how far a step may read, up to the end of the log. Raises ``FatalError`` (``chain.*``) at a gap."""
         end = self._end(start)
         first = self._first(start)
         stop = min(end if horizon is None else min(end, horizon), first + 2 * limit.records)
@@ -72,23 +72,23 @@ class LogReadMode(ReadMode):
         return end
 
     def _first(self, start: int) -> int:
-        """Of a source that stands at the very beginning the log may begin further on: what was before is not in it."""
+        """Return the first offset to read: for a source at the very beginning, the log may begin further on."""
         parts = self._manifest.parts(0) if start == 0 else ()
         return max(start, parts[0].first) if parts else start
 
     def lag(self, position: int) -> int:
-        """Entries behind it."""
+        """Return the number of entries after the position."""
         return max(0, self._manifest.state().next_offset - position)
 
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: int, end: int) -> None:
-        """No entry of the range is gone."""
+        """Raise unless every entry of the range is there."""
         self._end(max(start, end))
         self._require_whole(self._first(start), end)
 
     def _require_whole(self, start: int, stop: int) -> None:
-        """No entry is missing in between: what the manifest does not name, or compaction took, is never passed over."""
+        """Raise if an entry is missing: entries not in the manifest, or taken by compaction, are never skipped."""
         expected = start
         for part in self._manifest.parts(start, stop) if start < stop else ():
             if part.first > expected:
@@ -101,19 +101,19 @@ class LogReadMode(ReadMode):
             raise self._gap(expected, stop, self.initial())
 
     def split(self, start: int, end: int, n: int) -> list[Split]:
-        """Ranges of offsets, each with the files that hold it."""
+        """Cut into ranges of offsets, each with the files that hold it."""
         first = self._first(start)
         nacked = self._manifest.nacked(first, end)
         return [_without(split, first, nacked) for split in cut(self._manifest, first, end, n)]
 
     def relocate(self, split: Split) -> Split:
-        """The files that hold it now."""
+        """Return the split with the files that hold it now."""
         return msgspec.structs.replace(relocated(self._manifest, split), records=split.records)
 
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """The good entries; raises ``FatalError`` (``chain.log_gap``) where one is missing."""
+        """Yield the good entries; raise ``FatalError`` (``chain.log_gap``) if one is missing."""
         # as the driver has verified; a log that changed under its reader must not lose anything either
         for block in read_whole(
             split, options.keys > Keys.NONE, lambda _, first, behind: self._gap(first, behind, behind)
@@ -130,7 +130,7 @@ def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
 
 
 def _given_on(block: Block, labels: Labels) -> Block:
-    """The block's good records under this source's name."""
+    """Return the block's good records, labelled as this source's."""
     rows = [row for row in range(len(block.records)) if row not in block.nacks]
     records, boundary = [block.records[row] for row in rows], block.boundary
     for row, record in zip(rows, records, strict=True):

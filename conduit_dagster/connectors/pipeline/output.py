@@ -55,7 +55,7 @@ class _Place(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, byte=to.offset, line=to.line, mark=mark)
 
     def tracked(self, opened: OpenFile) -> Tracked:
-        """The file as it was seen, to compare an open one with."""
+        """Return the file as it was seen, for comparison with an open one."""
         return Tracked(
             self.file,
             0,
@@ -76,7 +76,7 @@ def _place(position: Any) -> _Place:
 
 
 class OutputReadMode(ReadMode):
-    """What is published of it, line by line, in the order in which it was."""
+    """Reading of another pipeline's output: published lines, in the order of publication."""
 
     def __init__(self, pipeline: str, upstream: Upstream, context: ConnectorContext, project: ProjectView) -> None:
         destination = upstream.connector
@@ -95,18 +95,18 @@ class OutputReadMode(ReadMode):
         return {"plugin": PLUGIN, "pipeline": pipeline, "destination": destination, "output": str(self._path)}
 
     def place(self, position: Any) -> Any:
-        """Without what tells the file from others, which is what we happened to see."""
+        """Return the place in the file, without the observations that tell the file from others."""
         at = _place(position)
         return [at.file, at.byte, at.line]
 
     # -- how far ------------------------------------------------------------------------------------------------
 
     def initial(self) -> dict[str, Any]:
-        """Before the first line."""
+        """Return the position before the first line."""
         return _Place().as_json()
 
     def horizon(self) -> dict[str, Any]:
-        """The end of what is published now."""
+        """Return the end of the published data."""
         pieces = self._published.pieces()
         return {"file": pieces[-1].name, "byte": pieces[-1].length} if pieces else {"file": "", "byte": 0}
 
@@ -125,7 +125,7 @@ class OutputReadMode(ReadMode):
         return start if at == _place(start) else at.as_json()
 
     def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
-        """What is published and lies behind a place, up to the horizon."""
+        """Return the published data after a place, up to the horizon."""
         pieces = self._known(at)
         if horizon is not None:
             end = horizon["file"], horizon["byte"]
@@ -143,11 +143,11 @@ class OutputReadMode(ReadMode):
         return pieces or []
 
     def _require(self, piece: Piece, upto: _Place) -> None:
-        """The file is the one that was read, and what is to be read of it is there."""
+        """Raise unless the file is the one that was read, and holds what is to be read."""
         self._open(piece, upto).close()
 
     def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
-        """The file that was published, which is that of every place in it that was seen before.
+        """Open the published file, and check that it is the one of every place seen before.
 
         Raises ``FatalError`` (``chain.output_gone``) for any other, or where bytes of it are missing.
         """
@@ -168,7 +168,7 @@ class OutputReadMode(ReadMode):
         return opened
 
     def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
-        """Raises where it is not the file of the place, or what was read of it is not there any more."""
+        """Raise if it is not the place's file, or no longer holds what was read of it."""
         tracked = place.tracked(opened)
         if not tracked.may_be(opened.found):
             raise self._gone(opened.url, _OTHER)
@@ -192,14 +192,14 @@ class OutputReadMode(ReadMode):
         return output_gone(":".join(self._log), self._reader, place, what)
 
     def lag(self, position: Any) -> int:
-        """Bytes that are published behind it."""
+        """Return the number of bytes published after the position."""
         at = _place(position)
         return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in self._behind(at))
 
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
-        """Every file of the range is there, and the last one is that of the position."""
+        """Raise unless every file of the range is there, and the last one is the position's."""
         last = _place(end)
         if _place(start) == last or last == _Place():
             return
@@ -209,7 +209,7 @@ class OutputReadMode(ReadMode):
         self._require(found[last.file], last)
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
-        """Cuts between lines, near equal numbers of bytes."""
+        """Cut the range between lines, into nearly equal numbers of bytes."""
         self.verify(start, end)
         at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
@@ -226,13 +226,13 @@ class OutputReadMode(ReadMode):
         return splits
 
     def relocate(self, split: Split) -> Split:
-        """Files are not moved."""
+        """Return the split unchanged: files are not moved."""
         return split
 
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """The lines as records. Raises ``FatalError`` (``chain.no_record``) for one that is none."""
+        """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is none."""
         at, path = _place(split.start), split.detail["path"]
         byte, line, to = at.byte, at.line, split.detail["to"]
         opened = self._opened(path)
@@ -249,7 +249,7 @@ class OutputReadMode(ReadMode):
                 yield Block(records, self._boundary(opened, at, marks, some))
 
     def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:
-        """Of the file that was read, whatever its path names by now."""
+        """Return a boundary in the file that was read, even if its path now names another one."""
 
         def boundary(i: int) -> Any:
             return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()
@@ -268,7 +268,7 @@ class OutputReadMode(ReadMode):
 
 
 def _cuts(opened: OpenFile, low: Mark, upto: int, share: int) -> Iterator[Mark]:
-    """Where the parts of a file end, the last one at its end."""
+    """Return the ends of a file's parts; the last one is its end."""
     begin = low.offset
     for mark in scan(opened, low, upto, _LONGEST_LINE):
         if mark.offset == upto:

@@ -41,7 +41,7 @@ class ProjectView:
         return self._store
 
     def read(self, work: Callable[[sa.Connection], T], /) -> T:
-        """What ``work`` reads, all of it at one moment. Raises ``TransientError`` (``state.unreachable``)."""
+        """Return the result of ``work``, run on one snapshot. Raises ``TransientError`` (``state.unreachable``)."""
         database = self._database
         try:
             with reading(database) as connection:

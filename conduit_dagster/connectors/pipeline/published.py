@@ -39,7 +39,7 @@ class Published:
         self._path, self._project = path, project
 
     def pieces(self, after: str = "") -> list[Piece] | None:
-        """In order, from the file ``after`` on; none where nothing is published there yet.
+        """Yield the pieces in order, from the file ``after`` on; none if nothing is published yet.
 
         None: that pipeline has no such destination any more.
         """
@@ -72,7 +72,7 @@ Parse = Callable[[bytes], Record]
 
 
 def parser(name: str) -> Parse:
-    """How lines of a format are read: whole records again, documents, or, of a template, raw lines.
+    """Return the parser of a format's lines: to whole records, documents, or, for a template, raw lines.
 
     It raises ``ValueError`` for a line that is no record; msgspec's errors are some.
     """

@@ -12,7 +12,7 @@ from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOp
 
 
 def which_connector(pipeline: str) -> FatalError:
-    """The file names none, and nobody has looked which one is meant."""
+    """Return the error for a source that names no connector, before one was chosen for it."""
     return FatalError(
         f"which connector of pipeline {pipeline} is to be read is not known",
         code="chain.which_connector",
@@ -21,7 +21,7 @@ def which_connector(pipeline: str) -> FatalError:
 
 
 def log_gone(log: str, reader: str, position: int, end: int) -> FatalError:
-    """The log ends before the place where its reader stands."""
+    """Return the error for a log that ends before its reader's position."""
     message = f"the log of {log} ends before offset {end}, and {reader} has read it up to {position}"
     return FatalError(
         f"{message}: it was begun anew" if end else f"{log} keeps no log of records any more, and {reader} reads it",
@@ -32,7 +32,7 @@ def log_gone(log: str, reader: str, position: int, end: int) -> FatalError:
 
 
 def log_gap(log: str, reader: str, first: int, stop: int, further: int) -> FatalError:
-    """Entries that the reader has not read are not in the log, and never will be."""
+    """Return the error for unread entries that are not in the log, and never will be."""
     return FatalError(
         f"of the log of {log} the entries {first} to {stop - 1}, which {reader} has not read, are gone: compacted while"
         " the log did not wait for it (it was dropped, or rewound), or never logged",
@@ -49,7 +49,7 @@ def _rewind(reader: str) -> str:
 
 
 def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
-    """What was read before, or was to be read, is not there."""
+    """Return the error for output that was read before, or was to be read, and is gone."""
     return FatalError(
         f"the output of {output} is not what it was when {reader} read it: {what}",
         code="chain.output_gone",
@@ -59,7 +59,7 @@ def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
 
 
 def no_record(place: str, why: str) -> FatalError:
-    """A line that the other pipeline can't have written as it writes now."""
+    """Return the error for a line that the other pipeline, as it is configured now, can't have written."""
     return FatalError(
         f"a line is no record as opencdc/json has it: {why}",
         code="chain.no_record",
@@ -80,7 +80,7 @@ class Labels:
         return self._own
 
     def label(self, records: list[Record]) -> None:
-        """Records that share their metadata go on sharing it."""
+        """Label records as this source's; records that share their metadata still share it."""
         last: dict[str, str] | None = None
         labelled = self._own
         for record in records:
@@ -100,41 +100,41 @@ class ReadMode(ABC):
 
     @abstractmethod
     def initial(self) -> Position:
-        """Before the oldest record that is there."""
+        """Return the position before the oldest available record."""
 
     @abstractmethod
     def horizon(self) -> Any:
-        """How far there is data now."""
+        """Return how far there is data now."""
 
     @abstractmethod
     def latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
-        """How far a step may go on from ``start``."""
+        """Return how far a step may read from ``start``."""
 
     @abstractmethod
     def verify(self, start: Position, end: Position) -> None:
-        """Raises ``FatalError`` where the range is not what it was."""
+        """Raise ``FatalError`` if the range is not what it was."""
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """The range in parts."""
+        """Cut the range into splits."""
 
     @abstractmethod
     def relocate(self, split: Split) -> Split:
-        """With where its data is now."""
+        """Return the split with its data's current location."""
 
     @abstractmethod
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """The records of a split."""
+        """Yield the records of a split."""
 
     @abstractmethod
     def lag(self, position: Position) -> int:
-        """How far it is behind."""
+        """Return how far a position is behind."""
 
     def place(self, position: Position) -> Any:
-        """What of a position says where it is."""
+        """Return the part of a position that says where it is."""
         return position
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """The position at a boundary that ``read`` gave."""
+        """Return the position at a boundary that ``read`` yielded."""
         del start, end
         return boundary

@@ -29,7 +29,7 @@ class PipelineSourceSettings(ConnectorSettings):
 
 
 def as_own(settings: Any) -> PipelineSourceSettings:
-    """The settings as the source's own model."""
+    """Return the settings as the source's own model."""
     return cast(PipelineSourceSettings, settings)
 
 
@@ -79,41 +79,41 @@ class PipelineSource(Source):
         return self._mode.unit
 
     def initial(self) -> Position:
-        """The oldest record that is there."""
+        """Return the position of the oldest available record."""
         return self._mode.initial()
 
     def horizon(self) -> Any:
-        """Where the other pipeline's log, or what is published of its output, ends now."""
+        """Return the current end of the other pipeline's log, or of its published output."""
         return self._mode.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """As far as there is something. Raises ``FatalError`` (``chain.*``) where what comes next is gone."""
+        """Return how far a step may read. Raises ``FatalError`` (``chain.*``) if what comes next is gone."""
         return self._mode.latest(start, limit, horizon)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Parts that name their files: tasks never ask the state store."""
+        """Cut the range into splits that name their files: tasks never ask the state store."""
         return self._mode.split(start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """The records, labelled anew."""
+        """Yield the records, labelled as this source's."""
         yield from self._mode.read(split, options, Labels(self.context))
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raises ``FatalError`` (``chain.*``) where a range is not whole any more."""
+        """Raise ``FatalError`` (``chain.*``) if a range is no longer whole."""
         self._mode.verify(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """As the log or the output has it."""
+        """Return the position at a boundary of the log or the output."""
         return self._mode.within(start, end, boundary)
 
     def place(self, position: Position) -> Any:
-        """An offset, or a place in a file."""
+        """Return an offset, or a place in a file."""
         return self._mode.place(position)
 
     def relocate(self, split: Split) -> Split:
-        """The files that hold it now."""
+        """Return the split with the files that hold it now."""
         return self._mode.relocate(split)
 
     def lag(self, position: Position) -> int | None:
-        """Records that are logged, or bytes that are published, and not read yet."""
+        """Return the number of logged records, or published bytes, that are not read yet."""
         return self._mode.lag(position)

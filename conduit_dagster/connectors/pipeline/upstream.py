@@ -1,4 +1,4 @@
-"""What a chained source reads, as the files of the project say: found by the planner, and a part of its settings."""
+"""The connector that a chained source reads: found in the project's files, and added to the source's settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conduit_dagster.msgspec_warmup import learn
 PLUGIN = "pipeline"
 """As ``state.readers`` has it, which needs SQLAlchemy: validating files that chain nothing must not wait for that."""
 KEY = "~upstream"
-"""The setting that the planner adds; no file can write it, for a file's settings are checked by name."""
+"""Setting added while binding. No file can contain it, because a file's settings are checked by name."""
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -23,12 +23,12 @@ class Upstream(msgspec.Struct, frozen=True):
     """Of a destination the settings of the file that it writes; None: it is a source, of which the log is read."""
 
     def encode(self) -> str:
-        """As a setting's value."""
+        """Encode as a setting's value."""
         return msgspec.json.encode(self).decode()
 
 
 def upstream_of(extra: Mapping[str, Any] | None) -> Upstream | None:
-    """What the planner found; None where nobody asked it."""
+    """Return the connector that was found while binding; None before."""
     text = (extra or {}).get(KEY)
     return None if text is None else msgspec.json.decode(text, type=Upstream)
 

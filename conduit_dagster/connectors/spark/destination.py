@@ -51,7 +51,7 @@ class SparkDestination(StagedDestination):
         return self.context.resolve(path) if path else f"{self.name} {self._settings.identity()}"
 
     def writer(self, task: WriterTask) -> Writer:
-        """Stages Parquet; looks the columns up when it gets its first rows."""
+        """Return a writer that stages Parquet; it looks the columns up at its first rows."""
 
         def reader(offered: Callable[[], Schema]) -> RowReader | None:
             schema = parse_columns(self._settings.columns) or self._agreed(task, offered)
@@ -68,7 +68,7 @@ class SparkDestination(StagedDestination):
         return FolderColumns(folder, pa.schema([])).agreed(offered)
 
     def publish(self, delivery: Delivery) -> Target:
-        """One append. Raises ``TransientError`` with what Spark said."""
+        """Append the delivery in one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
             urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):

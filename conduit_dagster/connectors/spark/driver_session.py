@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def current_session() -> SparkSession:
-    """The session that the pipeline runs on. Raises ``FatalError`` where this process has none."""
+    """Return the session that the pipeline runs on. Raises ``FatalError`` if this process has none."""
     # here, because validating a pipeline must not import pyspark
     from pyspark.sql import SparkSession
 
@@ -36,7 +36,7 @@ def current_session() -> SparkSession:
 
 
 def has_session() -> bool:
-    """Whether this process has one."""
+    """Return whether this process has a session."""
     if "pyspark" not in sys.modules:
         return False
     try:
@@ -48,7 +48,7 @@ def has_session() -> bool:
 
 @contextmanager
 def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
-    """The session, and the event that is set when the pipeline is stopped by force, which ends jobs of Spark inside.
+    """Yield the session, and the event set by a forced stop, which cancels the Spark jobs inside.
 
     What Spark raises inside comes out as one line of ours, which names the format; of a stop as ``JobCancelled``.
     """
@@ -69,7 +69,7 @@ def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSessi
 
 
 def register(spark: SparkSession, root: str, register: str) -> None:
-    """Registers the Python data source ``FILE.py:CLASS`` of the project with the session. Nothing for no text."""
+    """Register the project's Python data source ``FILE.py:CLASS`` with the session. No text does nothing."""
     if not register:
         return
     file, _, name = register.rpartition(":")

@@ -43,14 +43,14 @@ class Lander(ABC):
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Whether it is time to ask Spark."""
+        """Return whether it is time to ask Spark."""
 
     @abstractmethod
     def land(self) -> bool:
-        """Lands what there is; False where there was nothing new. Raises ``TransientError`` with what Spark said."""
+        """Land new data; return False if there is none. Raises ``TransientError`` with Spark's message."""
 
     def _loaded(self, reader: Any) -> Any:
-        """The frame behind ``spark.read`` or ``spark.readStream``."""
+        """Return the frame of ``spark.read`` or ``spark.readStream``."""
         reader = reader.format(self._format).options(**self._settings.options)
         if self._settings.ddl:
             reader = reader.schema(self._settings.ddl)
@@ -68,7 +68,7 @@ class SnapshotLander(Lander):
     """One snapshot, and with ``refresh`` another one when it is old."""
 
     def is_due(self) -> bool:
-        """Whether there is none, or an old one that ``refresh`` lets follow."""
+        """Return whether there is no snapshot, or one old enough for ``refresh``."""
         batches = self._landing.batches()
         if not batches:
             return True
@@ -76,7 +76,7 @@ class SnapshotLander(Lander):
         return refresh is not None and time.time() - batches[-1].at >= refresh
 
     def land(self) -> bool:
-        """Takes one if it is due."""
+        """Take a snapshot if it is due."""
         if not self.is_due():
             return False
         number, folder = self._landing.next_number(), f"{_SNAPSHOT}{secrets.token_hex(8)}"
@@ -96,11 +96,11 @@ class StreamLander(Lander):
     _asked = 0.0
 
     def is_due(self) -> bool:
-        """Whether it has been asked long enough ago."""
+        """Return whether the last query is long enough ago."""
         return time.monotonic() - self._asked >= self._settings.poll
 
     def land(self) -> bool:
-        """Runs the query, and lists what its file sink has committed and no batch names yet."""
+        """Run the query; land the files that its sink has committed and no batch names yet."""
         number, url = self._landing.next_number(), storage.join(self._landing.url, _STREAM)
         storage.make_folder(self._landing.url)
         with self._session("be streamed") as (spark, cancelled):
@@ -126,7 +126,7 @@ class StreamLander(Lander):
         return bool(fresh)
 
     def _sync(self, sink: int) -> None:
-        """Makes durable what Spark wrote down of the batches; lost with the power, they would come once more."""
+        """Make Spark's batch metadata durable: if a power cut lost it, the batches would come again."""
         base = self._landing.url
         for folder in (f"{_STREAM}/{_LOG}", f"{_CHECKPOINT}/offsets", f"{_CHECKPOINT}/commits"):
             url = storage.join(base, folder)
@@ -144,7 +144,7 @@ class _Entry(msgspec.Struct):
 
 
 def _committed(url: str, seen: int) -> tuple[int, list[str]]:
-    """The sink's newest batch, and the files of those after ``seen`` in order, below the landing.
+    """Return the sink's newest batch, and the files of the batches after ``seen``, in order, below the landing.
 
     Every tenth batch Spark puts all entries so far into one file; then older ones are among them.
     """

@@ -44,7 +44,7 @@ class LandedBatch(msgspec.Struct, frozen=True):
 
 
 def number_of(name: str) -> int:
-    """The batch of a file that :meth:`Landing.files` named; 0 for no name."""
+    """Return the batch of a file that :meth:`Landing.files` named; 0 for no name."""
     return int(name.partition("-")[0] or 0)
 
 
@@ -59,7 +59,7 @@ class Landing:
         self._notes: dict[str, float] = {}
 
     def batches(self) -> list[LandedBatch]:
-        """Those that are there, in order."""
+        """Return the batches, in order."""
         return self._listed(self._names())
 
     def _names(self) -> list[str]:
@@ -76,7 +76,7 @@ class Landing:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
     def files(self) -> list[FoundFile]:
-        """All files of all batches, in reading order; their names begin with their batch's number."""
+        """Return the files of all batches, in reading order; their names begin with the batch's number."""
         return [
             FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
             for batch in self.batches()
@@ -84,11 +84,11 @@ class Landing:
         ]
 
     def next_number(self) -> int:
-        """Of the batch that comes next. To be asked before anything is done for it, see :meth:`land`."""
+        """Return the next batch's number. Call it before anything is done for the batch, see :meth:`land`."""
         return max((batch.number for batch in self.batches()), default=0) + 1
 
     def land(self, number: int, names: Sequence[str], folder: str = "", sink: int = -1) -> None:
-        """Makes these files, which lie below the landing, a batch. They are durable before it names them.
+        """Make these files, which are below the landing, a batch. They are durable before the batch names them.
 
         Raises ``TransientError`` where there is one of that number: of two owners that did the same work only one's
         counts, whoever of them was frozen meanwhile.
@@ -109,7 +109,7 @@ class Landing:
         return storage.size(url) or 0
 
     def acked(self, upto: int, generation: int, keep: float) -> None:
-        """Notes that batches before this number are acked, and removes those that were so ``keep`` seconds ago.
+        """Record that batches before this number are acked; remove those acked ``keep`` seconds ago.
 
         Not the newest one: its number tells what comes next. An ack of an older generation changes nothing: an owner
         that thaws removes nothing that is read once more.
@@ -144,7 +144,7 @@ class Landing:
         return self._notes[name]
 
     def _remove(self, name: str, notes: Sequence[str]) -> None:
-        """The files of a batch that is named as removed, and that name last."""
+        """Remove the files of a batch that is marked as removed, and the mark last."""
         batch = self._read(name)
         for file in batch.files:
             storage.remove(storage.join(self.url, file.name))
@@ -155,7 +155,7 @@ class Landing:
             self._notes.pop(one, None)
 
     def clean(self, prefix: str) -> None:
-        """Removes folders with this prefix that no batch names. To be called right after a batch was landed: whoever is
+        """Remove folders with this prefix that no batch names. Call it right after a batch was landed: whoever is
         still at an earlier one comes too late for its number."""
         named = {batch.folder for batch in self.batches()}
         for name in storage.folders(self.url):

@@ -35,7 +35,7 @@ class FormatSettings(ConnectorSettings):
         return text
 
     def identity(self, *said: Any) -> str:
-        """Which data this is, as a digest with ``said``. Credentials say nothing about that."""
+        """Return the identity of the data, as a digest with ``said``; credentials are no part of it."""
         options = {key: value for key, value in self.options.items() if not names_credential(key)}
         every = [self.path, self.register_, options, *said]
         return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:16]

@@ -62,13 +62,13 @@ class SparkSource(RowFiles):
         return {"plugin": self.name, "data": self._identity}
 
     def horizon(self) -> Any:
-        """What there is now, landed; without a Spark session, what has landed."""
+        """Land the current data and return its end; without a Spark session, return what has landed."""
         if has_session():
             self._lander.land()
         return super().horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Goes through what has landed; where all of it was read, asks Spark for more."""
+        """Return how far a step may read in what has landed; ask Spark for more if all of it was read."""
         self._require_rest(start)
         end = super().latest(start, limit, horizon)
         if end == start and horizon is None and self._lander.is_due() and self._lander.land():
@@ -76,7 +76,7 @@ class SparkSource(RowFiles):
         return end
 
     def _require_rest(self, start: Position) -> None:
-        """A position of long ago may be followed by batches that were removed."""
+        """Raise if batches after an old position were removed."""
         there, read = self._landing.batches(), _batch_of(start)
         if there and there[0].number > read + 1:
             raise FatalError(
@@ -87,7 +87,7 @@ class SparkSource(RowFiles):
             )
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Removes what was acked ``keep`` ago, but for the newest batch."""
+        """Remove batches that were acked ``keep`` ago, except for the newest."""
         self._landing.acked(_batch_of(upto), generation, self._settings.keep)
 
     def _describe(self, url: str) -> dict[str, str]:

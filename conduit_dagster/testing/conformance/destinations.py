@@ -29,12 +29,12 @@ Delivered = Callable[[], list[int]]
 
 
 def numbered(numbers: Sequence[int]) -> list[Record]:
-    """Records with these numbers in ``i``, and as their positions."""
+    """Return records with these numbers in ``i``, and as their positions."""
     return [Record(str(i), {}, {"i": i}, {"i": i}) for i in numbers]
 
 
 def staged(destination: Destination, folder: Path, step: int, *tasks: Sequence[int]) -> Delivery:
-    """A delivery as tasks stage it, one part of each; without a target yet."""
+    """Stage a delivery as tasks do, one part per task; without a target yet."""
     url = destination.staging(str(folder / "staging")) + f"/00000001-{step:012d}-{secrets.token_hex(4)}/out"
     parts = [_part(destination, WriterTask(url, place, secrets.token_hex(4)), one) for place, one in enumerate(tasks)]
     name = hashlib.sha256(f"{step}".encode()).hexdigest()
@@ -57,17 +57,17 @@ class DestinationConformance:
 
     @pytest.fixture
     def make(self) -> Make:
-        """Makes the destination: nothing may be shared but what it writes to."""
+        """Make the destination; instances may share nothing but what they write to."""
         raise NotImplementedError("derive, and give a fixture make")
 
     @pytest.fixture
     def delivered(self) -> Delivered:
-        """Reads what is there."""
+        """Return the delivered records."""
         raise NotImplementedError("derive, and give a fixture delivered")
 
     @pytest.fixture
     def steps(self, make: Make, tmp_path: Path) -> Steps:
-        """Stages and publishes, each time by another process."""
+        """Stage and publish, each time as another process would."""
         return Steps(make, tmp_path)
 
     def test_all_of_it_is_there_once_and_in_order(self, steps: Steps, delivered: Delivered) -> None:
@@ -167,13 +167,13 @@ class Steps:
         self._target: Target | None = None
 
     def prepare(self, step: int, *tasks: Sequence[int]) -> Delivery:
-        """A delivery with its target, as it comes back from the state store."""
+        """Return a delivery with its target, as it comes back from the state store."""
         destination = self._make()
         delivery = staged(destination, self._folder, step, *tasks)
         return replace(delivery, target=_travelled(destination.target(self._target)))
 
     def publish(self, delivery: Delivery) -> Target:
-        """As its kind does."""
+        """Publish as its kind does."""
         destination = self._make()
         try:
             self._target = self._published(destination, delivery)
@@ -182,7 +182,7 @@ class Steps:
         return self._target
 
     def goes_on_from(self, target: Target) -> None:
-        """What the next delivery begins with."""
+        """Return the target that the next delivery begins with."""
         self._target = target
 
     def _published(self, destination: Destination, delivery: Delivery) -> Target:

@@ -10,7 +10,7 @@ _DEPTH: Final = 100
 
 
 def odd_records() -> list[Record]:
-    """A new list of them: all operations, missing and raw parts, deep and odd documents, numbers beyond 64 bits."""
+    """Return edge-case records: all operations, missing and raw parts, deep documents, numbers beyond 64 bits."""
     deep: dict[str, Any] = {"id": 1}
     for _ in range(_DEPTH):
         deep = {"in": deep}

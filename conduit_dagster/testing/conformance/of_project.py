@@ -10,7 +10,7 @@ from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
 
 
 def plugin_module(name: str, start: str | Path = ".") -> Any:
-    """The classes of ``plugins/NAME.py`` in the nearest folder upwards of ``start``, as pipelines load them.
+    """Load the classes of ``plugins/NAME.py`` in the nearest folder upwards of ``start``, as pipelines do.
 
     Raises ``LookupError`` where there is none, or it defines no plugin, and what keeps it from being loaded.
     """

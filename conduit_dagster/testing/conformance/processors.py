@@ -29,12 +29,12 @@ class Processed:
         self.origins = list(origins)
 
     def filtered(self, node: str, origin: int) -> None:
-        """As the engine hears of a drop."""
+        """Register a drop, as the engine does."""
         del node
         self._dropped.add(origin)
 
     def nacked(self, node: str, origin: int, nack: Nack, record: Record) -> None:
-        """As the engine hears of a nack."""
+        """Register a nack, as the engine does."""
         del node, record
         self._nacks[origin] = nack
 
@@ -44,7 +44,7 @@ class Processed:
         return [*self._nacks, *self._dropped]
 
     def of(self, origin: int) -> str:
-        """What became of one of the records, to be compared."""
+        """Return the outcome of one record, for comparison."""
         on = [record for record, place in zip(self.records, self.origins, strict=True) if place == origin]
         return repr((on, self._nacks.get(origin), origin in self._dropped))
 
@@ -61,22 +61,22 @@ class ProcessorConformance:
 
     @pytest.fixture
     def kind(self) -> type[Processor]:
-        """The class that is tested."""
+        """Return the class under test."""
         return self.processor
 
     @pytest.fixture
     def made_with(self) -> Mapping[str, str]:
-        """Its settings."""
+        """Return its settings."""
         return self.settings
 
     @pytest.fixture
     def make(self, kind: type[Processor], made_with: Mapping[str, str]) -> Any:
-        """Makes a new one."""
+        """Make a new instance."""
         return lambda: make_processor(kind, made_with)
 
     @pytest.fixture
     def given(self, kind: type[Processor]) -> list[Record]:
-        """Records that it is for, and odd ones around them."""
+        """Return the records that it is made for, with odd ones around them."""
         own = [copy(record) for record in (*self.records, *(example.given for example in kind.examples))]
         odd = odd_records()
         return [*odd[: len(odd) // 2], *own, *odd[len(odd) // 2 :], *own]
@@ -145,7 +145,7 @@ class ProcessorConformance:
 
 
 def make_processor(kind: type[Processor], settings: Mapping[str, str]) -> Processor:
-    """One as a task has it: made of settings that have travelled."""
+    """Make a processor as a task does: from settings that were serialised."""
     travelled = msgspec.msgpack.decode(msgspec.msgpack.encode(kind.travelling(settings, ".")))
     return kind(kind.Settings.model_validate(travelled), ProcessorContext("p", _NODE, Clock(0)))
 

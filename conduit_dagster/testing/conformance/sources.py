@@ -16,7 +16,7 @@ Make = Callable[[], Source]
 
 
 def blocks_of(source: Source, start: Position, end: Position, n: int = 1, keys: Keys = Keys.ALL) -> list[Block]:
-    """The blocks of a range that is cut into about ``n`` splits."""
+    """Yield the blocks of a range that is cut into about ``n`` splits."""
     found: list[Block] = []
     for split in source.split(_travelled(start), _travelled(end), n):
         for block in source.read(split, ReadOptions(keys, block_records=7)):
@@ -25,7 +25,7 @@ def blocks_of(source: Source, start: Position, end: Position, n: int = 1, keys: 
 
 
 def read_range(source: Source, start: Position, end: Position, n: int = 1) -> list[Record]:
-    """The records of a range."""
+    """Return the records of a range."""
     return [record for block in blocks_of(source, start, end, n) for record in block.records]
 
 
@@ -37,12 +37,12 @@ class SourceConformance:
 
     @pytest.fixture
     def make(self) -> Make:
-        """Makes the source, as another process would: nothing may be shared but what it reads."""
+        """Make the source, as another process would: instances may share nothing but what they read."""
         raise NotImplementedError("derive, and give a fixture make")
 
     @pytest.fixture
     def end(self, make: Make) -> Position:
-        """The position behind all that it has."""
+        """Return the position after all its records."""
         source = make()
         position = source.initial()
         while (further := source.latest(position, EVERYTHING, source.horizon())) != position:
@@ -51,7 +51,7 @@ class SourceConformance:
 
     @pytest.fixture
     def records(self, make: Make, end: Position) -> list[Record]:
-        """All that it has."""
+        """Return all its records."""
         source = make()
         found = read_range(source, source.initial(), end)
         assert len(found) >= 20, "give the source twenty records or more to read"
