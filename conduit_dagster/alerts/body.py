@@ -1,4 +1,4 @@
-"""What an alert says: the JSON of ``docs/alerts.md``."""
+"""Body of an alert: the JSON of ``docs/alerts.md``."""
 
 from __future__ import annotations
 

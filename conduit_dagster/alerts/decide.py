@@ -1,4 +1,4 @@
-"""What is worth an alert now: a pure function of what was reported and of how pipelines stand."""
+"""Decision on alerts: a pure function of what was reported and of the pipelines' current state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from conduit_dagster.state.tables import consumers
 
 @dataclass(frozen=True)
 class Standing:
-    """One pipeline at one moment."""
+    """State of one pipeline at one moment."""
 
     pipeline: str
     status: str
@@ -62,7 +62,7 @@ class LetterCounts(msgspec.Struct, frozen=True):
 
 
 class OfPipeline(msgspec.Struct, frozen=True):
-    """What was reported of one pipeline."""
+    """Last reported state of one pipeline."""
 
     outage: str = ""
     """The outage that was reported; empty where the pipeline is not degraded."""
@@ -70,7 +70,7 @@ class OfPipeline(msgspec.Struct, frozen=True):
 
 
 class ReportedState(msgspec.Struct, frozen=True):
-    """What was reported of all of them."""
+    """Last reported state of all pipelines."""
 
     pipelines: dict[str, OfPipeline] = {}
 
@@ -105,7 +105,7 @@ Kind = Literal["degraded", "dead-letters"]
 
 @dataclass(frozen=True)
 class Rules:
-    """What is reported."""
+    """An alert to report."""
 
     on: frozenset[Kind] = frozenset({"degraded", "dead-letters"})
     growth: int = 1
@@ -127,7 +127,7 @@ class Alert:
 
 @dataclass(frozen=True)
 class Decided:
-    """What is to be sent, and what was reported once all of it is."""
+    """Alerts to send, and the reported state once all of them are sent."""
 
     alerts: list[Alert]
     seen: ReportedState

@@ -108,7 +108,7 @@ _LIMIT: Final = 1 << 63
 
 
 class _Refused(msgspec.Struct):
-    """What the record's JSON has beyond OpenCDC where a node nacked it."""
+    """Fields that a nacked record's JSON has in addition to OpenCDC."""
 
     node: str
     code: str

@@ -100,7 +100,7 @@ class CompactionRun(Protocol):
 
 
 class Compacted(NamedTuple):
-    """What a compaction did."""
+    """Result of a compaction."""
 
     segments: int = 0
     """Segments that were written anew."""

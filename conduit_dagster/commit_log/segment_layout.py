@@ -1,4 +1,4 @@
-"""Where files of the log lie, ``LOG/PIPELINE/SOURCE/segment=FIRST/FIRST-TOKEN.parquet``, and what tasks tell of it."""
+"""Layout of the log's files, ``LOG/PIPELINE/SOURCE/segment=FIRST/FIRST-TOKEN.parquet``, and tasks' reports on them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Parquet file of the log, as a task writes it."""
+"""Writer of one Parquet file of the log, in a task."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class PartFile:
-    """Writes blocks of entries, in the order of their offsets, to one new file; none is made where none comes.
+    """Writer of blocks of entries, in the order of their offsets, to one new file; without entries there is no file.
 
     The file is hidden until :meth:`LogFolder.publish_name`, and only the manifest says whether it is in the log.
     """

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Read(Protocol):
-    """What is read of the state store at one moment, such as ``Transactions.read``."""
+    """A read of one snapshot of the state store, such as ``Transactions.read``."""
 
     def __call__(self, work: Callable[[sa.Connection], T], /) -> T:
         """Return the result of ``work``, which may be called again if the store does not answer."""
@@ -27,7 +27,7 @@ class Read(Protocol):
 
 
 class LogManifest:
-    """Where the entries of one source lie, now."""
+    """The current files of one source's log."""
 
     def __init__(self, read: Read, pipeline: str, source: str, base: str) -> None:
         self._read = read

@@ -1,4 +1,4 @@
-"""How a destination writes records as lines: ``sdk.record.format`` and ``sdk.record.format.options``."""
+"""Formats of records as lines: ``sdk.record.format`` and ``sdk.record.format.options``."""
 
 from __future__ import annotations
 

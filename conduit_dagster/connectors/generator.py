@@ -39,7 +39,7 @@ _MASK = (1 << 64) - 1
 
 
 class Collection(BaseModel):
-    """What the records of one collection look like."""
+    """Shape of the records of one collection."""
 
     model_config = ConfigDict(frozen=True)
 

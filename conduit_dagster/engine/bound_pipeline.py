@@ -1,4 +1,4 @@
-"""Binds a parsed pipeline to its plugins. ``validate``, ``describe`` and ``run`` share it; it imports no pyspark."""
+"""Binding of a parsed pipeline to its plugins. Shared by ``validate``, ``describe`` and ``run``; imports no pyspark."""
 
 from __future__ import annotations
 

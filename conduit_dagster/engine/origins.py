@@ -1,4 +1,4 @@
-"""Where each staged record comes from, beside the parts of a destination that stages something else than records.
+"""Origins of staged records, stored beside the parts of a destination that stages something other than records.
 
 A record that such a destination refuses, or the next one of a delivery in pieces, is found by its place in the delivery
 without reading the source again or running any code: a prepared step needs nothing but staging and the state store.
@@ -36,7 +36,7 @@ _decode = msgspec.json.Decoder(tuple[str, int, list[int] | int, list[Any], list[
 
 
 class RecordOrigin(NamedTuple):
-    """Where one record of a delivery comes from."""
+    """Origin of one record of a delivery."""
 
     source: str
     ordinal: int

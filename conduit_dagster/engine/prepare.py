@@ -22,7 +22,7 @@ from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
 
 
 class Preparer:
-    """Prepares the steps of one pipeline."""
+    """Preparer of one pipeline's steps."""
 
     def __init__(self, context: StepContext, stager: Stager) -> None:
         self._context, self._pipeline, self._stager = context, context.pipeline, stager

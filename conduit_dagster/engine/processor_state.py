@@ -1,4 +1,4 @@
-"""What processors remember from step to step: files that the tasks write, and that the steps' decisions name.
+"""Memory of stateful processors: files that tasks write and that the steps' decisions name.
 
 ``LOG/PIPELINE/~memory/STEP-TOKEN.msgpack.zst``. A step's plan names the files that it begins with, so that a repeat
 of it meets the same memory, and its decision those that the next one begins with. A file that neither names is left
@@ -156,7 +156,7 @@ def _damaged(node: str, url: str, what: str) -> FatalError:
 
 @dataclass(frozen=True)
 class Memories:
-    """What the processors of a pipeline remember, on the driver."""
+    """Memory of a pipeline's processors, as seen by the driver."""
 
     folder: str
 

@@ -1,4 +1,4 @@
-"""What a task reads of a source, whatever becomes of it."""
+"""Reading of a source in a task."""
 
 from __future__ import annotations
 

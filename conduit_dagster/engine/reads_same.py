@@ -1,4 +1,4 @@
-"""Whether the pipeline's file still means the data that a step, or the store, knows a source by."""
+"""Checks that the pipeline's file still means the data that a step, or the store, knows a source by."""
 
 from __future__ import annotations
 

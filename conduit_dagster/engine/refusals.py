@@ -45,7 +45,7 @@ class _Refused(NamedTuple):
 
 
 class Refusals:
-    """Makes nacks of what destinations refuse. Safe to call from several publishing threads."""
+    """Recorder of the records that destinations refuse, as nacks. Safe to call from several publishing threads."""
 
     def __init__(self, context: StepContext, originals: StepOriginals, letters: LateLetters) -> None:
         self._context, self._originals, self._letters = context, originals, letters

@@ -1,4 +1,4 @@
-"""What a run tells others about its progress."""
+"""Reports on a run: its steps, its progress and its result."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _add(total: dict[str, int], more: dict[str, int]) -> None:
 
 @dataclass(frozen=True)
 class PendingRestart:
-    """What follows a failure that recovery takes on."""
+    """The restart that follows a failure."""
 
     failure: int | None
     """Its number in the store; None where the store did not answer."""

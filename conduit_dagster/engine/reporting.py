@@ -1,4 +1,4 @@
-"""What others say for a run that could not say it itself: its process died, or never got as far as the store."""
+"""Reports on behalf of a run that could not report itself: its process died, or never reached the store."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Within = Callable[[Range, Any], Any]
 
 
 class Resolution(NamedTuple):
-    """What the window says of a step."""
+    """Result of passing a step through the nack window."""
 
     counts: dict[str, SourceCount]
     nacks: list[NackRow]

@@ -1,4 +1,4 @@
-"""Keeps one pipeline running in this process: the recovery policy without a daemon."""
+"""Restarts of one pipeline in this process: the recovery policy without a daemon."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger("conduit.engine")
 
 
 class RestartLoop:
-    """Runs a pipeline, and again after each failure that the policy lets pass, until it ends for good."""
+    """Runner of a pipeline that restarts it after each failure that the policy allows, until it ends for good."""
 
     def __init__(self, request: RunRequest) -> None:
         self._bound, self._database, self._options = request.bound, request.database, request.options
@@ -74,7 +74,7 @@ class RestartLoop:
 
     def once(self, session: Callable[[], SparkSession], at_ns: int | None) -> RunResult:
         """One attempt. The restart of a failure waits until ``at_ns`` first, and ends quietly where it is not wanted
-        any more: whoever launched it did so ahead of its time.
+        any more: it was launched ahead of its time.
         """
         about = self._options.about
         if about.restart is not None and at_ns is not None:

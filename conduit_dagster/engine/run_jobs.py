@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Jobs:
-    """Runs a pipeline's jobs on one session, each under a tag of its own."""
+    """Runner of a pipeline's jobs on one session, each under a tag of its own."""
 
     def __init__(self, spark: SparkSession, pipeline: str, epoch: int = 0) -> None:
         self.spark = spark

@@ -1,4 +1,4 @@
-"""What a run tells the state store of its own life, and how it ends."""
+"""Status of a run in the state store, from its start to its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ log = structlog.get_logger("conduit.engine")
 
 @dataclass(frozen=True)
 class RunOrigin:
-    """As what a run begins, and what follows when it fails."""
+    """Why a run was started, and what happens when it fails."""
 
     recovery: Policy | None = None
     """None: a failure is the end."""

@@ -1,4 +1,4 @@
-"""What the Spark task of a direct destination does: hands staged records to its sender and keeps the acks."""
+"""Spark task of a direct destination: passes staged records to the sender and stores the acks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SendJob(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct):
-    """What came of it."""
+    """Result of an attempt."""
 
     acked: Acked
     nacks: list[tuple[int, str, str]] = []

@@ -16,7 +16,7 @@ log = structlog.get_logger("conduit.engine")
 
 
 class SourceAcks:
-    """Acks sources until they are closed. Safe to call from several threads."""
+    """Acker of a run's sources, until they are closed. Safe to call from several threads."""
 
     def __init__(self, pipeline: CompiledPipeline) -> None:
         self._pipeline = pipeline

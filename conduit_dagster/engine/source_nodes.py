@@ -1,4 +1,4 @@
-"""What the steps of a pipeline read: its sources, or the log of them."""
+"""Inputs of a pipeline's steps: its sources, or their logs."""
 
 from __future__ import annotations
 

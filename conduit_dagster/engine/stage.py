@@ -1,4 +1,4 @@
-"""What one Spark task does: reads its splits, runs the processors block by block, stages every consumer's share."""
+"""Spark task of a step: reads its splits, runs the processors block by block, stages every consumer's share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each processor does to a record: run on the spot, without Spark and with nothing written."""
+"""Trace of a record through the processors, without Spark and with nothing written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is exported of a pipeline, wherever it is known from. None: not known, and then not exported."""
+"""Numbers exported for a pipeline, whatever their source. None: not known, and then not exported."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SourceFacts:
 
 @dataclass(frozen=True)
 class DestinationFacts:
-    """What one destination got."""
+    """Counts of one destination."""
 
     records: int = 0
     bytes: int | None = None
@@ -48,7 +48,7 @@ class LastStep:
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """One pipeline at one moment."""
+    """Numbers of one pipeline at one moment."""
 
     pipeline: str
     status: str

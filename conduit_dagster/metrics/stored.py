@@ -1,4 +1,4 @@
-"""Metrics of all pipelines that the state store knows, whoever runs them, over all their runs."""
+"""Metrics of all pipelines in the state store, over all their runs, in any process."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class PipelineStatus(StrEnum):
-    """What the state store, metrics, checks and commands say of a pipeline; stored as its text.
+    """Status of a pipeline in the state store, metrics, checks and commands; stored as its text.
 
     The ``status`` of a pipeline file is another thing: whether the pipeline is meant to run.
     """

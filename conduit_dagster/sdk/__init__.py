@@ -1,4 +1,4 @@
-"""What authors of connectors and processors import; built-ins import these names from here as well.
+"""Names that authors of connectors and processors import; built-ins import them from here as well.
 
 ``read`` of a source and everything of a :class:`Writer`, a :class:`Sender` or a :class:`Processor` run in Spark tasks;
 the rest runs on the driver. Positions, horizons and targets are JSON values, chosen by the connector and opaque to the

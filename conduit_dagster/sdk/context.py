@@ -1,4 +1,4 @@
-"""What a connector is told: its settings, and where it stands."""
+"""Settings and context of a connector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ConnectorSettings(BaseModel):
 
 @dataclass(frozen=True)
 class ConnectorContext:
-    """What the engine tells a connector about where it stands."""
+    """A connector's place in its pipeline."""
 
     pipeline: str
     connector: str

@@ -17,7 +17,7 @@ Claimed = Literal["split", "nacked", "delivered"]
 
 
 class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
-    """What ``publish`` raises when the destination names the record that it refuses. Nothing of the delivery is in.
+    """Raised by ``publish`` if the destination names the record that it refuses. Nothing of the delivery is written.
 
     ``place`` counts the records of this delivery (of the child, for a child) from 0.
     """
@@ -29,7 +29,7 @@ class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault o
 
 
 class AlreadyClaimed(Exception):  # noqa: N818  # as above
-    """What ``publish`` raises when the delivery's hash is claimed at the destination as split or nacked."""
+    """Raised by ``publish`` if the delivery's hash is claimed at the destination as split or nacked."""
 
     def __init__(self, state: Claim) -> None:
         super().__init__(state)
@@ -37,7 +37,7 @@ class AlreadyClaimed(Exception):  # noqa: N818  # as above
 
 
 class Destination(ABC):
-    """Where records go: tasks stage each delivery, under its hash; its kind says who publishes it, and how.
+    """A destination of records: tasks stage each delivery, under its hash; subclasses say who publishes it, and how.
 
     A plugin derives from a kind: :class:`StagedDestination`, :class:`DriverDestination` or :class:`DirectDestination`.
     """
@@ -78,7 +78,7 @@ class Destination(ABC):
 
     @property
     def owned(self) -> str | None:
-        """The one thing that nobody else may write to, such as a file's absolute path; None where sharing is fine."""
+        """The one thing that no other destination may write to, such as an absolute path; None if it may be shared."""
         return None
 
     @property
@@ -126,7 +126,7 @@ class Destination(ABC):
     def settled(self, delivery: Delivery) -> Target:
         """Return the target for the next delivery, after one that :meth:`holds` found there.
 
-        Makes it durable: whoever wrote it may have died before that.
+        Make it durable: its writer may have died before that.
         """
         return delivery.target
 
@@ -136,7 +136,7 @@ class Destination(ABC):
 
 
 class RecordStaging(Destination):
-    """Its tasks stage whole records, each with its origin; so any range of them can be sent again."""
+    """A destination whose tasks stage whole records, each with its origin, so that any range can be sent again."""
 
     divisible = True
     changes_records = False

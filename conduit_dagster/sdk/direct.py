@@ -13,7 +13,7 @@ from conduit_dagster.turn import Turn
 
 
 class Receipt(NamedTuple):
-    """What became of a record that a sender was given."""
+    """Outcome of a record that was sent."""
 
     place: int
     """As it was numbered in ``send``."""
@@ -24,7 +24,7 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True)
 class SenderTask:
-    """What a sender is told before its first record."""
+    """Task of a sender, known before its first record."""
 
     hash: str
     """The delivery hash: the same for every attempt."""
@@ -35,7 +35,7 @@ class SenderTask:
 
 
 class Sender(ABC):
-    """Sends staged records to where they go. Runs in a task; one instance sees one delivery, or the rest of one."""
+    """Sender of staged records. Runs in a task; one instance sends one delivery, or the rest of one."""
 
     @abstractmethod
     def send(self, records: list[Record], first: int) -> Iterable[Receipt] | None:

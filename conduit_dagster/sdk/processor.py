@@ -1,4 +1,4 @@
-"""What a processor is: the interface for built-ins and for users alike."""
+"""Interface of processors, for built-ins and for users alike."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _same(record: Record) -> Record:
 
 @dataclass(frozen=True)
 class ProcessorContext:
-    """What the engine tells a processor about where it stands."""
+    """A processor's place in its pipeline."""
 
     pipeline: str
     node_id: str
@@ -94,7 +94,7 @@ class ProcessError(Exception):
 
 @dataclass(frozen=True)
 class Example:
-    """What a processor does to one record; ``processors describe`` shows it, and a test runs it."""
+    """Example of a processor: one record before and after. ``processors describe`` shows it, and a test runs it."""
 
     title: str
     settings: Mapping[str, str]

@@ -17,7 +17,7 @@ Position = Any
 
 
 class Limit(NamedTuple):
-    """How much one step may read from one source."""
+    """Limit on how much one step reads from one source."""
 
     records: int
     bytes: int
@@ -49,7 +49,7 @@ class Plain(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """What a block of dead letters that are sent again has in common."""
+    """Facts shared by a block of dead letters that are sent again."""
 
     node: str
     """The node that nacked them."""
@@ -94,7 +94,7 @@ class Block(NamedTuple):
 
 
 class Keys(IntEnum):
-    """Which keys a plan looks at."""
+    """Record keys that a plan needs."""
 
     NONE = 0
     """No key, and no position."""
@@ -107,7 +107,7 @@ class Keys(IntEnum):
 
 
 class ReadOptions(NamedTuple):
-    """What the plan lets a source leave out."""
+    """Options of a read: what the plan lets a source leave out."""
 
     keys: Keys = Keys.ALL
     """Other keys and positions may be left out, with ``Block.complete`` to fill them in; they need not be."""
@@ -118,7 +118,7 @@ class ReadOptions(NamedTuple):
 
 
 class Source(ABC):
-    """Where records come from.
+    """A source of records.
 
     A range ``(start, end]`` that was once given must be readable again with the same records in the same order, else
     ``replayable`` is False and the commit log has to keep them.

@@ -109,7 +109,7 @@ class StagedRecord(NamedTuple):
 
 
 class RecordWriter(Writer):
-    """Stages whole records with their origins: for destinations that take records, not bytes."""
+    """Writer that stages whole records with their origins, for destinations that take records, not bytes."""
 
     def __init__(self, task: WriterTask) -> None:
         self._lines = StagedWriter(task, _OriginLines(self))

@@ -22,7 +22,7 @@ class Refusal(NamedTuple):
 
 @dataclass(frozen=True)
 class WriterTask:
-    """Where a task's writer stages."""
+    """Task of a writer: where it stages, and under which hash."""
 
     staging: str
     """URL of the folder for this execution of this delivery."""
@@ -37,7 +37,7 @@ class WriterTask:
 
 
 class Writer(ABC):
-    """Stages a task's share of a delivery. Runs in a task."""
+    """Writer of a task's share of a delivery. Runs in a task."""
 
     def place(self, source: str, first: int, origins: Sequence[int]) -> None:  # noqa: B027  # most don't ask
         """Called before each ``write``: the i-th record comes from record ``first + origins[i]`` of the step's range.
@@ -89,7 +89,7 @@ class NewPart:
 
 
 class Rows(Sequence[Record]):
-    """Records that are still Arrow columns. They become records when somebody asks for one, and then all at once.
+    """Records that are still Arrow columns. They become records when the first one is used, and then all at once.
 
     Only where the plan takes them (``ReadOptions.rows``) are they a block's records.
     """

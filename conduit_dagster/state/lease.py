@@ -25,7 +25,7 @@ class LeaseLost(TransientError):  # noqa: N818  # the lease is lost: no fault of
 
 
 class LeaseGrant(NamedTuple):
-    """What taking a lease gave."""
+    """Result of taking a lease."""
 
     epoch: int
     before: Mapping[str, Any]

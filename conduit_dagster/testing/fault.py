@@ -1,4 +1,4 @@
-"""What a ``chaos`` connector does when its time has come."""
+"""Faults of ``chaos`` connectors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def as_code(text: str) -> int | str:
 
 
 class FaultSettings(ConnectorSettings):
-    """What goes wrong. Each connector adds ``fail-on``, the points where something can."""
+    """Settings of a fault. Each connector adds ``fail-on``, the points where it can happen."""
 
     mode: Literal["error", "hang", "slow", "nack"] = "error"
     """``error`` raises; ``hang`` waits for ``hang-for`` and goes on; ``slow`` waits for ``slow-by`` each time;

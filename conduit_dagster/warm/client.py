@@ -27,7 +27,7 @@ class NotWarmError(Exception):
 class ForkedProcess:
     """A process that a parent forked. It is held until :meth:`begin`, and ends where that never comes.
 
-    A context manager: at its end nobody listens any more. One that has begun lives on.
+    A context manager: at its end the connection is closed. A child that has begun lives on.
     """
 
     def __init__(self, process: dict[str, Any], connection: socket.socket) -> None:

@@ -22,7 +22,7 @@ from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_wante
 
 @dataclass(frozen=True)
 class Held:
-    """What a child that was just forked shall become, and whom it asks before it does."""
+    """Role of a newly forked child, and the connection that lets it begin."""
 
     wanted: ForkRequest
     streams: list[int]
@@ -100,7 +100,7 @@ class Parent:
         return None
 
     def close(self) -> None:
-        """Nobody finds it any more. Its children live on."""
+        """Stop accepting clients. Its children live on."""
         if not self._is_replaced():
             self._path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""What a client and a parent say to each other over a Unix socket, and where that is. Standard library only."""
+"""Messages between a client and a parent over a Unix socket, and its path. Standard library only."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ForkRequest:
     folder: str
     environment: dict[str, str]
     own_session: bool = False
-    """Whether it leaves the terminal and the process group of whoever asked."""
+    """Whether it leaves the client's terminal and process group."""
 
 
 def send_wanted(connection: socket.socket, wanted: ForkRequest, streams: list[int]) -> None:

@@ -134,7 +134,7 @@ _SHOWN = 40
 
 
 class Misfit:
-    """Finds the first field of a refused document that does not fit."""
+    """Finder of the first field that does not fit in a refused document."""
 
     def __init__(self, fits: Callable[[Any, DataType], bool], strict: bool, plugin: str) -> None:
         """``fits``: whether a value alone can be read as that type; ``strict``: a field needs a column.

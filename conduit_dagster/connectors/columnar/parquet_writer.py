@@ -83,7 +83,7 @@ Offered = Callable[[Schema], Schema | None]
 
 
 class ColumnsWriter(Writer):
-    """Stages what fits the columns; what does not is refused by name. Holds one row group in memory."""
+    """Stager of rows that fit the columns; others are refused by name. Holds one row group in memory."""
 
     def __init__(self, file: ParquetPart, plugin: str, reader_of: ReaderOf, offered: Offered) -> None:
         """``plugin``: what the codes of nacks begin with."""

@@ -42,7 +42,7 @@ class Lines:
 
 
 class RowReader:
-    """Reads lines of JSON into rows of one schema. No value is converted but text to dates and times.
+    """Reader of JSON lines into rows of one schema. Only text is converted, to dates and times.
 
     A number with a fraction part, even ``1.0``, is no integer. A number for a double or float column is rounded to
     what that holds; a time's offset is kept as the instant it means.

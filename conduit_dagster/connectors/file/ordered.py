@@ -66,7 +66,7 @@ _IDENTITY = ("inode", "birth", "marked")
 
 
 class OrderedFile(PathLayout):
-    """Appends each delivery after the last, so that a repeat rewrites the same bytes in the same place.
+    """Ordered file: each delivery goes after the last one, and a repeat rewrites the same bytes in the same place.
 
     With at-most-once a delivery is never repeated: it keeps its range, and line ends replace its missing bytes before
     the next one is prepared.

@@ -24,7 +24,7 @@ FILE: Final = "_conduit_columns"
 
 
 class FolderColumns:
-    """An Arrow schema in a file of the folder. Whoever writes the first rows makes it; for the others it stands."""
+    """An Arrow schema in a file of the folder. The writer of the first rows creates it; it applies to all others."""
 
     def __init__(self, folder: str, asked: Schema) -> None:
         """``folder``: its URL; ``asked``: the columns of the setting; none where it is empty."""

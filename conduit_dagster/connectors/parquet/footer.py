@@ -1,4 +1,4 @@
-"""What a Parquet file says of itself at its end."""
+"""Footers of Parquet files, with the files' identity."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RowGroup(NamedTuple):
 
 
 class Footer(NamedTuple):
-    """What the source needs of it."""
+    """Facts that the source needs of a footer."""
 
     mark: str
     """A digest of the file, whole up to 8 MB: another content, another mark. Of a larger one, of pieces and of the end,

@@ -107,7 +107,7 @@ There = dict[tuple[str, str], tuple[FoundFile, Footer]]
 
 
 class Listing(Protocol):
-    """Where the files are named."""
+    """A listing that names the files."""
 
     ordered: bool
     """Whether every file that comes has a name behind all others': what was read is then told by the last name."""
@@ -118,7 +118,7 @@ class Listing(Protocol):
 
 
 class FolderLook(NamedTuple):
-    """What there is to read behind a position."""
+    """Files and rows to read after a position."""
 
     still: ParquetPosition
     """The position without files that need not be named any more: read whole, and gone or behind another one."""
@@ -127,7 +127,7 @@ class FolderLook(NamedTuple):
 
 
 class Survey:
-    """Looks at the files of one source. Reads a footer once per file."""
+    """Scanner of one source's files. Reads the footer once per file."""
 
     def __init__(self, listing: Listing, place: str) -> None:
         """``place``: where they lie, for people."""

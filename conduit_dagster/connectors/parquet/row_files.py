@@ -1,4 +1,4 @@
-"""Sources of rows that lie in Parquet files, whoever put them there."""
+"""Sources of rows in Parquet files, of any origin."""
 
 from __future__ import annotations
 

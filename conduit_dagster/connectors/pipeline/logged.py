@@ -18,7 +18,7 @@ from conduit_dagster.state.readers import log_unit, oldest
 
 
 class LogReadMode(ReadMode):
-    """Its entries by offset; a position is the offset behind a record, as is the record's own.
+    """Reading of another pipeline's log by offset. A position is the offset after a record, and so is the record's own.
 
     Entries that were nacked before they were logged are passed over: they are dead letters over there.
     """

@@ -1,4 +1,4 @@
-"""What a ``file`` destination of another pipeline has published: its files in order, and how far each may be read."""
+"""Published output of another pipeline's ``file`` destination: its files in order, and how far each may be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How another pipeline is read: the interface of both ways, what they say of records, and what can be wrong."""
+"""Interface of the two ways of reading another pipeline, with their records' labels and their errors."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Labels:
 
 
 class ReadMode(ABC):
-    """Its methods are those of :class:`Source`. All but ``read`` are the driver's."""
+    """A way of reading. Its methods are those of :class:`Source`; all but ``read`` run on the driver."""
 
     @property
     @abstractmethod

@@ -91,7 +91,7 @@ class SnapshotLander(Lander):
 
 
 class StreamLander(Lander):
-    """What is new, by a query that ends when it has caught up; its checkpoint knows how far it is."""
+    """Lander of new rows, by a query that ends when it has caught up; its checkpoint holds its progress."""
 
     _asked = 0.0
 

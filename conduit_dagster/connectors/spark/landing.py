@@ -1,4 +1,4 @@
-"""Where rows of a Spark data source land, as Parquet files: what no other position tells apart has one there.
+"""Landing of a Spark data source's rows, as Parquet files: there they have positions, which Spark does not give them.
 
 A landing is a folder with a list of batches: ``00000001.json`` and so on, each created whole and never changed. Only
 files that a list names were ever landed; so a crash while rows land leaves nothing that counts.

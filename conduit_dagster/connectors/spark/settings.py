@@ -17,7 +17,7 @@ _OPTION: Final = "option."
 
 
 class FormatSettings(ConnectorSettings):
-    """What both directions share."""
+    """Settings of both directions."""
 
     open_keys: ClassVar[tuple[str, ...]] = ("*",)
 

@@ -1,4 +1,4 @@
-"""What every plugin must keep to, as tests that its author runs: derive from one of the classes in a test module.
+"""Conformance suites, the rules for every plugin as tests: derive from one of the classes in a test module.
 
     from conduit_dagster.testing.conformance import ProcessorConformance, plugin_module
 

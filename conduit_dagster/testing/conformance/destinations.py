@@ -1,4 +1,4 @@
-"""What every destination must keep to."""
+"""Conformance suite of destinations."""
 
 from __future__ import annotations
 

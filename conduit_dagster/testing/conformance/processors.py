@@ -1,4 +1,4 @@
-"""What every processor must keep to."""
+"""Conformance suite of processors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NODE = "p:x"
 
 
 class Processed:
-    """What became of a block, as the engine has it."""
+    """Results of a block, as the engine sees them."""
 
     def __init__(self, processor: Processor, records: Sequence[Record]) -> None:
         self._nacks: dict[int, Nack] = {}

@@ -1,4 +1,4 @@
-"""What every source must keep to."""
+"""Conformance suite of sources."""
 
 from __future__ import annotations
 
