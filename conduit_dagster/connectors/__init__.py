@@ -1,1 +1,1 @@
-"""Connectors: one noun per plugin, its source and its destination; `ls` is the catalogue."""
+"""Connectors, one module or package per plugin, with its source and its destination; `ls` lists them all."""

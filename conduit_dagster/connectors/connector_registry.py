@@ -1,4 +1,4 @@
-"""Finding connectors by the name a pipeline file gives them."""
+"""Lookup of connectors by their plugin name in a pipeline file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from importlib import import_module
 
 from conduit_dagster.sdk import Destination, Source
 
-# the testing kit is a layer above this one; it is imported only where a pipeline names it
+# the testing kit is a layer above this one; it is imported only if a pipeline names it
 _SOURCES = {
     "chaos": ("conduit_dagster.testing.chaos", "ChaosSource"),
     "file": ("conduit_dagster.connectors.file.source", "FileSource"),
@@ -28,18 +28,21 @@ _DESTINATIONS = {
 
 
 _SPARK = "spark:"
-"""Before the name of any data source of Spark."""
+"""Prefix of the plugin name of any Spark data source."""
 _SPARK_SOURCE = ("conduit_dagster.connectors.spark.source", "SparkSource")
 _SPARK_DESTINATION = ("conduit_dagster.connectors.spark.destination", "SparkDestination")
 
 
 def plain_name(plugin: str) -> str:
-    """``file`` for ``builtin:file@v1.2`` as for ``file``; a plugin of the project keeps its own name."""
+    """Return the plugin name without prefix and version: ``file`` for ``builtin:file@v1.2`` as for ``file``.
+
+    A plugin of the project keeps its own name.
+    """
     return plugin.removeprefix("builtin:").partition("@")[0]
 
 
 def is_builtin(plugin: str, name: str, extra: Mapping[str, object]) -> bool:
-    """Return whether a plugin name means the built-in ``name``; ``extra`` are the project's own. Imports neither."""
+    """Return whether a plugin name means the built-in ``name``. Imports no plugin. ``extra``: the project's own."""
     return plain_name(plugin) == name and (plugin.startswith("builtin:") or name not in extra)
 
 
@@ -54,7 +57,7 @@ def destination_names() -> list[str]:
 
 
 def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] | None:
-    """Return the source of a plugin name; the project's own, ``extra``, win."""
+    """Return the source class of a plugin name, or None. ``extra``: the project's own, which take precedence."""
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
@@ -64,7 +67,7 @@ def find_source(plugin: str, extra: Mapping[str, type[Source]]) -> type[Source] 
 
 
 def find_destination(plugin: str, extra: Mapping[str, type[Destination]]) -> type[Destination] | None:
-    """Return the destination of a plugin name; the project's own, ``extra``, win."""
+    """Return the destination class of a plugin name, or None. ``extra``: the project's own, which take precedence."""
     name = plain_name(plugin)
     if name in extra and not plugin.startswith("builtin:"):
         return extra[name]
@@ -80,6 +83,6 @@ def _load(place: tuple[str, str]) -> type:
 
 @cache
 def _of_spark(place: tuple[str, str], name: str) -> type:
-    """Return the connector for a Spark format; never None, because only Spark knows which formats there are."""
+    """Return the connector class for one format, never None: only Spark knows which formats exist."""
     format_ = name.removeprefix(_SPARK)
     return type(place[1], (_load(place),), {"name": name, "format": format_, "__doc__": _load(place).__doc__})

@@ -1,4 +1,4 @@
-"""``debezium/json``: a record as Debezium would send it, with a Kafka Connect schema that is read off the record."""
+"""``debezium/json``: a record as Debezium would send it, with a Kafka Connect schema derived from the record."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import msgspec
 from conduit_dagster.record import READ_AT, Data, Document, Record
 
 RAW_KEY: Final = "opencdc.rawData"
-"""The field that holds raw data that is no JSON document, unless ``debezium.rawData.key`` names another."""
+"""Field for raw data that is not a JSON document, unless ``debezium.rawData.key`` names another."""
 _OPERATIONS: Final = {"create": "c", "update": "u", "delete": "d", "snapshot": "r"}
 _STRUCT: Final = {"type": "struct", "optional": True}
 _UNKNOWN: Final = {"type": "string", "optional": True}
-"""Of null, and of the elements of an empty list."""
+"""Schema of null, and of the elements of an empty list."""
 _TAIL: Final[list[dict[str, Any]]] = [
     {"type": "string", "field": "op"},
     {"type": "int64", "optional": True, "field": "ts_ms"},
@@ -32,7 +32,7 @@ _document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def options_of(text: str) -> dict[str, str]:
-    """``debezium.schema.name=orders,debezium.rawData.key=raw``. Raises ``ValueError`` for another key."""
+    """Parse ``debezium.schema.name=orders,debezium.rawData.key=raw``. Raises ``ValueError`` for any other key."""
     pairs = (pair.partition("=") for pair in text.split(",") if pair.strip())
     found = {name.strip(): value.strip() for name, _, value in pairs}
     if unknown := found.keys() - {"debezium.schema.name", "debezium.rawData.key"}:
@@ -42,9 +42,9 @@ def options_of(text: str) -> dict[str, str]:
 
 
 def debezium(record: Record, schema_name: str = "", raw_key: str = RAW_KEY) -> Document:
-    """Return the Debezium envelope. Numbers are doubles in its schema, as in Conduit, which knows no others.
+    """Return the envelope. Its schema declares all numbers as doubles, as Conduit does, which knows no other type.
 
-    Where only one of the two payloads is there, its schema is that of the other as well.
+    If only one of the two payloads exists, its schema serves for the other as well.
     """
     before, after = _part(record.before, raw_key), _part(record.after, raw_key)
     fields = [

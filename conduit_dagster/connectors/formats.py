@@ -1,4 +1,4 @@
-"""Formats of records as lines: ``sdk.record.format`` and ``sdk.record.format.options``."""
+"""Formats in which a destination writes records as lines: ``sdk.record.format`` and ``sdk.record.format.options``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from conduit_dagster.expressions import EvaluationError, compile_template, reads
 from conduit_dagster.record import Envelope, Nack, Payload, Record
 
 Refused = list[tuple[int, Nack]]
-"""Which records of a block could not be encoded, by their place in it, in order."""
+"""Records of a block that could not be encoded: index in the block and nack, in order."""
 
 _encoder = msgspec.json.Encoder()
 _encode = _encoder.encode
@@ -22,13 +22,13 @@ _encode_lines = _encoder.encode_lines
 
 
 class Format(ABC):
-    """Records as lines. Each line ends in a line feed; what is inside a line is the format's promise.
+    """Encoder of records as lines. Each line ends in a line feed; each format defines the content of its lines.
 
-    A float that is NaN or infinite would be written as ``null``: records with one must be refused before.
+    A float that is NaN or infinite would be written as ``null``: records with one must be refused beforehand.
     """
 
     reads_key: bool = True
-    """Whether it looks at ``record.key`` or ``record.position``."""
+    """Whether the format reads ``record.key`` or ``record.position``."""
 
     def encode_block(self, records: list[Record]) -> tuple[bytes, Refused]:
         """Return the lines of the records that can be encoded, in order, and the nacks of the others."""
@@ -71,10 +71,10 @@ class OpenCdcJson(Format):
 
 
 class PayloadJson(Format):
-    """``payload/json``: what ``.Payload.After`` holds: a document as one line of JSON, raw data as it is.
+    """``payload/json``: the content of ``.Payload.After``, a document as one line of JSON, raw data unchanged.
 
-    Raw data need not be JSON. It is refused if it holds a line feed, for then it would be several lines. No
-    payload at all is ``null``.
+    Raw data need not be JSON. It is refused if it contains a line feed, since it would become several lines. A
+    missing payload is written as ``null``.
     """
 
     reads_key = False
@@ -111,7 +111,7 @@ class DebeziumJson(Format):
 class Template(Format):
     """``template``: a Go template over the record.
 
-    A line feed in its output is written as it is, as in Conduit: such a record takes several lines.
+    A line feed in its output is written unchanged, as in Conduit: such a record takes several lines.
     """
 
     def __init__(self, template: Callable[[Record], Any], names: frozenset[str]) -> None:
@@ -126,9 +126,9 @@ class Template(Format):
 
 
 def make_format(name: str, options: str = "") -> Format:
-    """Return the format of a name; ``options``: the template of ``template``, or the options of ``debezium/json``.
+    """Return the format with this name. ``options``: the template of ``template``, or the options of ``debezium/json``.
 
-    Raises ``ValueError`` for a name that is not known and for a template that cannot be compiled.
+    Raises ``ValueError`` for an unknown name or option, and for a template that cannot be compiled.
     """
     if name not in _FORMATS:
         raise ValueError(_unknown(name))
@@ -141,7 +141,7 @@ def names() -> list[str]:
 
 
 _JSON_OF: Final[dict[str, Callable[[], Format]]] = {"after": PayloadAsJson, "record": OpenCdcJson}
-"""The formats that write what the template ``{{ toJson … }}`` of that part writes, many times as fast."""
+"""Formats with the same output as the template ``{{ toJson … }}`` of that part, but many times as fast."""
 
 
 def _template(text: str) -> Format:
@@ -175,7 +175,7 @@ def _line(raw: bytes) -> msgspec.Raw:
 
 
 def nack_of(error: Exception) -> Nack:
-    """Why a record could not be encoded."""
+    """Return the nack of a record that could not be encoded."""
     if isinstance(error, EvaluationError):
         return Nack("format.refused", str(error))
     return Nack("format.invalid", f"the record cannot be encoded: {type(error).__name__}: {error}")

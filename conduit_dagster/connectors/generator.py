@@ -1,4 +1,4 @@
-"""The ``generator`` source: made-up records at any rate, the same ones whenever a range is read again."""
+"""The ``generator`` source: synthetic records at any rate, the same ones whenever a range is read again."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Collection(BaseModel):
 
 
 class GeneratorSettings(ConnectorSettings):
-    """Makes records. Unlike Conduit's, it resumes: a restarted pipeline goes on after the last acked record."""
+    """Generates records. Unlike Conduit's, it resumes: a restarted pipeline continues after the last acked record."""
 
     open_keys: ClassVar[tuple[str, ...]] = ("format.options.*", "collections.*")
 
@@ -83,7 +83,7 @@ class GeneratorSettings(ConnectorSettings):
         return self
 
     def collections(self) -> list[Collection]:
-        """Return the default collection, if it has a format, and the named ones."""
+        """Return the default collection, if it has a format, and the named ones. Raises if there are none."""
         extra = {key: str(value) for key, value in (self.model_extra or {}).items()}
         own = {"format.type": self.format_type, "operations": self.operations}
         named = sorted({key.split(".")[1] for key in extra if fnmatch(key, "collections.*.*")})
@@ -132,7 +132,7 @@ def _check_collection(name: str, kind: str, fields: dict[str, str], path: str, o
 
 
 def mix(value: int) -> int:
-    """SplitMix64: a well spread 64-bit number for each number, the same on every machine."""
+    """Return the SplitMix64 hash of a number: 64 well-distributed bits, the same on every machine."""
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -140,9 +140,9 @@ def mix(value: int) -> int:
 
 
 class GeneratorSource(Source):
-    """Record number n depends on n, the seed and the step's clock alone. The position is n.
+    """Synthetic records. Record number n depends only on n, the seed and the step's clock; its position is n.
 
-    Without ``recordCount`` it never ends; a run that drains its sources then takes what is due by its rate, or one
+    Without ``recordCount`` it never ends; a run that drains its sources then takes what is due at its rate, or one
     batch.
     """
 
@@ -164,7 +164,7 @@ class GeneratorSource(Source):
         return 0
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return the position after the records that are due."""
+        """Return the position up to which records are due, within the limit."""
         if self._base is None:
             self._base = start
         due = start + limit.records if not self._settings.rate else self._due(horizon is not None)
@@ -175,7 +175,7 @@ class GeneratorSource(Source):
         return max(start, min(due, start + limit.records))
 
     def _due(self, draining: bool) -> int:
-        """By the rate, counted from this run's start; a run that drains to a known count does not wait for it."""
+        """Return the position due by the rate since this run's start; draining to a known count ignores the rate."""
         assert self._base is not None
         if draining and self._settings.record_count:
             return self._settings.record_count
@@ -189,7 +189,7 @@ class GeneratorSource(Source):
         return cycles * burst + min(rest, burst)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Equal parts."""
+        """Split into equal parts."""
         size = max(1, math.ceil((end - start) / n))
         firsts = range(start, end, size)
         return [
@@ -250,7 +250,7 @@ class GeneratorSource(Source):
             raise from_os_error(error, f"can't read {path}") from error
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of records to go, if there is an end."""
+        """Return the number of records left; None if there is no end."""
         return self._settings.record_count - position if self._settings.record_count else None
 
 

@@ -1,4 +1,4 @@
-"""A file under a second name."""
+"""Hard links, with copies where the file system has none."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from conduit_dagster import storage
 
 
 def link(source: Path, into: Path) -> None:
-    """Link a file, without copying; on a file system without hard links, copy it, durable when this returns.
+    """Link a file under a second name; where the file system has no hard links, copy it durably.
 
-    Raises ``OSError``. The new name's entry is not synced, and ``source`` must be durable already.
+    Raises ``OSError``. Does not sync the new directory entry, and ``source`` must be durable already.
     """
     try:
         os.link(source, into)

@@ -1,4 +1,4 @@
-"""The ``log`` destination: prints records to the log. For looking at a pipeline, not for keeping records."""
+"""The ``log`` destination, which prints records to the log: for inspecting a pipeline, not for storing records."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogDestinationSettings(ConnectorSettings):
 
 
 class LogDestination(DriverDestination):
-    """One log line per record, in order, from the driver; a delivery that is repeated is logged again."""
+    """One log line per record, in order, from the driver; a repeated delivery is logged again."""
 
     name = "log"
     Settings = LogDestinationSettings
@@ -35,6 +35,6 @@ class LogDestination(DriverDestination):
         self._log = {"trace": log.debug, "warn": log.warning}.get(own.level) or getattr(log, own.level)
 
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
-        """Log the records line by line, so memory does not grow with the delivery."""
+        """Log the records one at a time, so that memory does not grow with the delivery."""
         for record in records:
             self._log(self._message, record=encode(record).decode())

@@ -1,1 +1,1 @@
-"""Records as rows of columns: what Parquet files and Delta tables share."""
+"""Records as rows of columns: code common to Parquet files and Delta tables."""

@@ -1,4 +1,4 @@
-"""Columns as a pipeline file names them or a new table gets them, and the Arrow types that documents are read into."""
+"""Columns named in a pipeline file or inferred for a new table, and the Arrow types that documents are read into."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from conduit_dagster.record import Document
 from conduit_dagster.sdk import ConnectorSettings
 
 Schema = Any
-"""A ``pyarrow.Schema``; the library has no types."""
+"""A ``pyarrow.Schema``; pyarrow has no type annotations."""
 DataType = Any
 """A ``pyarrow.DataType``."""
 
@@ -41,7 +41,7 @@ def is_name(name: str) -> bool:
 
 
 def parse_columns(text: str) -> Schema:
-    """Parse ``name:type, name:type`` to a schema; empty for no text. Raises ``ValueError`` saying what is wrong."""
+    """Return the schema of ``name:type, name:type``; an empty one for empty text. Raises ``ValueError``."""
     fields: list[Any] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -55,7 +55,7 @@ def parse_columns(text: str) -> Schema:
 
 
 def lacking(asked: Schema, there: Schema) -> list[str]:
-    """Return the required columns that are missing, or have another type, as ``name:type``."""
+    """Return the requested columns that are missing or have another type, as ``name:type``."""
     kinds = {field.name: field.type for field in there}
     return [f"{field.name}:{field.type}" for field in asked if kinds.get(field.name) != field.type]
 
@@ -78,7 +78,7 @@ def _require_distinct(names: list[str]) -> None:
 
 
 def primitive(kind: str) -> DataType | None:
-    """Return the Arrow type of a name such as ``long`` or ``decimal(10,2)``; None for an unknown name."""
+    """Return the Arrow type of a name such as ``long`` or ``decimal(10,2)``; None if there is no such type."""
     decimal = _DECIMAL.fullmatch(kind)
     if decimal is None:
         return _TYPES.get(kind)
@@ -87,24 +87,24 @@ def primitive(kind: str) -> DataType | None:
 
 
 class RowSourceSettings(ConnectorSettings):
-    """Of a source of rows."""
+    """Settings of a source of rows."""
 
     key: str = ""
     """Columns that make the record's key, such as ``id`` or ``region, id``; empty: records have no key."""
 
     @property
     def keys(self) -> list[str]:
-        """The key's columns."""
+        """Columns of the record key."""
         return [name for part in self.key.split(",") if (name := part.strip())]
 
 
 class ColumnsSettings(ConnectorSettings):
-    """Of a destination with a column per field."""
+    """Settings of a destination with a column per field."""
 
     columns: str = ""
-    """The columns of a new table or folder, such as ``id:long, name:string, amount:decimal(10,2)``; one that is there
-    must have them. Empty: those of the first rows; of documents, the first block's: a field's first value decides the
-    type, and a field that is only null is a string."""
+    """The columns of a new table or folder, such as ``id:long, name:string, amount:decimal(10,2)``; an existing one
+    must have them. Empty: the columns of the first rows; for documents, those of the first block, where a field's first
+    value decides its type, and a field that is only null is a string."""
     unknown_fields: Literal["refuse", "ignore"] = Field("refuse", alias="unknown-fields")
     """What to do with a record that has a field, even a null one, for which there is no column: ``refuse`` nacks it;
     ``ignore`` leaves that field out."""
@@ -120,10 +120,10 @@ _DEEPEST = 32
 
 
 def infer(documents: Sequence[Document]) -> Schema:
-    """Infer a column per field: the first value that is not null decides its type, and long with double is double.
+    """Return a column per field; its first non-null value decides its type, and long mixed with double is double.
 
-    As in Spark, what is only null is a string. A field with no possible column is left out: an empty object, a name
-    that Delta forbids or that differs from another's in case only, more than 32 levels.
+    As in Spark, a field that is only null is a string. A field that can't be a column is left out: an empty object, a
+    name that Delta forbids or that differs from another only in case, nesting deeper than 32 levels.
     """
     return pa.schema(_fields(documents, 0))
 

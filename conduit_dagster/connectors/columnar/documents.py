@@ -1,4 +1,4 @@
-"""Arrow rows as documents of JSON: every value as JSON holds it without loss, else as text."""
+"""Conversion of Arrow rows to JSON documents: every value as JSON holds it without loss, else as text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _compute: Any = pc
 
 
 def documents(batch: Batch) -> list[Document]:
-    """Return a document per row, its fields in the columns' order.
+    """Return a document per row, with its fields in column order.
 
-    Decimals are text, exact; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
-    are whole numbers in their own unit; a map is an object whose keys are text. What JSON has no number for is text as
-    Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can write is
-    the number of its units since 1970, such as ``3000000days``. Text that is no UTF-8 comes with surrogates, which
-    every destination nacks.
+    Decimals are exact text; dates, times and instants are ISO 8601 text, instants in UTC; bytes are base64; durations
+    are whole numbers in their own unit; a map is an object whose keys are text. Floats that are no JSON numbers are
+    text as Spark writes it: ``NaN``, ``Infinity``, ``-Infinity``. A date or an instant beyond the years that Arrow can
+    write is the number of its units since 1970, such as ``3000000days``. Text that is not UTF-8 contains surrogates,
+    which every destination nacks.
     """
     names = batch.schema.names
     if not names:
@@ -38,7 +38,7 @@ def documents(batch: Batch) -> list[Document]:
 
 
 def values(column: Any) -> list[Any]:
-    """Return an array's values as JSON holds them; None for nulls."""
+    """Return the values of an array as JSON holds them; None for nulls."""
     kind = column.type
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in values(chunk)]
@@ -79,7 +79,7 @@ def _dates(column: Any) -> list[Any]:
 
 
 def _instants(column: Any) -> list[Any]:
-    """``2024-05-01T12:30:00.000001Z``; no ``Z`` where the column knows no zone, no fraction that is zero."""
+    """Return ``2024-05-01T12:30:00.000001Z``, without ``Z`` if the column has no zone, without a fraction of zero."""
     kind = column.type
     iso = _compute.replace_substring(column.cast(pa.timestamp(kind.unit)).cast(pa.string()), " ", "T")
     if kind.unit != "s":
@@ -90,7 +90,7 @@ def _instants(column: Any) -> list[Any]:
 
 
 def _within(texts: list[Any], units: Any, unit: str) -> list[Any]:
-    """Arrow says of what it can't write that it is out of range."""
+    """Replace Arrow's out-of-range notes, which begin with ``<``, with the number of units and the unit."""
     if not any(text is not None and text.startswith("<") for text in texts):
         return texts
     numbers = units.to_pylist()
@@ -113,7 +113,7 @@ def _lists(column: Any) -> list[Any]:
 
 
 def _maps(column: Any) -> list[Any]:
-    # Arrow flattens lists only; a slice of a map has all keys, and offsets that tell its own
+    # Arrow flattens lists only; a sliced map array still has all keys, and its offsets select its own
     ends = column.offsets.to_pylist()
     begin, count = ends[0], ends[-1] - ends[0]
     keys, items = (values(child.slice(begin, count)) for child in (column.keys, column.items))

@@ -1,4 +1,4 @@
-"""Columns of one schema as columns of another, where no value changes by it."""
+"""Conversion of columns from one schema to another without changing a value."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _types: Any = pa.types
 _UNSIGNED: Final = {pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64()}
 _WIDTHS: Final = {pa.int8(): 8, pa.int16(): 16, pa.int32(): 32, pa.int64(): 64, pa.float32(): 32, pa.float64(): 64}
 _NAMED: Final = {
-    # what is only null is text, as in Spark
+    # a column that is only null is text, as in Spark
     **{kind: pa.string() for kind in (pa.large_string(), pa.string_view(), pa.null())},
     **{kind: pa.binary() for kind in (pa.large_binary(), pa.binary_view())},
 }
@@ -26,8 +26,8 @@ _NAMED: Final = {
 def fitted(rows: Table, schema: Schema, strict: bool) -> Any:
     """Return the rows with exactly the columns of ``schema``; missing ones are null.
 
-    None where that would change or lose a value: a column has no place there (with ``strict``), a kind that does not
-    hold all of its values, or a null where none may be. Documents, one by one, then say which record it is.
+    Returns None if that would change or lose a value: a column has no counterpart (with ``strict``), a type can't hold
+    all of its values, or a null is not allowed. Converting one document at a time then shows which record it is.
     """
     names = rows.schema.names
     if len(set(names)) < len(names) or (strict and not set(names) <= set(schema.names)):
@@ -58,7 +58,7 @@ def _column(rows: Table, field: Any) -> Any:
 
 
 def _holds(kind: DataType, wider: DataType) -> bool:
-    """Return whether each value of a plain type is one of the other, so that a cast finds those that are not."""
+    """Return whether the other type holds every value of a plain type, except for values that a cast rejects."""
     if kind == wider:
         return True
     if kind in _WIDTHS and wider in _WIDTHS:
@@ -76,7 +76,7 @@ def _holds(kind: DataType, wider: DataType) -> bool:
 
 
 def plain(kind: DataType) -> DataType:
-    """Return the type of the same values without a choice of layout: one text, signed numbers, times in UTC."""
+    """Return the canonical type for the same values: one type of text, signed numbers, times in UTC."""
     if _types.is_dictionary(kind):
         return plain(kind.value_type)
     if _types.is_timestamp(kind):
@@ -89,12 +89,12 @@ def plain(kind: DataType) -> DataType:
 
 
 def kept(schema: Schema) -> Schema:
-    """Return the columns of a new folder of files for such rows: each type plain, every column nullable."""
+    """Return the columns of a new folder of files for such rows: all types plain, all columns nullable."""
     return pa.schema([pa.field(field.name, plain(field.type)) for field in schema])
 
 
 def storable(schema: Schema) -> Schema | None:
-    """Return the columns of a new Delta table for such rows; None if one has no type or name there."""
+    """Return the columns of a new Delta table for such rows; None if Delta lacks a type or forbids a name."""
     made = kept(schema)
     names = [field.name.lower() for field in made]
     if len(set(names)) < len(names) or not all(is_name(name) for name in names):
@@ -103,7 +103,7 @@ def storable(schema: Schema) -> Schema | None:
 
 
 def readable(schema: Schema) -> Schema | None:
-    """Return the columns of files that Spark reads under any session settings; None if one has no type there."""
+    """Return the columns of files that Spark reads with any session settings; None if Spark lacks a type."""
     made = kept(schema)
     if len({field.name.lower() for field in made}) < len(made):
         return None
@@ -134,19 +134,19 @@ _SHOWN = 40
 
 
 class Misfit:
-    """Finder of the first field that does not fit in a refused document."""
+    """Search for the first field of a refused document that does not fit."""
 
     def __init__(self, fits: Callable[[Any, DataType], bool], strict: bool, plugin: str) -> None:
-        """``fits``: whether a value alone can be read as that type; ``strict``: a field needs a column.
+        """``fits``: whether a single value can be read as a type; ``strict``: every field needs a column.
 
-        Codes begin with ``plugin``.
+        Nack codes begin with ``plugin``.
         """
         self._fits = fits
         self._strict = strict
         self._plugin = plugin
 
     def find(self, document: Document, fields: Any, inside: str = "") -> Nack | None:
-        """Return what is wrong with it, or None; ``fields`` is a schema or a struct type."""
+        """Return the nack for the first misfit; None if there is none. ``fields``: a schema or a struct type."""
         known = {field.name: field for field in fields}
         for name, value in document.items():
             found = self._value(value, known[name], inside + name) if name in known else self._unknown(inside, name)

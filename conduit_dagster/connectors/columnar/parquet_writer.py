@@ -1,4 +1,4 @@
-"""A task's writer: documents, or columns as they are, become one Parquet file that no reader sees yet."""
+"""Task-side writer: stages documents, or columns unconverted, as one Parquet file that no reader sees yet."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from conduit_dagster.sdk import NewPart, Part, Refusal, Rows, Writer, WriterTask
 from conduit_dagster.storage import Sink
 
 ROW_GROUP_BYTES: Final = 16 << 20
-"""A row group ends after the record that brings it to this weight."""
+"""A row group ends after the record that brings it to this size."""
 
 
 class ParquetPart:
-    """A new Parquet file. The same rows give the same bytes, in whatever blocks they came.
+    """A new Parquet file. The same rows give the same bytes, however they were divided into blocks.
 
-    Recovery stages a lost part again and compares digests, so row groups are cut by the rows alone. Another version of
+    Recovery stages a lost part again and compares digests, so row groups depend on the rows alone. Another version of
     pyarrow may give other bytes.
     """
 
@@ -36,7 +36,7 @@ class ParquetPart:
         self._records = 0
 
     def add(self, table: Table, sizes: Any) -> None:
-        """Append rows; ``sizes`` are their weights in bytes: the length of the JSON, or what Arrow needs."""
+        """Append rows. ``sizes``: bytes of each row, the length of its JSON or the size of its Arrow values."""
         self._records += table.num_rows
         upto, start = np.cumsum(sizes), 0
         while start < table.num_rows:
@@ -50,18 +50,18 @@ class ParquetPart:
                 self._flush()
 
     def _flush(self) -> None:
-        # one chunk per column: where pages end must not depend on the blocks
+        # one chunk per column: page boundaries must not depend on the blocks
         rows = pa.concat_tables(self._waiting).combine_chunks()
         self._waiting, self._bytes = [], 0
         if self._file is None:
-            # not ARROW:schema: the file is to be read as the table's log says, by whatever reader
+            # without ARROW:schema: every reader must read the file with the types in the table's log
             self._file = pq.ParquetWriter(
                 Sink(self._part), rows.schema, compression=self._compression, store_schema=False
             )
         self._file.write_table(rows, row_group_size=rows.num_rows)
 
     def finish(self) -> Part | None:
-        """Write what is waiting and sync; return None if nothing was added."""
+        """Write the remaining rows and sync the file; return None if no rows were added."""
         if self._waiting:
             self._flush()
         if self._file is not None:
@@ -69,24 +69,24 @@ class ParquetPart:
         return self._part.finish(self._records)
 
     def abort(self) -> None:
-        """Close the file; nothing of it counts."""
+        """Close the part, which then counts for nothing."""
         self._part.abort()
 
 
 _APPENDED = ("create", "snapshot")
 
 ReaderOf = Callable[[Callable[[], Schema]], RowReader | None]
-"""Gives the reader for the table's columns; asks for those of the first rows where there is no table yet. None where
-there are none to make one of."""
+"""Returns the reader for the table's columns; calls its argument for the columns of the first rows if there is no table
+yet. Returns None if there are no columns to create one."""
 Offered = Callable[[Schema], Schema | None]
-"""The columns of a new table for rows with these; None where documents are to say."""
+"""Returns the columns of a new table for rows with these columns; None if they must be inferred from documents."""
 
 
 class ColumnsWriter(Writer):
-    """Stager of rows that fit the columns; others are refused by name. Holds one row group in memory."""
+    """Writer that stages records that fit the columns and nacks every other one. Holds one row group in memory."""
 
     def __init__(self, file: ParquetPart, plugin: str, reader_of: ReaderOf, offered: Offered) -> None:
-        """``plugin``: what the codes of nacks begin with."""
+        """Nack codes begin with ``plugin``."""
         self._file = file
         self._plugin = plugin
         self._reader_of = reader_of
@@ -94,7 +94,7 @@ class ColumnsWriter(Writer):
         self._reader: RowReader | None = None
 
     def write(self, records: list[Record]) -> Sequence[Refusal]:
-        """Write documents of created and snapshot records, and rows as they are if they fit as a whole."""
+        """Stage the documents of create and snapshot records; rows that fit as a whole are staged unconverted."""
         if isinstance(records, Rows) and (refusals := self._take_rows(records)) is not None:
             return refusals
         refused: dict[int, Nack] = {}
@@ -108,7 +108,7 @@ class ColumnsWriter(Writer):
         return [Refusal(place, refused[place]) for place in sorted(refused)]
 
     def _take_rows(self, rows: Rows) -> Sequence[Refusal] | None:
-        """Append the rows that fit as they are; return None if their columns don't: each document then says why."""
+        """Append rows unconverted and return refusals; None if the columns don't fit: each document's nack says why."""
         if self._reader is None:
             self._reader = self._reader_of(lambda: self._offered(rows.batch.schema) or infer(_documents(rows)))
         if self._add(rows, 0, len(rows)):
@@ -118,7 +118,7 @@ class ColumnsWriter(Writer):
         return [Refusal(place, nack) for place, nack in self._halved(rows, 0, len(rows))]
 
     def _add(self, rows: Rows, start: int, stop: int) -> bool:
-        """Append rows; return False if one of them does not fit."""
+        """Append the rows; return False, with none appended, if one of them does not fit."""
         if self._reader is None:
             return False
         table = fitted(rows.batch.slice(start, stop - start), self._reader.schema, self._reader.strict)
@@ -127,7 +127,7 @@ class ColumnsWriter(Writer):
         return table is not None
 
     def _halved(self, rows: Rows, start: int, stop: int) -> Iterator[tuple[int, Nack]]:
-        """Write rows that do not fit together: in order, with each row that does not fit by itself as a document."""
+        """Append rows that do not fit together, by halving; take a row that does not fit alone as a document."""
         if stop - start == 1:
             yield from ((start, nack) for nack in self._take(_documents(rows[start:stop])).values())
             return
@@ -165,11 +165,11 @@ class ColumnsWriter(Writer):
         return reader.read(block.lines) if block.lines else None
 
     def finish(self) -> Part | None:
-        """Durable from here on, but for the folder's entry, which the driver syncs before it prepares."""
+        """Make the part durable, except for its directory entry, which the driver syncs before it prepares."""
         return self._file.finish()
 
     def abort(self) -> None:
-        """Leave the file unfinished: no ledger names it, and it is removed with the staging folder."""
+        """Leave a file that no ledger names; it is removed with the staging folder."""
         self._file.abort()
 
     def _refusal(self, record: Record) -> Nack | None:

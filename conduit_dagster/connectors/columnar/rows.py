@@ -1,4 +1,4 @@
-"""Documents as rows of a table: read by Arrow's JSON reader, whole blocks at a time."""
+"""Conversion of documents to rows of a table by Arrow's JSON reader, a whole block at a time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Lines:
-    """The documents of a block that JSON can hold, a line each, and the others' nacks by their place."""
+    """Documents of a block as lines of JSON, and by index the nacks of those that JSON can't hold."""
 
     def __init__(self, documents: Sequence[Document]) -> None:
         self.refused: dict[int, Nack] = {}
@@ -42,14 +42,14 @@ class Lines:
 
 
 class RowReader:
-    """Reader of JSON lines into rows of one schema. Only text is converted, to dates and times.
+    """Reader of JSON lines into rows of one schema. Converts no values except text to dates and times.
 
-    A number with a fraction part, even ``1.0``, is no integer. A number for a double or float column is rounded to
-    what that holds; a time's offset is kept as the instant it means.
+    A number with a fraction part, even ``1.0``, is not an integer. A number for a double or float column is rounded to
+    that type; a time with an offset is stored as the instant it denotes.
     """
 
     def __init__(self, schema: Schema, unknown_fields: Literal["refuse", "ignore"], plugin: str) -> None:
-        """``plugin``: what the codes of nacks begin with."""
+        """Nack codes begin with ``plugin``."""
         self.schema = schema
         self.unfillable = documented(schema)
         """Columns that documents can't fill."""
@@ -69,14 +69,14 @@ class RowReader:
         return schema
 
     def read(self, lines: Sequence[bytes]) -> Table:
-        """Read these lines as rows. Raises ``pa.ArrowException`` if one of them does not fit."""
+        """Return the rows of these lines. Raises ``pa.ArrowException`` if one of them does not fit."""
         data = b"\n".join(lines)
         read = pj.ReadOptions(use_threads=False, block_size=len(data) + 1)
         table = pj.read_json(pa.BufferReader(data), read_options=read, parse_options=self._options)
         return table if table.schema == self.schema else table.cast(self.schema)
 
     def misfits(self, lines: Sequence[bytes], first: int = 0) -> dict[int, str]:
-        """Return the lines that do not fit, found by halving: each one's place, and the reader's error for it."""
+        """Return the lines that do not fit, found by halving: index, and the reader's error for that line alone."""
         try:
             self.read(lines)
         except pa.ArrowException as error:
@@ -87,7 +87,7 @@ class RowReader:
         return {}
 
     def nack(self, document: Document, error: str) -> Nack:
-        """Why this document was refused; ``error`` is what the reader said."""
+        """Return the nack of a refused document. ``error``: the reader's message."""
         found = Misfit(_fits, self.strict, self._plugin).find(document, self.schema)
         return found or Nack(f"{self._plugin}.does_not_fit", f"the document does not fit the table: {error}")
 
@@ -108,7 +108,7 @@ def _fits(value: Any, kind: DataType) -> bool:
 _types: Any = pa.types
 _compute: Any = pc
 _ITEM = 16
-"""A guess for what is inside lists and maps."""
+"""Estimated bytes of an item in a list, and of a value without a fixed width, such as a map."""
 
 
 def row_sizes(table: Any) -> Any:

@@ -20,21 +20,22 @@ from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import ConnectorContext, Keys, Writer, WriterTask
 
 FILE: Final = "_conduit_columns"
-"""Readers of Parquet folders skip names that begin with ``_``."""
+"""Name of the schema file. Readers of Parquet folders skip names that begin with ``_``."""
 
 
 class FolderColumns:
-    """An Arrow schema in a file of the folder. The writer of the first rows creates it; it applies to all others."""
+    """Columns of a folder: an Arrow schema in a file there, created by the first writer and binding for all others."""
 
     def __init__(self, folder: str, asked: Schema) -> None:
-        """``folder``: its URL; ``asked``: the columns of the setting; none where it is empty."""
+        """``folder``: its URL; ``asked``: the columns in the setting, none if it is empty."""
         self._folder, self._asked = folder, asked
         self._file = storage.join(folder, FILE)
 
     def agreed(self, offered: Callable[[], Schema] | None = None) -> Schema | None:
-        """Return the folder's columns; if it has none yet, it gets those of the setting, or else ``offered``.
+        """Return the folder's columns; if it has none yet, fix them: those of the setting, else those ``offered``.
 
-        None where there is nothing to agree on. Raises ``FatalError`` where the setting names others.
+        Returns None if there are no columns to agree on; without ``offered``, fixes none. Raises ``FatalError`` if the
+        setting names columns that the folder does not have.
         """
         try:
             there = self._read()
@@ -64,7 +65,7 @@ class FolderColumns:
             ) from error
 
     def _create(self, schema: Schema) -> None:
-        """By one writer only: tasks that come second take the first one's columns."""
+        """Create the schema file. Only one writer succeeds: later tasks use its columns."""
         storage.make_folder(self._folder)
         storage.put_new(self._file, schema.serialize().to_pybytes())
 
@@ -81,8 +82,8 @@ class FolderColumns:
 class ParquetDestination(LaidOut):
     """Rows of Parquet files, each once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
-    Spark reads the whole with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
-    that column out. Within a step's files rows are in the source's order. All files have the same columns.
+    Spark reads all of it with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves
+    that column out. Within a step's files, rows are in source order. All files have the same columns.
     """
 
     name = "parquet"
@@ -100,7 +101,7 @@ class ParquetDestination(LaidOut):
         return PartsFolder(path, self.context)
 
     def check(self) -> None:
-        """Make the folder, and compare its columns with the setting's."""
+        """Create the folder, and compare its columns with those of the setting."""
         super().check()
         self._columns().agreed()
 
@@ -108,7 +109,7 @@ class ParquetDestination(LaidOut):
         return FolderColumns(str(self._path), parse_columns(self._settings.columns))
 
     def writer(self, task: WriterTask) -> Writer:
-        """Return a writer that stages Parquet; it agrees with other tasks on the columns at its first rows."""
+        """Return a writer of Parquet that agrees with the other tasks on the columns when it gets its first rows."""
         part = ParquetPart(task, self._settings.compression)
         return ColumnsWriter(part, self.name, self._reader, kept)
 

@@ -1,4 +1,4 @@
-"""Footers of Parquet files, with the files' identity."""
+"""Footer of a Parquet file: its row groups, and a digest that identifies the file."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ class RowGroup(NamedTuple):
 
     rows: int
     bytes: int
-    """Of its columns as they are encoded, before compression."""
+    """Size of its columns as encoded, before compression."""
 
 
 class Footer(NamedTuple):
-    """Facts that the source needs of a footer."""
+    """Footer data that the source needs."""
 
     mark: str
-    """A digest of the file, whole up to 8 MB: another content, another mark. Of a larger one, of pieces and of the end,
-    where the footer says how long every column's data is."""
+    """Digest of the whole file up to 8 MB: other content has another mark. Of a larger file, digest of pieces and of
+    the end, where the footer records the length of every column's data."""
     groups: tuple[RowGroup, ...]
 
     @property
     def rows(self) -> int:
-        """Of the whole file."""
+        """Number of rows in the whole file."""
         return sum(group.rows for group in self.groups)
 
     @property
     def row_bytes(self) -> int:
-        """What a row weighs, about."""
+        """Approximate bytes per row."""
         return max(1, sum(group.bytes for group in self.groups) // max(1, self.rows))
 
 
@@ -55,8 +55,8 @@ class Footer(NamedTuple):
 def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
     """Open the file that was planned, as ``pyarrow.parquet.ParquetFile``.
 
-    It is the one that was ``seen`` (see :func:`seen_of`), or one with the same mark: told by the descriptor that is
-    read from, not by its path. Raises ``TransientError`` where it is another one, no Parquet file, or none yet.
+    Accepts the file that was ``seen`` (see :func:`seen_of`), or one with the same mark, judging by the descriptor that
+    is read, not by the path. Raises ``TransientError`` if it is another file, or not, or not yet, a Parquet file.
     """
     with _opened(url) as file:
         is_seen = bool(seen) and list(seen) == seen_of(_found(file, url))
@@ -72,7 +72,10 @@ def open_planned(url: str, mark: str, seen: Sequence[int]) -> Generator[Any]:
 
 
 def read_footer(url: str) -> tuple[FoundFile, Footer]:
-    """Read the file's footer; with it, which file that was. Raises ``TransientError`` where it is none, or none yet."""
+    """Return the footer, and the file that it was read from.
+
+    Raises ``TransientError`` if that is not, or not yet, a Parquet file, ``FatalError`` if two columns have one name.
+    """
     with _opened(url) as file, _parquet(file) as parquet:
         found, metadata = _found(file, url), parquet.metadata
         _require_distinct(parquet.schema_arrow.names, url)
@@ -84,16 +87,16 @@ def read_footer(url: str) -> tuple[FoundFile, Footer]:
 
 
 def seen_of(found: FoundFile) -> list[int]:
-    """Return what a file looks like from outside: while nothing of it changes, its content is the same.
+    """Return the file's observable state: as long as it is unchanged, so is the content.
 
-    Empty for a remote file, of which nothing tells that.
+    Empty for a remote file, which has no such state.
     """
     return [found.inode, found.size, found.modified, found.changed, found.birth] if found.inode else []
 
 
 @contextmanager
 def _opened(url: str) -> Generator[IO[bytes]]:
-    """Open a file once: its identity, mark and rows come from the same descriptor."""
+    """Open the file behind one descriptor, so that its identity, mark and rows belong to the same file."""
     try:
         with storage.open_read(url) as file:
             yield file
@@ -104,7 +107,7 @@ def _opened(url: str) -> Generator[IO[bytes]]:
 
 
 def _parquet(file: IO[bytes]) -> Any:
-    # Spark's own times are INT96, which as nanoseconds would wrap in the years 1677 and 2262
+    # Spark's own timestamps are INT96, which as nanoseconds would wrap in the years 1677 and 2262
     return pq.ParquetFile(pa.PythonFile(file, "r"), coerce_int96_timestamp_unit="us")
 
 
@@ -117,7 +120,7 @@ def _found(file: IO[bytes], url: str) -> FoundFile:
 
 
 def _mark(file: IO[bytes]) -> str:
-    """Return a digest of a small file, or of a large one's end (the footer) and pieces spread over the rest."""
+    """Return the digest of all of a small file; of a large one, of its end (the footer) and of pieces of the rest."""
     total = file.seek(0, io.SEEK_END)
     sha = hashlib.sha256(str(total).encode())
     step = max(_PIECE, (total - _END) // _PIECES)

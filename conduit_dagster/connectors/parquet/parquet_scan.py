@@ -1,4 +1,4 @@
-"""The Parquet files that there are, and what of each was read."""
+"""Survey of a source's Parquet files, and its position: how much of each was read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_
 
 
 def _fixed(path: str, root: str) -> Path:
-    """Return the fixed folder at the beginning of a glob."""
+    """Return the part of a path before its first glob pattern, as a folder."""
     parts = Path(path.removeprefix("file://")).parts
     many = next((place for place, part in enumerate(parts) if GLOB & set(part)), len(parts))
     return Path(root, *parts[:many])
 
 
 class ListedFiles:
-    """By name; hidden ones are left out."""
+    """Listing of a path's files by name, without hidden ones."""
 
     ordered = False
 
@@ -33,11 +33,11 @@ class ListedFiles:
         self._path, self._resolved, self._root = path, resolved, root
 
     def files(self) -> list[FoundFile]:
-        """Return all current files. Raises ``TransientError`` if a file that was named singly is missing."""
-        # looked at each time: a folder may appear later
+        """Return all existing files. Raises ``TransientError`` if the path names one file and that is missing."""
+        # checked on every call: a folder may appear later
         if is_many(self._path, self._root):
             fixed = _fixed(self._path, self._root)
-            # two folders of a glob may have files of one name
+            # two folders of a glob may have files with the same name
             return [
                 found._replace(name=os.path.relpath(found.url, fixed)) for found in list_many(self._path, self._root)
             ]
@@ -53,30 +53,30 @@ class ListedFiles:
 
 
 class ReadFile(msgspec.Struct, frozen=True):
-    """One file, and how many of its rows lie before the position. Known by its name and its footer."""
+    """A file, identified by its name and its footer's mark, and the number of its rows before the position."""
 
     name: str
     mark: str
     number: int
-    """The how-manieth file of the source it is, from 0."""
+    """Index of the file in the source, from 0."""
     rows: int
-    """Of the whole file."""
+    """Number of rows in the whole file."""
     done: int = 0
 
     @property
     def ident(self) -> tuple[str, str]:
-        """What tells files apart: a name that comes back with another content is another file."""
+        """Identity of the file: a name that comes back with other content is another file."""
         return self.name, self.mark
 
 
 class ParquetPosition(msgspec.Struct, frozen=True):
-    """Every file that is still there, and of which something was read, in reading order."""
+    """Position of a source: every file that still exists and was read at least in part, in reading order."""
 
     seen: int = 0
     files: tuple[ReadFile, ...] = ()
 
     def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
-        """Return the position with these files in their new states, new files at the end."""
+        """Return the position with these files in their new states, new ones at the end."""
         kept = [moved.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
         fresh = [file for number, file in moved.items() if number not in known]
@@ -88,12 +88,12 @@ class ParquetPosition(msgspec.Struct, frozen=True):
 
 
 def parse_position(value: Any) -> ParquetPosition:
-    """Parse a stored JSON value to a position."""
+    """Return the position from its stored JSON value."""
     return msgspec.convert(value, ParquetPosition)
 
 
 def parse_file(value: Any) -> ReadFile:
-    """Parse a split's start, or a boundary, to its file."""
+    """Return the file from a split's start or from a boundary."""
     return msgspec.convert(value, ReadFile)
 
 
@@ -101,41 +101,41 @@ learn(ParquetPosition, ReadFile)
 
 
 _KEPT = 10_000
-"""Footers that are remembered, also of files that are gone."""
+"""Number of cached footers above which those of files that are gone are dropped."""
 There = dict[tuple[str, str], tuple[FoundFile, Footer]]
-"""By name and mark, a file as it was when its footer was read; in reading order."""
+"""Existing files by name and mark, each as it was when its footer was read; in reading order."""
 
 
 class Listing(Protocol):
-    """A listing that names the files."""
+    """Listing of a source's files."""
 
     ordered: bool
-    """Whether every file that comes has a name behind all others': what was read is then told by the last name."""
+    """Whether each new file's name sorts after all others, so that the last name read tells what was read."""
 
     def files(self) -> list[FoundFile]:
-        """Return all current files, in reading order. May raise ``OSError`` or a ``ConduitError``."""
+        """Return all existing files in reading order. May raise ``OSError`` or a ``ConduitError``."""
         ...
 
 
 class FolderLook(NamedTuple):
-    """Files and rows to read after a position."""
+    """Unread files after a position."""
 
     still: ParquetPosition
-    """The position without files that need not be named any more: read whole, and gone or behind another one."""
+    """The position without files that it need not name any more: fully read, and gone or followed by another one."""
     unread: list[tuple[ReadFile, Footer]]
-    """Files with rows that lie behind it: those begun first, then new ones by name."""
+    """Files with rows after the position: partly read ones first, then new ones by name."""
 
 
 class Survey:
-    """Scanner of one source's files. Reads the footer once per file."""
+    """Survey of the files of one source. Reads each file's footer once."""
 
     def __init__(self, listing: Listing, place: str) -> None:
-        """``place``: where they lie, for people."""
+        """``place``: location of the files, for error messages."""
         self._listing, self._place = listing, place
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
 
     def _files(self, wanted: Callable[[str], bool]) -> There:
-        """Return the files with such names, in reading order. Raises if one of them can't be read."""
+        """Return the existing files whose names are wanted, in reading order. Raises if one of them can't be read."""
         try:
             listed = self._listing.files()
             if len(self._footers) > _KEPT:
@@ -146,11 +146,11 @@ class Survey:
             raise from_os_error(error, f"can't read {self._place}") from error
 
     def _footer(self, found: FoundFile) -> tuple[FoundFile, Footer]:
-        """Read a path's footer and identity together: since the listing another file may have taken the path."""
+        """Return the file now at a path and its footer: another file may have the path since it was listed."""
         known = self._footers.get(found)
         if known is None:
             opened, footer = known = read_footer(found.url)
-            # what neither changes nor says when it changed is looked at each time
+            # a file that may change, without a modification time, is read each time
             if self._listing.ordered:
                 self._footers[found] = known
             elif opened.modified:
@@ -158,19 +158,19 @@ class Survey:
         return known
 
     def named(self, names: Collection[str]) -> There:
-        """Return the files with these names."""
+        """Return the existing files with these names."""
         return self._files(set(names).__contains__)
 
     def horizon(self) -> Any:
-        """Return the current files, as a JSON value for :meth:`look`."""
+        """Return the files that exist now, as a JSON value for :meth:`look`."""
         if self._listing.ordered:
             return {"last": max((found.name for found in self._listing.files()), default="")}
         return {"files": [list(ident) for ident in self._files(lambda _: True)]}
 
     def look(self, position: ParquetPosition, horizon: Any = None) -> FolderLook:
-        """Return the files after a position; only those within the ``horizon``, if given.
+        """Return the unread files after a position; only those of the ``horizon``, if that is given.
 
-        Raises ``FatalError`` where a file that was begun is gone, or is another one now.
+        Raises ``FatalError`` if a partly read file is gone or was replaced.
         """
         ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
@@ -189,7 +189,7 @@ class Survey:
         return FolderLook(ParquetPosition(position.seen, tuple(kept)), unread)
 
     def gone(self, file: ReadFile) -> FatalError:
-        """Return the error for a file whose rows are gone."""
+        """Return the error for a file whose unread rows are gone."""
         return FatalError(
             f"{file.name} is gone or was changed; rows {file.done + 1} to {file.rows} of it were not read",
             code="parquet.range_gone",

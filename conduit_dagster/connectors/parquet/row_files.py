@@ -1,4 +1,4 @@
-"""Sources of rows in Parquet files, of any origin."""
+"""Sources of rows in Parquet files, whatever wrote the files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Rows, Source, Split
 
 _ROWS = 65_536
-"""Rows in a block that stays columns."""
+"""Maximum rows in a block that stays columnar."""
 _BYTES = 4 << 20
-"""What a block weighs at most, as the file holds it."""
+"""Maximum size of a block, as encoded in the file."""
 
 
 class RowFileReader:
-    """The rows of one split."""
+    """Reader of the rows of one split."""
 
     def __init__(self, file: ReadFile, detail: dict[str, Any], metadata: dict[str, str], keys: Sequence[str]) -> None:
         """``detail``: the split's own."""
         self.file, self._url, self._to = file, detail["url"], detail["to"]
-        # a split that an earlier version planned does not say what its file looked like
+        # a split planned by an earlier version has no observed state of its file
         self._seen, self._row_bytes = detail.get("seen", []), detail["row_bytes"]
         self.metadata, self.keys = metadata, keys
 
     def blocks(self, options: ReadOptions) -> Iterator[Block]:
-        """Yield blocks in order, as columns if the plan takes rows."""
+        """Yield blocks in order, columnar if the plan takes rows."""
         at = self.file.done
         most = max(1, _BYTES // self._row_bytes)
         for batch in self._batches(min(_ROWS if options.rows else options.block_records, most, self._to - at)):
@@ -54,7 +54,7 @@ class RowFileReader:
                 yield Block(made.all(), made.boundary, again=made.again)
 
     def _batches(self, size: int) -> Iterator[Any]:
-        """Yield the rows of the range; earlier row groups are not read, earlier rows of the first one are skipped."""
+        """Yield the rows of the range. Reads no row groups before it, and skips earlier rows of the first one."""
         with open_planned(self._url, self.file.mark, self._seen) as file:
             first, groups = self._groups(file.metadata)
             skip, left = self.file.done - first, self._to - self.file.done
@@ -69,7 +69,7 @@ class RowFileReader:
                     return
 
     def _groups(self, metadata: Any) -> tuple[int, list[int]]:
-        """Return how many rows precede the first row group of the range, and the row groups."""
+        """Return the number of rows before the first row group of the range, and the row groups."""
         begin, first, groups = 0, 0, list[int]()
         for number in range(metadata.num_row_groups):
             end = begin + metadata.row_group(number).num_rows
@@ -81,7 +81,7 @@ class RowFileReader:
 
 
 class _Made:
-    """The records of one block, made when they are asked for."""
+    """Records of one block, created on demand."""
 
     def __init__(self, reader: RowFileReader, batch: Any, first: int) -> None:
         self._reader, self._batch, self._first = reader, batch, first
@@ -105,11 +105,11 @@ class _Made:
 
 
 _MOST_FILES = 1_000
-"""Files per step: a step is recorded whole."""
+"""Maximum files per step: a step is recorded whole."""
 
 
 class RowFiles(Source):
-    """A document per row, file after file. The position names every file that was read and is still there."""
+    """A document per row, file after file. The position names every file that was read and still exists."""
 
     sets_metadata = True
     gives_json = True
@@ -118,28 +118,28 @@ class RowFiles(Source):
 
     @lazy_property
     def survey(self) -> Survey:
-        """Which files there are. For the driver: tasks are told their file."""
+        """Survey of the existing files, for the driver only: a task's split names its file."""
         return self._made_survey()
 
     @abstractmethod
     def _made_survey(self) -> Survey:
-        """Made when it is asked first."""
+        """Return the survey; called on its first use."""
 
     @property
     @abstractmethod
     def _keys(self) -> Sequence[str]:
-        """The columns that make a record's key."""
+        """Columns of the record key."""
 
     def initial(self) -> Position:
         """Return the position before the first file."""
         return ParquetPosition().as_json()
 
     def horizon(self) -> Any:
-        """Return the current files."""
+        """Return the files that exist now."""
         return self.survey.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return the position after the next files, in order, within the limit."""
+        """Return the position reached by reading the files in order up to the limit."""
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
         look = self.survey.look(position, horizon)
@@ -147,7 +147,7 @@ class RowFiles(Source):
             rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
             left = Limit(left.records - rows, left.bytes - rows * footer.row_bytes)
-            # one file is begun at a time: what comes behind a file's rest would be read before it
+            # at most one file is partly read: the next file's rows would otherwise come before its remaining ones
             if rows < file.rows - file.done or min(left) <= 0 or len(moved) >= _MOST_FILES:
                 break
         if not moved:
@@ -155,11 +155,11 @@ class RowFiles(Source):
         return look.still.with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise unless every file of the range is there, with the same footer."""
+        """Raise ``FatalError`` unless every file of the range exists with the footer that it had."""
         self._found(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary: files before its file are read whole, those after it not at all."""
+        """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
         cut, before = parse_file(boundary), parse_position(start)
         moved: dict[int, ReadFile] = {}
         for first, last in _moved(before, parse_position(end)):
@@ -171,7 +171,7 @@ class RowFiles(Source):
         return before.with_files(moved).as_json() if moved else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cut the range between row groups, into nearly equal weights."""
+        """Split between row groups into pieces of about equal bytes."""
         found = self._found(start, end)
         weights = [(last.done - first.done) * footer.row_bytes for first, last, _, footer in found]
         share, splits, ordinal = max(1, sum(weights) // n), list[Split](), 0
@@ -182,7 +182,7 @@ class RowFiles(Source):
         return splits
 
     def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, FoundFile, Footer]]:
-        """Each file of the range. Raises ``FatalError`` where one is gone, or is another one now."""
+        """Return each file of the range. Raises ``FatalError`` if one is gone or was replaced."""
         ranges = list(_moved(parse_position(start), parse_position(end)))
         there = self.survey.named([last.name for _, last in ranges])
         for _, last in ranges:
@@ -203,15 +203,15 @@ class RowFiles(Source):
 
     @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:
-        """Metadata of a file's records."""
+        """Return metadata of a file's records."""
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of rows that are not read yet."""
+        """Return the number of existing rows not read yet."""
         return sum(file.rows - file.done for file, _ in self.survey.look(parse_position(position)).unread)
 
 
 def _moved(start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:
-    """Each file of which the range holds something, at its start and at its end, in reading order."""
+    """Yield each file with rows in the range, as at the range's start and as at its end, in reading order."""
     before = {file.number: file for file in start.files}
     for last in end.files:
         first = before.get(last.number) or msgspec.structs.replace(last, done=0)

@@ -49,8 +49,8 @@ def as_destination(settings: Any) -> ParquetDestinationSettings:
 class ParquetSource(RowFiles):
     """A document per row, in the order of the files' names; files that appear later follow.
 
-    Rows stay Arrow columns where no processor asks for documents and the destinations take them (``delta``,
-    ``parquet``, ``spark:FORMAT``).
+    Rows stay Arrow columns if no processor needs documents and the destinations take columns (``delta``, ``parquet``,
+    ``spark:FORMAT``).
     """
 
     name = "parquet"
@@ -70,10 +70,10 @@ class ParquetSource(RowFiles):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """The absolute path: however it is spelt in the pipeline file, it is the same data."""
+        """Absolute path, as the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
 
     def _describe(self, url: str) -> dict[str, str]:
-        """Return the path as written."""
+        """Return the file's path, relative to the project root if the setting is relative."""
         is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
         return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}

@@ -1,1 +1,1 @@
-"""The ``pipeline`` source: what another pipeline of the project logged, or wrote."""
+"""The ``pipeline`` source: the logged records, or the output, of another pipeline of the project."""

@@ -1,4 +1,4 @@
-"""The log of another pipeline's source."""
+"""Read mode for the log of another pipeline's source."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from conduit_dagster.state.readers import log_unit, oldest
 
 
 class LogReadMode(ReadMode):
-    """Reading of another pipeline's log by offset. A position is the offset after a record, and so is the record's own.
+    """Entries of the log by offset. A position is the offset after a record, and so is the record's own position.
 
-    Entries that were nacked before they were logged are passed over: they are dead letters over there.
+    Skips entries that were nacked before they were logged: they are dead letters of the other pipeline.
     """
 
     def __init__(self, pipeline: str, source: str, reader: str, project: ProjectView) -> None:
@@ -28,7 +28,7 @@ class LogReadMode(ReadMode):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """It is this unit that makes it a reader whom the log waits for."""
+        """Unit that makes this source a reader of the log, for which the log waits."""
         return log_unit(*self._log)
 
     @property
@@ -45,21 +45,24 @@ class LogReadMode(ReadMode):
     # -- how far ------------------------------------------------------------------------------------------------
 
     def initial(self) -> int:
-        """Return the oldest offset after which none is missing."""
+        """Return the oldest offset from which no entry is missing."""
         return self._project.read(lambda connection: oldest(connection, *self._log))
 
     def horizon(self) -> int:
-        """Return the log's end."""
+        """Return the end of the log."""
         return self._manifest.state().next_offset
 
     def latest(self, start: int, limit: Limit, horizon: int | None) -> int:
-        """Return how far a step may read, up to the end of the log. Raises ``FatalError`` (``chain.*``) at a gap."""
+        """Return how far a step may read, at most to the log's end.
+
+        Raises ``FatalError`` (``chain.*``) if an entry in between is gone.
+        """
         end = self._end(start)
         first = self._first(start)
         stop = min(end if horizon is None else min(end, horizon), first + 2 * limit.records)
         if first >= stop:
             return start
-        # a step is not to be of nacked entries alone
+        # a step must not consist of nacked entries alone
         stop = behind(first, stop, self._manifest.nacked(first, stop), limit.records)
         stop = reach(self._manifest, first, stop, limit.bytes)
         self._require_whole(first, stop)
@@ -72,7 +75,7 @@ class LogReadMode(ReadMode):
         return end
 
     def _first(self, start: int) -> int:
-        """Return the first offset to read: for a source at the very beginning, the log may begin further on."""
+        """Return where reading begins: from position 0, at the log's first entry, as earlier records are not in it."""
         parts = self._manifest.parts(0) if start == 0 else ()
         return max(start, parts[0].first) if parts else start
 
@@ -83,12 +86,12 @@ class LogReadMode(ReadMode):
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: int, end: int) -> None:
-        """Raise unless every entry of the range is there."""
+        """Raise ``FatalError`` if an entry of the range is gone."""
         self._end(max(start, end))
         self._require_whole(self._first(start), end)
 
     def _require_whole(self, start: int, stop: int) -> None:
-        """Raise if an entry is missing: entries not in the manifest, or taken by compaction, are never skipped."""
+        """Raise if an entry is missing in between: those not in the manifest, or compacted away, are never skipped."""
         expected = start
         for part in self._manifest.parts(start, stop) if start < stop else ():
             if part.first > expected:
@@ -101,7 +104,7 @@ class LogReadMode(ReadMode):
             raise self._gap(expected, stop, self.initial())
 
     def split(self, start: int, end: int, n: int) -> list[Split]:
-        """Cut into ranges of offsets, each with the files that hold it."""
+        """Split into ranges of offsets, each with the files that hold it."""
         first = self._first(start)
         nacked = self._manifest.nacked(first, end)
         return [_without(split, first, nacked) for split in cut(self._manifest, first, end, n)]
@@ -113,8 +116,8 @@ class LogReadMode(ReadMode):
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """Yield the good entries; raise ``FatalError`` (``chain.log_gap``) if one is missing."""
-        # as the driver has verified; a log that changed under its reader must not lose anything either
+        """Yield the good entries. Raises ``FatalError`` (``chain.log_gap``) if one is missing."""
+        # the driver verified the range, but a log that changes under its reader must not lose anything either
         for block in read_whole(
             split, options.keys > Keys.NONE, lambda _, first, behind: self._gap(first, behind, behind)
         ):
@@ -122,7 +125,7 @@ class LogReadMode(ReadMode):
 
 
 def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
-    """Counted without the entries that are not given on."""
+    """Return the split with ordinal and count that leave out nacked entries, which are skipped."""
     low, high = bisect_left(nacked, split.start), bisect_left(nacked, split.detail["to"])
     return msgspec.structs.replace(
         split, ordinal=split.start - start - low, records=split.detail["to"] - split.start - (high - low)
@@ -130,7 +133,7 @@ def _without(split: Split, start: int, nacked: Sequence[int]) -> Split:
 
 
 def _given_on(block: Block, labels: Labels) -> Block:
-    """Return the block's good records, labelled as this source's."""
+    """Return the block's good records under this source's name."""
     rows = [row for row in range(len(block.records)) if row not in block.nacks]
     records, boundary = [block.records[row] for row in rows], block.boundary
     for row, record in zip(rows, records, strict=True):

@@ -1,4 +1,4 @@
-"""The output of another pipeline's ``file`` destination."""
+"""Read mode for the output of another pipeline's ``file`` destination."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Spl
 from conduit_dagster.state.readers import PLUGIN
 
 _MOST_FILES = 1_000
-"""Files per step: each is a split, and a step is recorded whole."""
+"""Maximum files per step: each is a split, and a step is recorded whole."""
 _LONGEST_LINE = 1 << 40
-"""The other pipeline wrote it: there is no guessing whether it is a file of lines."""
+"""No practical limit: the other pipeline wrote the file, so it certainly consists of lines."""
 _OTHER = "it is another file"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """A position: behind a line of one file.
+    """Position after a line of one file.
 
-    A field that is not in a stored position was not known to the version that stored it.
+    A field missing from a stored position was unknown to the version that stored it.
     """
 
     file: str = ""
@@ -45,7 +45,7 @@ class _Place(msgspec.Struct, frozen=True):
     modified: int = 0
     changed: int = 0
     mark: str = ""
-    """A digest of bytes before ``byte``."""
+    """Digest of bytes before ``byte``."""
 
     @property
     def line_end(self) -> Mark:
@@ -76,7 +76,7 @@ def _place(position: Any) -> _Place:
 
 
 class OutputReadMode(ReadMode):
-    """Reading of another pipeline's output: published lines, in the order of publication."""
+    """Published output of the destination, line by line, in the order of publication."""
 
     def __init__(self, pipeline: str, upstream: Upstream, context: ConnectorContext, project: ProjectView) -> None:
         destination = upstream.connector
@@ -90,12 +90,12 @@ class OutputReadMode(ReadMode):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """Where the other pipeline writes to another path it is other data."""
+        """Destination and path: output at another path is other data."""
         pipeline, destination = self._log
         return {"plugin": PLUGIN, "pipeline": pipeline, "destination": destination, "output": str(self._path)}
 
     def place(self, position: Any) -> Any:
-        """Return the place in the file, without the observations that tell the file from others."""
+        """Return the position without what identifies its file, which is mere observation."""
         at = _place(position)
         return [at.file, at.byte, at.line]
 
@@ -106,12 +106,15 @@ class OutputReadMode(ReadMode):
         return _Place().as_json()
 
     def horizon(self) -> dict[str, Any]:
-        """Return the end of the published data."""
+        """Return the current end of the published output."""
         pieces = self._published.pieces()
         return {"file": pieces[-1].name, "byte": pieces[-1].length} if pieces else {"file": "", "byte": 0}
 
     def latest(self, start: dict[str, Any], limit: Limit, horizon: Any) -> dict[str, Any]:
-        """Whole lines within the limit. Raises ``FatalError`` (``chain.output_gone``) where the file is another one."""
+        """Return the position after whole lines within the limit.
+
+        Raises ``FatalError`` (``chain.output_gone``) if the file was replaced.
+        """
         at, left = _place(start), limit
         for piece in self._behind(at, horizon)[:_MOST_FILES]:
             mark = at.line_end if piece.name == at.file else Mark(0, 0)
@@ -121,11 +124,11 @@ class OutputReadMode(ReadMode):
             left = Limit(left.records - (step.end.line - mark.line), left.bytes - (step.end.offset - mark.offset))
             if step.limited or min(left) <= 0:
                 break
-        # the engine compares what it stored: an older version's position stays as it is where nothing follows
+        # the engine compares with the stored position: one of an older version stays unchanged if nothing follows
         return start if at == _place(start) else at.as_json()
 
     def _behind(self, at: _Place, horizon: Any = None) -> list[Piece]:
-        """Return the published data after a place, up to the horizon."""
+        """Return the files with published bytes after a place, up to the horizon."""
         pieces = self._known(at)
         if horizon is not None:
             end = horizon["file"], horizon["byte"]
@@ -143,13 +146,13 @@ class OutputReadMode(ReadMode):
         return pieces or []
 
     def _require(self, piece: Piece, upto: _Place) -> None:
-        """Raise unless the file is the one that was read, and holds what is to be read."""
+        """Raise unless the file is the one that was read and has all bytes that are to be read."""
         self._open(piece, upto).close()
 
     def _open(self, piece: Piece, *seen: _Place) -> OpenFile:
-        """Open the published file, and check that it is the one of every place seen before.
+        """Open the published file, which must be that of every place in it that was seen before.
 
-        Raises ``FatalError`` (``chain.output_gone``) for any other, or where bytes of it are missing.
+        Raises ``FatalError`` (``chain.output_gone``) if it is another file, or if bytes of it are missing.
         """
         opened = self._opened(piece.path)
         if not Tracked("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
@@ -168,7 +171,7 @@ class OutputReadMode(ReadMode):
         return opened
 
     def _compare(self, opened: OpenFile, place: _Place, length: int) -> None:
-        """Raise if it is not the place's file, or no longer holds what was read of it."""
+        """Raise if it is not the file of the place, or if what was read of it is no longer there."""
         tracked = place.tracked(opened)
         if not tracked.may_be(opened.found):
             raise self._gone(opened.url, _OTHER)
@@ -192,14 +195,14 @@ class OutputReadMode(ReadMode):
         return output_gone(":".join(self._log), self._reader, place, what)
 
     def lag(self, position: Any) -> int:
-        """Return the number of bytes published after the position."""
+        """Return the number of published bytes after the position."""
         at = _place(position)
         return sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in self._behind(at))
 
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
-        """Raise unless every file of the range is there, and the last one is the position's."""
+        """Raise ``FatalError`` unless the last file of the range is there and is that of the position."""
         last = _place(end)
         if _place(start) == last or last == _Place():
             return
@@ -209,7 +212,7 @@ class OutputReadMode(ReadMode):
         self._require(found[last.file], last)
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
-        """Cut the range between lines, into nearly equal numbers of bytes."""
+        """Split between lines into pieces of about equal bytes."""
         self.verify(start, end)
         at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
@@ -232,7 +235,7 @@ class OutputReadMode(ReadMode):
     # -- reading, in tasks ----------------------------------------------------------------------------------------
 
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
-        """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is none."""
+        """Yield the lines as records. Raises ``FatalError`` (``chain.no_record``) for a line that is not a record."""
         at, path = _place(split.start), split.detail["path"]
         byte, line, to = at.byte, at.line, split.detail["to"]
         opened = self._opened(path)
@@ -249,7 +252,7 @@ class OutputReadMode(ReadMode):
                 yield Block(records, self._boundary(opened, at, marks, some))
 
     def _boundary(self, opened: OpenFile, at: _Place, marks: list[Mark], lines: list[bytes]) -> Callable[[int], Any]:
-        """Return a boundary in the file that was read, even if its path now names another one."""
+        """Return the boundary function, for the file that was read, whatever its path refers to by now."""
 
         def boundary(i: int) -> Any:
             return at.moved(marks[i], self._mark(opened, marks[i].offset, (lines[i] + b"\n")[-MARK:])).as_json()
@@ -268,7 +271,7 @@ class OutputReadMode(ReadMode):
 
 
 def _cuts(opened: OpenFile, low: Mark, upto: int, share: int) -> Iterator[Mark]:
-    """Return the ends of a file's parts; the last one is its end."""
+    """Yield the ends of a file's pieces, the last one at ``upto``."""
     begin = low.offset
     for mark in scan(opened, low, upto, _LONGEST_LINE):
         if mark.offset == upto:

@@ -1,4 +1,4 @@
-"""The project's state store and logs, as a source looks at them on the driver. Tasks never do."""
+"""View of the project's state store and logs, for sources on the driver. Tasks never use it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SQLITE = "sqlite:///"
 
 
 class ProjectView:
-    """Opened when it is looked at first."""
+    """View of the project's state store and logs, opened on first use."""
 
     def __init__(self, root: str) -> None:
         self._root = Path(root)
 
     @lazy_property
     def project(self) -> Project:
-        """The project whose root this is."""
+        """Project with this root."""
         return Project.find(self._root)
 
     @lazy_property
@@ -37,11 +37,11 @@ class ProjectView:
     def _database(self) -> sa.Engine:
         path = self.project.state_url.removeprefix(_SQLITE)
         if path != self.project.state_url and not Path(path).is_file():
-            return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and looking must not make a store
+            return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and reading must not create a store
         return self._store
 
     def read(self, work: Callable[[sa.Connection], T], /) -> T:
-        """Return the result of ``work``, run on one snapshot. Raises ``TransientError`` (``state.unreachable``)."""
+        """Return what ``work`` reads from one snapshot. Raises ``TransientError`` (``state.unreachable``)."""
         database = self._database
         try:
             with reading(database) as connection:

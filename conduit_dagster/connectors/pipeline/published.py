@@ -17,21 +17,21 @@ from conduit_dagster.state.tables import consumers
 
 
 class Piece(NamedTuple):
-    """A file, and its bytes that are published: what is read is compared with it once it is open."""
+    """A file and the number of its published bytes, with which the file is compared once it is open."""
 
     name: str
-    """In the folder of parts; empty for one ordered file."""
+    """Name in the folder of parts; empty for one ordered file."""
     path: str
     length: int
     inode: int
     birth: int
-    """When it was made; 0 where that is not known."""
+    """Birth time in nanoseconds; 0 where it is not known."""
 
 
 class Published:
-    """Asked on the driver: the state store says how far deliveries are committed, never the length of a file.
+    """Published files, on the driver. The state store determines how far deliveries are committed, not a file's length.
 
-    What lies behind that is a delivery on its way, or a torn one that recovery writes again.
+    Bytes after that belong to a delivery in progress, or to a torn one that recovery writes again.
     """
 
     def __init__(self, pipeline: str, destination: str, path: Path, project: ProjectView) -> None:
@@ -39,9 +39,9 @@ class Published:
         self._path, self._project = path, project
 
     def pieces(self, after: str = "") -> list[Piece] | None:
-        """Yield the pieces in order, from the file ``after`` on; none if nothing is published yet.
+        """Return the files in order, from ``after`` on; an empty list if nothing is published there yet.
 
-        None: that pipeline has no such destination any more.
+        Returns None if that pipeline has no such destination any more.
         """
         row = self._project.read(self._row)
         if row is None:
@@ -55,11 +55,11 @@ class Published:
         return connection.execute(sa.select(consumers.c.target, consumers.c.step).where(*self._mine)).first()
 
     def _ordered(self, target: dict[str, Any]) -> Iterator[Piece]:
-        # with at-most-once what lies behind the base may be missing until the next delivery has mended it
+        # with at-most-once, bytes after the base may be missing until the next delivery has repaired them
         yield Piece("", str(self._path), target.get("base", target["length"]), target["inode"], target.get("birth", 0))
 
     def _parts(self, step: int, after: str) -> Iterator[Piece]:
-        """Made visible whole by one rename, in the order of their names; those of a step that is not done wait."""
+        """Yield the parts in name order, without steps that are not done. A folder becomes visible by one rename."""
         for folder in sorted(one for one in self._path.glob("step=*") if one.name >= after):
             if int(folder.name.removeprefix("step=").partition("-")[0]) > step:
                 return
@@ -72,9 +72,9 @@ Parse = Callable[[bytes], Record]
 
 
 def parser(name: str) -> Parse:
-    """Return the parser of a format's lines: to whole records, documents, or, for a template, raw lines.
+    """Return the parser of a format's lines: to whole records, to documents or, for a template, to raw lines.
 
-    It raises ``ValueError`` for a line that is no record; msgspec's errors are some.
+    It raises ``ValueError`` for a line that is not a record; msgspec's decoding errors derive from that.
     """
     return {"opencdc/json": _whole, "payload/json": _payload}.get(name, _raw)
 
@@ -84,7 +84,7 @@ def _whole(line: bytes) -> Record:
 
 
 def _payload(line: bytes) -> Record:
-    """Raw payloads are written as they are, and may look like anything."""
+    """Parse a document, or take the line as raw: raw payloads are written unchanged and may look like anything."""
     try:
         value = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError):

@@ -1,4 +1,4 @@
-"""Interface of the two ways of reading another pipeline, with their records' labels and their errors."""
+"""Read modes of a source that reads another pipeline: their interface, their metadata, their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOp
 
 
 def which_connector(pipeline: str) -> FatalError:
-    """Return the error for a source that names no connector, before one was chosen for it."""
+    """Return the error for a source whose settings name no connector, and that no planner has resolved."""
     return FatalError(
         f"which connector of pipeline {pipeline} is to be read is not known",
         code="chain.which_connector",
@@ -49,7 +49,7 @@ def _rewind(reader: str) -> str:
 
 
 def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
-    """Return the error for output that was read before, or was to be read, and is gone."""
+    """Return the error for output that was read before, or was to be read, and is not there."""
     return FatalError(
         f"the output of {output} is not what it was when {reader} read it: {what}",
         code="chain.output_gone",
@@ -59,7 +59,7 @@ def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
 
 
 def no_record(place: str, why: str) -> FatalError:
-    """Return the error for a line that the other pipeline, as it is configured now, can't have written."""
+    """Return the error for a line that the other pipeline can't have written in its current format."""
     return FatalError(
         f"a line is no record as opencdc/json has it: {why}",
         code="chain.no_record",
@@ -69,18 +69,18 @@ def no_record(place: str, why: str) -> FatalError:
 
 
 class Labels:
-    """The metadata that a chained source sets itself; the rest stays as the other pipeline has it."""
+    """Metadata that a chained source sets itself; the rest stays as the other pipeline wrote it."""
 
     def __init__(self, context: ConnectorContext) -> None:
         self._own = {SOURCE_CONNECTOR_ID: context.full_id, READ_AT: str(context.clock.now_ns)}
 
     @property
     def own(self) -> dict[str, str]:
-        """Of a record that has none of its own."""
+        """Metadata of a record that has none of its own."""
         return self._own
 
     def label(self, records: list[Record]) -> None:
-        """Label records as this source's; records that share their metadata still share it."""
+        """Set the metadata of these records. Records that share theirs continue to share it."""
         last: dict[str, str] | None = None
         labelled = self._own
         for record in records:
@@ -91,24 +91,24 @@ class Labels:
 
 
 class ReadMode(ABC):
-    """A way of reading. Its methods are those of :class:`Source`; all but ``read`` run on the driver."""
+    """Read mode, with the methods of :class:`Source`. All but ``read`` run on the driver."""
 
     @property
     @abstractmethod
     def unit(self) -> dict[str, Any]:
-        """Which data this is."""
+        """Identity of the data."""
 
     @abstractmethod
     def initial(self) -> Position:
-        """Return the position before the oldest available record."""
+        """Return the position before the oldest existing record."""
 
     @abstractmethod
     def horizon(self) -> Any:
-        """Return how far there is data now."""
+        """Return the current end of the data."""
 
     @abstractmethod
     def latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
-        """Return how far a step may read from ``start``."""
+        """Return how far one step may read from ``start``."""
 
     @abstractmethod
     def verify(self, start: Position, end: Position) -> None:
@@ -116,11 +116,11 @@ class ReadMode(ABC):
 
     @abstractmethod
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cut the range into splits."""
+        """Split the range into about ``n`` parts."""
 
     @abstractmethod
     def relocate(self, split: Split) -> Split:
-        """Return the split with its data's current location."""
+        """Return the split with the current location of its data."""
 
     @abstractmethod
     def read(self, split: Split, options: ReadOptions, labels: Labels) -> Iterator[Block]:
@@ -128,13 +128,13 @@ class ReadMode(ABC):
 
     @abstractmethod
     def lag(self, position: Position) -> int:
-        """Return how far a position is behind."""
+        """Return how far the position is behind."""
 
     def place(self, position: Position) -> Any:
-        """Return the part of a position that says where it is."""
+        """Return the position without mere observations."""
         return position
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary that ``read`` yielded."""
+        """Return the position at a boundary from ``read``."""
         del start, end
         return boundary

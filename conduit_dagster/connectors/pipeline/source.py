@@ -34,10 +34,10 @@ def as_own(settings: Any) -> PipelineSourceSettings:
 
 
 class PipelineSource(Source):
-    """Reads what another pipeline of the project logged, or what was published of its output.
+    """Logged records of another pipeline of the project, or its published output.
 
-    Records keep their metadata; where they come from and when they were read is this source's. Every ack is an ack over
-    there: its log keeps what this source has not handled end to end, and what is not published is not read.
+    Records keep their metadata, except for source connector and read time, which this source sets. Every ack counts in
+    the other pipeline: its log keeps what this source has not handled end to end. Unpublished output is not read.
     """
 
     name = PLUGIN
@@ -69,41 +69,41 @@ class PipelineSource(Source):
 
     @property
     def reads(self) -> tuple[str, str]:
-        """The other pipeline's id, and its connector."""
+        """Id of the other pipeline, and its connector."""
         return self._settings.pipeline, self._upstream.connector
 
     @property
     @override
     def unit(self) -> dict[str, Any]:
-        """A log is known by its pipeline and source, an output by its file as well."""
+        """Identity of the data: pipeline and connector, for an output its path as well."""
         return self._mode.unit
 
     def initial(self) -> Position:
-        """Return the position of the oldest available record."""
+        """Return the position before the oldest existing record."""
         return self._mode.initial()
 
     def horizon(self) -> Any:
-        """Return the current end of the other pipeline's log, or of its published output."""
+        """Return the current end of the other pipeline's log or published output."""
         return self._mode.horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return how far a step may read. Raises ``FatalError`` (``chain.*``) if what comes next is gone."""
+        """Return how far one step may read. Raises ``FatalError`` (``chain.*``) if what comes next is gone."""
         return self._mode.latest(start, limit, horizon)
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
-        """Cut the range into splits that name their files: tasks never ask the state store."""
+        """Split into parts that name their files, so that tasks never query the state store."""
         return self._mode.split(start, end, n)
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
-        """Yield the records, labelled as this source's."""
+        """Yield the records, with this source's own metadata set."""
         yield from self._mode.read(split, options, Labels(self.context))
 
     def verify(self, start: Position, end: Position) -> None:
-        """Raise ``FatalError`` (``chain.*``) if a range is no longer whole."""
+        """Raise ``FatalError`` (``chain.*``) if a range is no longer complete."""
         self._mode.verify(start, end)
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
-        """Return the position at a boundary of the log or the output."""
+        """Return the position at a boundary, as the read mode has it."""
         return self._mode.within(start, end, boundary)
 
     def place(self, position: Position) -> Any:
@@ -115,5 +115,5 @@ class PipelineSource(Source):
         return self._mode.relocate(split)
 
     def lag(self, position: Position) -> int | None:
-        """Return the number of logged records, or published bytes, that are not read yet."""
+        """Return the number of logged records, or of published bytes, not read yet."""
         return self._mode.lag(position)

@@ -1,4 +1,4 @@
-"""The connector that a chained source reads: found in the project's files, and added to the source's settings."""
+"""Upstream of a chained source: found by the planner in the project's files, and passed on in its settings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from conduit_dagster.msgspec_warmup import learn
 
 PLUGIN = "pipeline"
-"""As ``state.readers`` has it, which needs SQLAlchemy: validating files that chain nothing must not wait for that."""
+"""As in ``state.readers``, which imports SQLAlchemy: validating files that chain nothing must not wait for that."""
 KEY = "~upstream"
-"""Setting added while binding. No file can contain it, because a file's settings are checked by name."""
+"""Setting that the planner adds. No file can contain it, since a file's settings are checked by name."""
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -20,15 +20,15 @@ class Upstream(msgspec.Struct, frozen=True):
 
     connector: str
     output: dict[str, str] | None = None
-    """Of a destination the settings of the file that it writes; None: it is a source, of which the log is read."""
+    """Settings of the ``file`` destination whose output is read; None for a source, whose log is read."""
 
     def encode(self) -> str:
-        """Encode as a setting's value."""
+        """Return the value of the setting."""
         return msgspec.json.encode(self).decode()
 
 
 def upstream_of(extra: Mapping[str, Any] | None) -> Upstream | None:
-    """Return the connector that was found while binding; None before."""
+    """Return the upstream that the planner found; None without the planner's setting."""
     text = (extra or {}).get(KEY)
     return None if text is None else msgspec.json.decode(text, type=Upstream)
 

@@ -1,1 +1,1 @@
-"""Any data source of Spark as a source or a destination: ``spark:FORMAT``."""
+"""Any Spark data source as a source or a destination: ``spark:FORMAT``."""

@@ -27,10 +27,10 @@ from conduit_dagster.sdk import (
 
 
 class SparkDestination(StagedDestination):
-    """Tasks stage Parquet, and the driver has Spark append each delivery with ``write.format(FORMAT)``.
+    """Rows that Spark appends: tasks stage Parquet, the driver runs ``write.format(FORMAT)`` for each delivery.
 
-    At least once: a data source of Spark knows no delivery hash. ``hash-column`` lets a reader tell repeats. Whether an
-    append is all or nothing is the format's own affair.
+    At least once: a Spark data source does not know delivery hashes. With ``hash-column``, readers can detect repeats.
+    Whether an append is all or nothing depends on the format.
     """
 
     Settings = SparkDestinationSettings
@@ -46,12 +46,12 @@ class SparkDestination(StagedDestination):
 
     @property
     def address(self) -> str:
-        """The path, or a digest of the options without credentials."""
+        """Path, or a digest of the options without credentials."""
         path = self._settings.path
         return self.context.resolve(path) if path else f"{self.name} {self._settings.identity()}"
 
     def writer(self, task: WriterTask) -> Writer:
-        """Return a writer that stages Parquet; it looks the columns up at its first rows."""
+        """Return a writer of Parquet that looks up the columns when it gets its first rows."""
 
         def reader(offered: Callable[[], Schema]) -> RowReader | None:
             schema = parse_columns(self._settings.columns) or self._agreed(task, offered)
@@ -60,7 +60,7 @@ class SparkDestination(StagedDestination):
         return ColumnsWriter(ParquetPart(task), "spark", reader, readable)
 
     def _agreed(self, task: WriterTask, offered: Callable[[], Schema]) -> Schema | None:
-        """What the first rows of all have made of it, kept beside the executions' folders: a part that is lost is
+        """Return the columns fixed by the first rows of any task, kept beside the executions' folders: a lost part is
         staged again with the same columns."""
         execution, _, consumer = task.staging.rpartition("/")
         own = f"{consumer}-{self._settings.identity(self.name)}"
@@ -68,13 +68,13 @@ class SparkDestination(StagedDestination):
         return FolderColumns(folder, pa.schema([])).agreed(offered)
 
     def publish(self, delivery: Delivery) -> Target:
-        """Append the delivery in one write. Raises ``TransientError`` with Spark's message."""
+        """Append the delivery with one write. Raises ``TransientError`` with Spark's message."""
         if delivery.parts:
             urls = [storage.join(delivery.staging, part.name) for part in delivery.parts]
             with asked(self.context.pipeline, self.format, "be written to") as (spark, _):
                 register(spark, self.context.root, self._settings.register_)
                 if self._settings.register_:
-                    # makes it this thread's own session: a writer looks for Python data sources nowhere else
+                    # makes it this thread's own session: a writer looks up Python data sources only there
                     spark.createDataFrame([], "nothing INT")
                 self._save(spark.read.parquet(*urls), delivery)
         return delivery.target

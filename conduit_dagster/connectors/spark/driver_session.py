@@ -1,4 +1,4 @@
-"""The driver's session, for connectors that are Spark plans."""
+"""Spark session of the driver, for connectors that are Spark plans."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def current_session() -> SparkSession:
 
 
 def has_session() -> bool:
-    """Return whether this process has a session."""
+    """Return whether this process has a Spark session."""
     if "pyspark" not in sys.modules:
         return False
     try:
@@ -48,9 +48,9 @@ def has_session() -> bool:
 
 @contextmanager
 def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSession, threading.Event]]:
-    """Yield the session, and the event set by a forced stop, which cancels the Spark jobs inside.
+    """Yield the session, and the event that is set when the pipeline is stopped by force, which ends Spark jobs inside.
 
-    What Spark raises inside comes out as one line of ours, which names the format; of a stop as ``JobCancelled``.
+    Spark's errors inside become a one-line ``TransientError`` that names the format; a forced stop ``JobCancelled``.
     """
     spark = current_session()
     try:
@@ -69,7 +69,10 @@ def asked(pipeline: str, format_: str, doing: str) -> Generator[tuple[SparkSessi
 
 
 def register(spark: SparkSession, root: str, register: str) -> None:
-    """Register the project's Python data source ``FILE.py:CLASS`` with the session. No text does nothing."""
+    """Register the Python data source ``FILE.py:CLASS`` of the project with the session; none if the text is empty.
+
+    Raises ``FatalError`` if the file can't be loaded or has no such class.
+    """
     if not register:
         return
     file, _, name = register.rpartition(":")
@@ -97,6 +100,6 @@ def _module(path: Path) -> Any:
             place=str(path),
             fix="correct the file, or the setting register",
         ) from error
-    # workers have no such module: its classes travel whole
+    # workers have no such module: its classes are pickled by value
     cloudpickle.register_pickle_by_value(module)
     return module

@@ -1,4 +1,4 @@
-"""Landing what Spark gives: a snapshot, or the batches of a stream."""
+"""Landing of rows from Spark: a snapshot, or the batches of a stream."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _CHECKPOINT: Final = "checkpoint"
 _LOG: Final = "_spark_metadata"
 _COMPACT: Final = ".compact"
 _LOOK: Final = 1
-"""Seconds between two looks at whether the pipeline was stopped by force."""
+"""Seconds between checks for a forced stop of the pipeline."""
 
 
 class Lander(ABC):
-    """Brings rows of one source to its landing. On the driver."""
+    """Writer of one source's rows to its landing. Runs on the driver."""
 
     def __init__(
         self, format_: str, settings: SparkSourceSettings, context: ConnectorContext, landing: Landing
@@ -43,14 +43,14 @@ class Lander(ABC):
 
     @abstractmethod
     def is_due(self) -> bool:
-        """Return whether it is time to ask Spark."""
+        """Return whether it is time to query Spark."""
 
     @abstractmethod
     def land(self) -> bool:
-        """Land new data; return False if there is none. Raises ``TransientError`` with Spark's message."""
+        """Land available rows; return False if nothing was new. Raises ``TransientError`` with Spark's message."""
 
     def _loaded(self, reader: Any) -> Any:
-        """Return the frame of ``spark.read`` or ``spark.readStream``."""
+        """Return the frame loaded by ``spark.read`` or ``spark.readStream``."""
         reader = reader.format(self._format).options(**self._settings.options)
         if self._settings.ddl:
             reader = reader.schema(self._settings.ddl)
@@ -65,10 +65,10 @@ class Lander(ABC):
 
 
 class SnapshotLander(Lander):
-    """One snapshot, and with ``refresh`` another one when it is old."""
+    """Lander of one snapshot, and with ``refresh`` of another one when that is old."""
 
     def is_due(self) -> bool:
-        """Return whether there is no snapshot, or one old enough for ``refresh``."""
+        """Return whether there is no snapshot, or the newest one is as old as ``refresh``."""
         batches = self._landing.batches()
         if not batches:
             return True
@@ -76,7 +76,7 @@ class SnapshotLander(Lander):
         return refresh is not None and time.time() - batches[-1].at >= refresh
 
     def land(self) -> bool:
-        """Take a snapshot if it is due."""
+        """Take a snapshot if one is due."""
         if not self.is_due():
             return False
         number, folder = self._landing.next_number(), f"{_SNAPSHOT}{secrets.token_hex(8)}"
@@ -96,11 +96,11 @@ class StreamLander(Lander):
     _asked = 0.0
 
     def is_due(self) -> bool:
-        """Return whether the last query is long enough ago."""
+        """Return whether ``poll`` has passed since the last query."""
         return time.monotonic() - self._asked >= self._settings.poll
 
     def land(self) -> bool:
-        """Run the query; land the files that its sink has committed and no batch names yet."""
+        """Run the query, and land the files that its file sink has committed and no batch names yet."""
         number, url = self._landing.next_number(), storage.join(self._landing.url, _STREAM)
         storage.make_folder(self._landing.url)
         with self._session("be streamed") as (spark, cancelled):
@@ -118,7 +118,7 @@ class StreamLander(Lander):
         newest = next(iter(self._landing.batches()[-1:]), None)
         seen, last = (newest.sink, newest.files[-1].name) if newest else (-1, "")
         sink, found = _committed(url, seen)
-        # Spark's sink lists files for ever: those up to the newest one that landed are not new, wherever they are now
+        # Spark's sink lists files forever: those up to the newest landed one are not new, in whichever log they are now
         fresh = found[found.index(last) + 1 :] if last in found else found
         if fresh:
             self._sync(sink)
@@ -126,7 +126,7 @@ class StreamLander(Lander):
         return bool(fresh)
 
     def _sync(self, sink: int) -> None:
-        """Make Spark's batch metadata durable: if a power cut lost it, the batches would come again."""
+        """Sync Spark's own records of the batches: if a power cut lost them, the batches would land once more."""
         base = self._landing.url
         for folder in (f"{_STREAM}/{_LOG}", f"{_CHECKPOINT}/offsets", f"{_CHECKPOINT}/commits"):
             url = storage.join(base, folder)
@@ -144,9 +144,9 @@ class _Entry(msgspec.Struct):
 
 
 def _committed(url: str, seen: int) -> tuple[int, list[str]]:
-    """Return the sink's newest batch, and the files of the batches after ``seen``, in order, below the landing.
+    """Return the sink's newest batch, and the files of batches after ``seen`` in order, relative to the landing.
 
-    Every tenth batch Spark puts all entries so far into one file; then older ones are among them.
+    Every tenth batch, Spark puts all entries so far into one file; then older files are among them.
     """
     log = storage.join(url, _LOG)
     names = {name for name in storage.files(log) if name[0].isdigit()}

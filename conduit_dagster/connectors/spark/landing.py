@@ -1,7 +1,7 @@
-"""Landing of a Spark data source's rows, as Parquet files: there they have positions, which Spark does not give them.
+"""Landing of a Spark data source: its rows as Parquet files, which gives positions to rows that have no others.
 
-A landing is a folder with a list of batches: ``00000001.json`` and so on, each created whole and never changed. Only
-files that a list names were ever landed; so a crash while rows land leaves nothing that counts.
+A landing is a folder with one list per batch: ``00000001.json`` and so on, each created atomically and never changed.
+Only files that a list names have landed, so a crash while rows land leaves nothing that counts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Landed(msgspec.Struct, frozen=True):
     """A file of a batch."""
 
     name: str
-    """Below the landing."""
+    """Path relative to the landing."""
     bytes: int
 
 
@@ -35,21 +35,21 @@ class LandedBatch(msgspec.Struct, frozen=True):
 
     number: int
     at: float
-    """When, in seconds."""
+    """Time of landing, in seconds since 1970."""
     files: tuple[Landed, ...]
     folder: str = ""
-    """The folder that is this batch's alone."""
+    """Folder that belongs to this batch alone."""
     sink: int = -1
-    """Of a stream: the last batch of Spark's sink that it holds."""
+    """For a stream: the last batch of Spark's sink that it contains."""
 
 
 def number_of(name: str) -> int:
-    """Return the batch of a file that :meth:`Landing.files` named; 0 for no name."""
+    """Return the batch number in a file name from :meth:`Landing.files`; 0 for an empty name."""
     return int(name.partition("-")[0] or 0)
 
 
 class Landing:
-    """The batches of one source."""
+    """Landed batches of one source."""
 
     ordered = True
 
@@ -59,7 +59,7 @@ class Landing:
         self._notes: dict[str, float] = {}
 
     def batches(self) -> list[LandedBatch]:
-        """Return the batches, in order."""
+        """Return the existing batches, in order."""
         return self._listed(self._names())
 
     def _names(self) -> list[str]:
@@ -76,7 +76,7 @@ class Landing:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
     def files(self) -> list[FoundFile]:
-        """Return the files of all batches, in reading order; their names begin with the batch's number."""
+        """Return all files of all batches, in reading order; their names begin with their batch's number."""
         return [
             FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
             for batch in self.batches()
@@ -84,14 +84,14 @@ class Landing:
         ]
 
     def next_number(self) -> int:
-        """Return the next batch's number. Call it before anything is done for the batch, see :meth:`land`."""
+        """Return the number of the next batch. Call before any work for that batch, see :meth:`land`."""
         return max((batch.number for batch in self.batches()), default=0) + 1
 
     def land(self, number: int, names: Sequence[str], folder: str = "", sink: int = -1) -> None:
-        """Make these files, which are below the landing, a batch. They are durable before the batch names them.
+        """Make a batch of these files, named relative to the landing. They are durable before it names them.
 
-        Raises ``TransientError`` where there is one of that number: of two owners that did the same work only one's
-        counts, whoever of them was frozen meanwhile.
+        Raises ``TransientError`` if a batch with that number exists: of two owners that did the same work, only one's
+        counts, whichever of them was frozen meanwhile.
         """
         files = tuple(Landed(name, self._synced(name)) for name in names)
         data = msgspec.json.encode(LandedBatch(number, time.time(), files, folder, sink))
@@ -109,10 +109,10 @@ class Landing:
         return storage.size(url) or 0
 
     def acked(self, upto: int, generation: int, keep: float) -> None:
-        """Record that batches before this number are acked; remove those acked ``keep`` seconds ago.
+        """Record that batches before number ``upto`` are acked; remove those acked at least ``keep`` seconds ago.
 
-        Not the newest one: its number tells what comes next. An ack of an older generation changes nothing: an owner
-        that thaws removes nothing that is read once more.
+        Keeps the newest one: its number determines the next. An ack of an older generation changes nothing: an owner
+        that thaws removes nothing that is being read again.
         """
         names = self._names()
         notes = {name for name in names if _ACKED in name}
@@ -123,7 +123,7 @@ class Landing:
                 break
             at = self._acked_at(batch, generation, notes)
             if time.time() - at >= keep:
-                # named as removed first: what is left of a removal that was killed the next one finishes
+                # renamed to removed first: a removal that was killed is finished by the next one
                 old, new = (storage.join(self.url, f"{batch.number:08d}{suffix}") for suffix in (_SUFFIX, _REMOVED))
                 storage.rename(old, new)
                 names.append(f"{batch.number:08d}{_REMOVED}")
@@ -132,7 +132,7 @@ class Landing:
                 self._remove(name, [note for note in notes if note.startswith(name.removesuffix(_REMOVED))])
 
     def _acked_at(self, batch: LandedBatch, generation: int, notes: set[str]) -> float:
-        """When it was acked first in this generation: noted, for another process goes on with it."""
+        """Return when it was first acked in this generation; stored in a file, since another process may continue."""
         name = f"{batch.number:08d}{_ACKED}{generation}"
         url = storage.join(self.url, name)
         if name not in self._notes:
@@ -144,7 +144,7 @@ class Landing:
         return self._notes[name]
 
     def _remove(self, name: str, notes: Sequence[str]) -> None:
-        """Remove the files of a batch that is marked as removed, and the mark last."""
+        """Remove the files of a batch that was renamed to removed, and that list last."""
         batch = self._read(name)
         for file in batch.files:
             storage.remove(storage.join(self.url, file.name))
@@ -155,8 +155,8 @@ class Landing:
             self._notes.pop(one, None)
 
     def clean(self, prefix: str) -> None:
-        """Remove folders with this prefix that no batch names. Call it right after a batch was landed: whoever is
-        still at an earlier one comes too late for its number."""
+        """Remove folders with this prefix that no batch names. Call right after landing a batch: an owner still at work
+        on an earlier one comes too late for its number."""
         named = {batch.folder for batch in self.batches()}
         for name in storage.folders(self.url):
             if name.startswith(prefix) and name not in named:

@@ -1,4 +1,4 @@
-"""Settings of ``spark:FORMAT``: a few of ours, and the format's own options."""
+"""Settings of ``spark:FORMAT``: a few of our own, and the format's options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _OPTION: Final = "option."
 
 
 class FormatSettings(ConnectorSettings):
-    """Settings of both directions."""
+    """Settings common to source and destination."""
 
     open_keys: ClassVar[tuple[str, ...]] = ("*",)
 
@@ -35,30 +35,30 @@ class FormatSettings(ConnectorSettings):
         return text
 
     def identity(self, *said: Any) -> str:
-        """Return the identity of the data, as a digest with ``said``; credentials are no part of it."""
+        """Return a digest that identifies the data, with ``said``. Leaves out credentials, which do not identify it."""
         options = {key: value for key, value in self.options.items() if not names_credential(key)}
         every = [self.path, self.register_, options, *said]
         return hashlib.sha256(json.dumps(every, sort_keys=True).encode()).hexdigest()[:16]
 
     @property
     def options(self) -> dict[str, str]:
-        """The format's options: every setting that is none of ours; ``option.NAME`` for one that is called as ours."""
+        """Options of the format: every setting that is not ours; ``option.NAME`` for one that is named like ours."""
         given = {key: str(value) for key, value in (self.model_extra or {}).items() if not key.startswith("sdk.")}
         return {key.removeprefix(_OPTION): value for key, value in given.items()}
 
 
 class SparkSourceSettings(FormatSettings, RowSourceSettings):
-    """Reads what ``spark.read.format(FORMAT)`` gives, or follows what ``spark.readStream.format(FORMAT)`` brings.
+    """Reads the rows of ``spark.read.format(FORMAT)``, or follows those of ``spark.readStream.format(FORMAT)``.
 
-    All other settings are the format's options, as they are.
+    All other settings are the format's options, passed on unchanged.
     """
 
     read: Literal["batch", "stream"] = "batch"
-    """``batch``: what is there, once; ``stream``: what is there and what comes, from formats that Spark can stream."""
+    """``batch``: existing rows, once; ``stream``: existing and new rows, from formats that Spark can stream."""
     ddl: str = Field("", alias="schema")
     """The schema as Spark's DDL, such as ``id BIGINT, name STRING``, for formats that need one or would guess it."""
     refresh: Duration | None = None
-    """With ``batch``: how old a snapshot must be for the next one to be taken, as ``1h``; without it there is one."""
+    """With ``batch``: how old a snapshot must be for the next one to be taken, such as ``1h``. Empty: just one."""
     poll: Duration = 1.0
     """With ``stream``: how long to wait before asking again after nothing was new."""
     keep: Duration = 86_400.0
@@ -68,8 +68,8 @@ class SparkSourceSettings(FormatSettings, RowSourceSettings):
 class SparkDestinationSettings(FormatSettings, ColumnsSettings):
     """Appends with ``write.format(FORMAT)``, a column per field of created and snapshot records.
 
-    All other settings are the format's options, as they are.
+    All other settings are the format's options, passed on unchanged.
     """
 
     hash_column: str = Field("", alias="hash-column")
-    """A column to add, with the delivery hash: a repeat has the same one, so a reader can tell."""
+    """A column to add, with the delivery hash: a repeated delivery has the same one, so readers can detect it."""

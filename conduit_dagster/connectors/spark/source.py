@@ -1,4 +1,4 @@
-"""The source ``spark:FORMAT``: what a Spark data source gives, landed as Parquet files and read from there."""
+"""The source ``spark:FORMAT``: rows of a Spark data source, landed as Parquet files and read from there."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from conduit_dagster.sdk import ConnectorContext, Limit, Position
 class SparkSource(RowFiles):
     """A document per row. Spark's rows have no positions, so they land beside the commit log and are read from there.
 
-    With ``read: batch`` a snapshot lands once, with ``read: stream`` each micro-batch of a query whose checkpoint lies
-    there as well: what has landed is never asked for again. Nothing is lost or doubled between Spark and the landing
-    as far as the format itself keeps that: a stream that can't give a batch once more loses what was in the air.
+    With ``read: batch`` a snapshot lands once, with ``read: stream`` each micro-batch of a query whose checkpoint is
+    there as well: landed rows are never requested again. Nothing is lost or duplicated between Spark and the landing as
+    far as the format itself guarantees that: a stream that can't replay a batch loses the rows in flight.
     """
 
     Settings = SparkSourceSettings
@@ -58,17 +58,17 @@ class SparkSource(RowFiles):
 
     @property
     def unit(self) -> dict[str, Any]:
-        """The format, and a digest of its options without credentials."""
+        """Format, and a digest of its options without credentials."""
         return {"plugin": self.name, "data": self._identity}
 
     def horizon(self) -> Any:
-        """Land the current data and return its end; without a Spark session, return what has landed."""
+        """Land available rows and return the files that exist then; without a Spark session, those landed before."""
         if has_session():
             self._lander.land()
         return super().horizon()
 
     def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
-        """Return how far a step may read in what has landed; ask Spark for more if all of it was read."""
+        """Return the position reached by reading landed rows up to the limit; if all are read, query Spark for more."""
         self._require_rest(start)
         end = super().latest(start, limit, horizon)
         if end == start and horizon is None and self._lander.is_due() and self._lander.land():
@@ -76,7 +76,7 @@ class SparkSource(RowFiles):
         return end
 
     def _require_rest(self, start: Position) -> None:
-        """Raise if batches after an old position were removed."""
+        """Raise ``FatalError`` if batches after the position were removed, which happens to an old position."""
         there, read = self._landing.batches(), _batch_of(start)
         if there and there[0].number > read + 1:
             raise FatalError(
@@ -87,7 +87,7 @@ class SparkSource(RowFiles):
             )
 
     def ack(self, upto: Position, generation: int) -> None:
-        """Remove batches that were acked ``keep`` ago, except for the newest."""
+        """Remove batches acked at least ``keep`` ago, except the newest one."""
         self._landing.acked(_batch_of(upto), generation, self._settings.keep)
 
     def _describe(self, url: str) -> dict[str, str]:
