@@ -159,6 +159,44 @@ def test_an_output_that_is_not_what_it_was_is_an_error(lab: Lab, change: str) ->
     assert lab.documents("out.jsonl") == ROWS
 
 
+@pytest.mark.parametrize(
+    ("batch", "point", "removed", "read"),
+    [
+        (45, "after-plan:2", 1, 45),
+        (45, "after-done", 1, 45),
+        (45, "after-plan:2", 2, 45),
+        (100, "after-plan", 0, 0),
+        (100, "after-plan", 1, 0),
+    ],
+    ids=["half read", "half read, nothing planned", "the last", "the first", "in the middle"],
+)
+def test_a_published_folder_that_is_gone_is_not_passed_over(
+    lab: Lab, crashes: Crashes, batch: int, point: str, removed: int, read: int
+) -> None:
+    """What is there at a step's end says nothing about what was to be read before it."""
+    writes(lab, SETTINGS["folder"])
+    reads(lab, delivery={"batch-size": batch})
+    runs(lab, "a")
+    crashes(lab, point)
+    shutil.rmtree(sorted((lab.root / "first").glob("step=*"))[removed])
+    result = lab.run()
+    assert result.error is not None and result.error.fatal
+    assert result.error.code == "chain.output_gone"
+    assert lab.documents("out.jsonl") == ROWS[:read]
+
+
+def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:
+    writes(lab, SETTINGS["folder"])
+    reads(lab, delivery={"batch-size": 45})
+    runs(lab, "a", "p")
+    for folder in (lab.root / "first").glob("step=*"):
+        shutil.rmtree(folder)
+    more = [{"i": i} for i in range(100, 130)]
+    lab.write("in.jsonl", more, mode="a")
+    runs(lab, "a", "p")
+    assert lab.documents("out.jsonl") == [*ROWS, *more]
+
+
 def test_lines_that_are_no_records_are_an_error_with_their_place(lab: Lab) -> None:
     lab.write("first.jsonl", ["not ours"])
     upstream(lab, source(), destination("first", settings={"path": "./first.jsonl"}), delivery={"log": "positions"})

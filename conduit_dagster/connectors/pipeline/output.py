@@ -44,8 +44,17 @@ class _Place(msgspec.Struct, frozen=True):
     birth: int = 0
     modified: int = 0
     changed: int = 0
+    length: int = 0
+    """Length of the file when it was read. Part files don't change: one that was read to here is not needed again."""
+    files: int = 0
+    """How many part files were begun up to here; 0 for one ordered file. Only differences mean something."""
     mark: str = ""
     """Digest of bytes before ``byte``."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing of a part file is left to read."""
+        return 0 < self.length <= self.byte
 
     @property
     def line_end(self) -> Mark:
@@ -120,7 +129,7 @@ class OutputReadMode(ReadMode):
             mark = at.line_end if piece.name == at.file else Mark(0, 0)
             with self._open(piece, at) as opened:
                 step = reach(opened, mark, piece.length, left, True, _LONGEST_LINE)
-                at = self._at(piece.name, opened, step.end)
+                at = self._at(piece, opened, step.end, at)
             left = Limit(left.records - (step.end.line - mark.line), left.bytes - (step.end.offset - mark.offset))
             if step.limited or min(left) <= 0:
                 break
@@ -140,9 +149,12 @@ class OutputReadMode(ReadMode):
         pieces, read = self._published.pieces(at.file), at != _Place()
         if pieces is None and read:
             raise self._gone(str(self._path), "that pipeline has no such destination any more")
-        for piece in pieces or ():
-            if piece.name == at.file and read:
-                self._require(piece, at)
+        known = {piece.name: piece for piece in pieces or ()}
+        if read and at.file in known:
+            self._require(known[at.file], at)
+        elif read and at.file and not at.is_ended:
+            # the rest of it was never read: it is not passed over
+            raise self._gone(f"{self._path}/{at.file}", "it was removed")
         return pieces or []
 
     def _require(self, piece: Piece, upto: _Place) -> None:
@@ -180,9 +192,13 @@ class OutputReadMode(ReadMode):
         if not opened.holds(tracked):
             raise self._gone(opened.url, f"it has other bytes before byte {place.byte}")
 
-    def _at(self, name: str, opened: OpenFile, to: Mark) -> _Place:
-        found = opened.found
-        place = _Place(name, inode=found.inode, birth=found.birth, modified=found.modified, changed=found.changed)
+    def _at(self, piece: Piece, opened: OpenFile, to: Mark, before: _Place) -> _Place:
+        """Return a place in a file; ``before``: any place in it, or the last one in the file before it."""
+        found, files = opened.found, before.files + (piece.name != before.file)
+        place = _Place(
+            piece.name, inode=found.inode, birth=found.birth, modified=found.modified, changed=found.changed,
+            length=piece.length, files=files,
+        )  # fmt: skip
         return place.moved(to, self._mark(opened, to.offset))
 
     def _mark(self, opened: OpenFile, byte: int, before: bytes = b"") -> str:
@@ -202,19 +218,25 @@ class OutputReadMode(ReadMode):
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Any, end: Any) -> None:
-        """Raise ``FatalError`` unless the last file of the range is there and is that of the position."""
-        last = _place(end)
-        if _place(start) == last or last == _Place():
+        """Raise ``FatalError`` unless all files of the range are there, and its ends are those of the positions."""
+        first, last = _place(start), _place(end)
+        if first == last or last == _Place():
             return
-        found = {piece.name: piece for piece in self._published.pieces(_place(start).file) or ()}
+        found = {piece.name: piece for piece in self._known(first) if piece.length}
         if last.file not in found:
             raise self._gone(str(self._path), f"{last.file or 'the file'} is not there")
+        there = sum(first.file < name <= last.file for name in found)
+        if last.files and there != last.files - first.files:
+            raise self._gone(
+                str(self._path), f"of {last.files - first.files} files up to {last.file} {there} are there"
+            )
         self._require(found[last.file], last)
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
         """Split between lines into pieces of about equal bytes."""
         self.verify(start, end)
         at, last, splits, ordinal = _place(start), _place(end), list[Split](), 0
+        before = at
         pieces = self._behind(at, {"file": last.file, "byte": last.byte}) if at != last else []
         share = max(1, sum(piece.length - (at.byte if piece.name == at.file else 0) for piece in pieces) // n)
         for piece in pieces:
@@ -222,9 +244,9 @@ class OutputReadMode(ReadMode):
             with self._open(piece, at, last) as opened:
                 for high in _cuts(opened, low, piece.length, share):
                     detail = {"path": piece.path, "to": high.offset}
-                    begin = self._at(piece.name, opened, low).as_json()
+                    before = self._at(piece, opened, low, before)
                     count = high.line - low.line
-                    splits.append(Split(begin, ordinal, count, high.offset - low.offset, detail))
+                    splits.append(Split(before.as_json(), ordinal, count, high.offset - low.offset, detail))
                     low, ordinal = high, ordinal + count
         return splits
 
