@@ -185,6 +185,23 @@ def test_a_published_folder_that_is_gone_is_not_passed_over(
     assert lab.documents("out.jsonl") == ROWS[:read]
 
 
+def test_a_published_folder_that_is_gone_before_a_step_was_planned_over_it(lab: Lab) -> None:
+    writes(lab, SETTINGS["folder"])
+    reads(lab)
+    lab.write("in.jsonl", ROWS[:30])
+    runs(lab, "a", "p")
+    lab.write("in.jsonl", ROWS[30:60], mode="a")
+    runs(lab, "a")
+    shutil.rmtree(max((lab.root / "first").glob("step=*")))
+    runs(lab, "p")
+    lab.write("in.jsonl", ROWS[60:], mode="a")
+    runs(lab, "a")
+    result = lab.run()
+    assert result.error is not None and result.error.code == "chain.output_gone"
+    assert "step 2 was published" in str(result.error)
+    assert lab.documents("out.jsonl") == ROWS[:30]
+
+
 def test_published_folders_that_were_read_to_their_end_may_go(lab: Lab) -> None:
     writes(lab, SETTINGS["folder"])
     reads(lab, delivery={"batch-size": 45})

@@ -15,7 +15,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_f
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
-from conduit_dagster.connectors.pipeline.published import Piece, Published, parser
+from conduit_dagster.connectors.pipeline.published import Piece, Published, parser, step_of
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
 from conduit_dagster.connectors.pipeline.upstream import Upstream
 from conduit_dagster.msgspec_warmup import learn
@@ -230,7 +230,17 @@ class OutputReadMode(ReadMode):
             raise self._gone(
                 str(self._path), f"of {last.files - first.files} files up to {last.file} {there} are there"
             )
+        self._require_steps(first, last, found)
         self._require(found[last.file], last)
+
+    def _require_steps(self, first: _Place, last: _Place, found: dict[str, Piece]) -> None:
+        """Raise if a part was removed before a step was planned over it. A first read begins with what is there."""
+        if not first.file or not last.file:
+            return
+        there = {step_of(name) for name in found}
+        for step in self._published.steps_between(step_of(first.file), step_of(last.file)):
+            if step not in there:
+                raise self._gone(str(self._path), f"step {step} was published and is not there")
 
     def split(self, start: Any, end: Any, n: int) -> list[Split]:
         """Split between lines into pieces of about equal bytes."""

@@ -13,7 +13,8 @@ import sqlalchemy as sa
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline.project_view import ProjectView
 from conduit_dagster.record import Record, decode
-from conduit_dagster.state.tables import consumers
+from conduit_dagster.state.steps import Decision
+from conduit_dagster.state.tables import consumers, deliveries, steps
 
 
 class Piece(NamedTuple):
@@ -35,7 +36,7 @@ class Published:
     """
 
     def __init__(self, pipeline: str, destination: str, path: Path, project: ProjectView) -> None:
-        self._mine = (consumers.c.pipeline == pipeline, consumers.c.consumer == destination)
+        self._mine = (pipeline, destination)
         self._path, self._project = path, project
 
     def pieces(self, after: str = "") -> list[Piece] | None:
@@ -51,8 +52,21 @@ class Published:
             return []
         return list(self._ordered(target) if "length" in target else self._parts(int(row[1]), after.partition("/")[0]))
 
+    def steps_between(self, first: int, last: int) -> list[int]:
+        """Return the steps after ``first`` and before ``last`` that published records, still there or not."""
+        pipeline, consumer = self._mine
+        joined = sa.select(steps.c.step, steps.c.decision).join(
+            deliveries, sa.and_(deliveries.c.pipeline == steps.c.pipeline, deliveries.c.step == steps.c.step)
+        )
+        own = (deliveries.c.consumer == consumer, deliveries.c.skip == 0, deliveries.c.state == "done")
+        wanted = joined.where(steps.c.pipeline == pipeline, *own, steps.c.step > first, steps.c.step < last)
+        rows = self._project.read(lambda connection: connection.execute(wanted.order_by(steps.c.step)).all())
+        return [int(step) for step, decision in rows if _published(decision, consumer)]
+
     def _row(self, connection: sa.Connection) -> Any:
-        return connection.execute(sa.select(consumers.c.target, consumers.c.step).where(*self._mine)).first()
+        pipeline, consumer = self._mine
+        mine = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
+        return connection.execute(sa.select(consumers.c.target, consumers.c.step).where(*mine)).first()
 
     def _ordered(self, target: dict[str, Any]) -> Iterator[Piece]:
         # with at-most-once, bytes after the base may be missing until the next delivery has repaired them
@@ -61,11 +75,16 @@ class Published:
     def _parts(self, step: int, after: str) -> Iterator[Piece]:
         """Yield the parts in name order, without steps that are not done. A folder becomes visible by one rename."""
         for folder in sorted(one for one in self._path.glob("step=*") if one.name >= after):
-            if int(folder.name.removeprefix("step=").partition("-")[0]) > step:
+            if step_of(folder.name) > step:
                 return
             for part in sorted(folder.glob("part-*")):
                 found, made = part.stat(), birth.birth_of(str(part))
                 yield Piece(f"{folder.name}/{part.name}", str(part), found.st_size, found.st_ino, made)
+
+
+def step_of(name: str) -> int:
+    """Return the other pipeline's step that published a part, from its name in the folder."""
+    return int(name.removeprefix("step=").partition("-")[0])
 
 
 Parse = Callable[[bytes], Record]
@@ -96,3 +115,8 @@ def _payload(line: bytes) -> Record:
 
 def _raw(line: bytes) -> Record:
     return Record(0, {}, line)
+
+
+def _published(decision: str, consumer: str) -> bool:
+    found = msgspec.json.decode(decision, type=Decision).deliveries
+    return any(delivery.consumer == consumer and delivery.parts for delivery in found)
