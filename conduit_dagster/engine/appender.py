@@ -17,6 +17,7 @@ from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, 
 from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split
@@ -178,7 +179,7 @@ class Appender:
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)
 
     def _node(self, inlet: SourceNode) -> str:
-        return f"{self._name}:{inlet.id}"
+        return node_id(self._name, inlet.id)
 
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:

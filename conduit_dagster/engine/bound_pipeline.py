@@ -18,6 +18,7 @@ from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Source
@@ -163,7 +164,7 @@ class _Specs:
     upstreams: Upstreams
 
     def connector(self, connector: ConnectorConfig) -> ConnectorSpec:
-        parent = f"{self.pipeline}:{connector.id}"
+        parent = node_id(self.pipeline, connector.id)
         upstream = self.upstreams.get((self.pipeline, connector.id))
         chained = {} if upstream is None else {KEY: upstream.encode()}
         specs = [self.processor(parent, processor) for processor in connector.processors]
@@ -178,13 +179,13 @@ class _Specs:
         )
 
     def queue(self, queue: DeadLetterQueue) -> ConnectorSpec:
-        specs = [self.processor(f"{self.pipeline}:{DEAD_LETTERS}", processor) for processor in queue.processors]
+        specs = [self.processor(node_id(self.pipeline, DEAD_LETTERS), processor) for processor in queue.processors]
         return ConnectorSpec(DEAD_LETTERS, queue.plugin, dict(queue.settings), processors=specs)
 
     def processor(self, parent: str, processor: ProcessorConfig) -> ProcessorSpec:
         kind = processors.find(processor.plugin, self.plugins.processors)
         settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
-        node = f"{parent}:{processor.id}"
+        node = node_id(parent, processor.id)
         return ProcessorSpec(
             node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""
         )

@@ -14,6 +14,7 @@ from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode, inlets_of, replay_inlets
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.common.stateful import Remembering
 from conduit_dagster.recovery.errors import FatalError
@@ -70,7 +71,7 @@ class CompiledPipeline:
         raise FatalError(
             f"an open step reads {source}, which the pipeline's file has no more",
             code="source.removed",
-            node=f"{self.program.pipeline}:{source}",
+            node=node_id(self.program.pipeline, source),
             fix="put the source back, let the pipeline finish the step (run --once), then remove it",
         )
 
@@ -199,12 +200,12 @@ class _Maker:
         return SourceNode(spec.id, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
-        before = gates(f"{self._program.pipeline}:{spec.id}", spec.namespace, spec.condition, self._clock)
+        before = gates(node_id(self._program.pipeline, spec.id), spec.namespace, spec.condition, self._clock)
         return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
 
     def _outlet(self, spec: ConnectorSpec) -> DestinationNode:
         return DestinationNode(
-            spec.id, f"{self._program.pipeline}:{spec.id}", self._destination(spec), self._around(spec, spec.id)
+            spec.id, node_id(self._program.pipeline, spec.id), self._destination(spec), self._around(spec, spec.id)
         )
 
     def _destination(self, spec: ConnectorSpec) -> Destination:

@@ -10,6 +10,7 @@ from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.origins import RecordOrigin, keeps_origins, read_origins
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import COLLECTION, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Delivery, StagedDestination, StagedRecord, staged_records
 
@@ -73,7 +74,7 @@ class DeliveryRecords:
         """Return the row from staging alone, as it would have been delivered, under its own position."""
         assert self._destination is not None, "only staged destinations keep origins"
         row = self._destination.staged_row(self._shipment.whole(), place)
-        metadata = {SOURCE_CONNECTOR_ID: f"{self._pipeline}:{origin.source}"}
+        metadata = {SOURCE_CONNECTOR_ID: node_id(self._pipeline, origin.source)}
         metadata |= {COLLECTION: origin.namespace} if origin.namespace else {}
         record = row or Record(origin.position, metadata)
         record.position, record.metadata = origin.position, metadata

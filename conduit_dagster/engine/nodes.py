@@ -10,6 +10,7 @@ import re2
 from conduit_dagster.engine.error_context import blame
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
@@ -181,7 +182,7 @@ def selects_of(namespace: str, condition: str, clock: Clock) -> list[Select]:
 
 def gates(node: str, namespace: str, condition: str, clock: Clock) -> list[FilterNode]:
     """Return a connector's filters. The condition is a separate node, so that dead letters can be replayed to it."""
-    named = ((node, _namespace(namespace)), (f"{node}:{CONDITION}", _condition(condition, clock)))
+    named = ((node, _namespace(namespace)), (node_id(node, CONDITION), _condition(condition, clock)))
     return [FilterNode(name, select) for name, select in named if select is not None]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.error_context import blamed_each
 from conduit_dagster.json_values import finite
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Block, ReadOptions, Rows, Source, Split
 
@@ -29,7 +30,7 @@ def read_blocks(
     pipeline: CompiledPipeline, name: str, source: Source, split: Split, options: ReadOptions
 ) -> Iterator[Block]:
     """Yield the split's records with their metadata; no block is empty. Errors name the source ``name``."""
-    node = f"{pipeline.program.pipeline}:{name}"
+    node = node_id(pipeline.program.pipeline, name)
     for read in blamed_each(node, source.read(split, options)):
         block = read if isinstance(read, Block) else Block.of(read)
         if block.records:
@@ -55,7 +56,7 @@ def _label(pipeline: str, source: str, now_ns: int, records: list[Record]) -> No
 
     Records that share their metadata go on sharing it.
     """
-    own = {SOURCE_CONNECTOR_ID: f"{pipeline}:{source}", READ_AT: str(now_ns)}
+    own = {SOURCE_CONNECTOR_ID: node_id(pipeline, source), READ_AT: str(now_ns)}
     last: dict[str, str] | None = None
     labelled = own
     for record in records:

@@ -13,6 +13,7 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position
@@ -25,7 +26,7 @@ def fence(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Fence off earlier owners at each destination: end what a frozen one holds open, so that nothing waits for it."""
     name = pipeline.program.pipeline
     for consumer, destination in pipeline.consumers().items():
-        blamed(f"{name}:{consumer}", destination.fence, store.epoch)
+        blamed(node_id(name, consumer), destination.fence, store.epoch)
     reached("after-fence", name)
 
 
@@ -42,7 +43,7 @@ def register(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     initials = _initials(pipeline)
     store.registering(lambda registry, logs: _register(pipeline, initials, owned, registry, logs))
     for consumer, destination in consumers.items():
-        blamed(f"{name}:{consumer}", destination.check)
+        blamed(node_id(name, consumer), destination.check)
     reached("after-register", name)
 
 
@@ -83,7 +84,7 @@ def _claim(registry: Registry, thing: str, pipeline: str, consumer: str) -> None
         raise FatalError(
             f"{thing} is written by {other[1]} of pipeline {other[0]} already",
             code="destination.owned",
-            node=f"{pipeline}:{consumer}",
+            node=node_id(pipeline, consumer),
             fix="give each destination and dead-letter queue a path of its own",
         )
 
@@ -100,7 +101,7 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
     """Return each source's initial position. Done before the transaction: a source may be slow to answer."""
     name = pipeline.program.pipeline
-    return {inlet.id: blamed(f"{name}:{inlet.id}", inlet.source.initial) for inlet in pipeline.sources}
+    return {inlet.id: blamed(node_id(name, inlet.id), inlet.source.initial) for inlet in pipeline.sources}
 
 
 def _register_sources(

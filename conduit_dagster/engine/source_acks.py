@@ -9,6 +9,7 @@ import structlog
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Position
 
@@ -28,7 +29,7 @@ class SourceAcks:
         Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
         given up, and the next one may have another answer.
         """
-        node = f"{self._pipeline.program.pipeline}:{inlet.id}"
+        node = node_id(self._pipeline.program.pipeline, inlet.id)
         if self._closed.is_set():
             raise TransientError("the source is closed: its run was given up", code="source.closed", node=node)
         blamed(node, inlet.source.ack, position, generation)

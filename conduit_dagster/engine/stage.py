@@ -22,6 +22,7 @@ from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.split_run import SplitRun
 from conduit_dagster.engine.stage_job import SplitOf, StageJob
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
@@ -115,7 +116,7 @@ class _Task:
             self._ledger.memory[node] = one.keep(self._job.memories, step)
 
     def _node(self, name: str) -> str:
-        return f"{self._pipeline.program.pipeline}:{name}"
+        return node_id(self._pipeline.program.pipeline, name)
 
     def _run_split(self, split: SplitOf) -> None:
         inlet = self._pipeline.inlet(split.source)

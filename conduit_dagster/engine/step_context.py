@@ -17,6 +17,7 @@ from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import Destination, Limit, Target
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan, StagedDelivery
@@ -81,7 +82,7 @@ class StepContext:
 
     def node(self, connector: str) -> str:
         """Return a connector's id prefixed with the pipeline's."""
-        return f"{self.name}:{connector}"
+        return node_id(self.name, connector)
 
     @property
     def step_slots(self) -> int:

@@ -26,6 +26,7 @@ from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.step_context import make_context
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.watch import watching
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -200,7 +201,7 @@ class _Run:
 
     def _horizons(self) -> dict[str, Any]:
         sources = self._pipeline.sources
-        return {inlet.id: blamed(f"{self._bound.id}:{inlet.id}", inlet.source.horizon) for inlet in sources}
+        return {inlet.id: blamed(node_id(self._bound.id, inlet.id), inlet.source.horizon) for inlet in sources}
 
     def _report(self, step: StepReport) -> None:
         self._life.progress.add(step)

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster import storage
 from conduit_dagster.expressions import Clock
+from conduit_dagster.node_ids import node_id
 
 Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
 
@@ -37,7 +38,7 @@ class ConnectorContext:
     @property
     def full_id(self) -> str:
         """The id as Conduit writes it into metadata: ``pipeline:connector``."""
-        return f"{self.pipeline}:{self.connector}"
+        return node_id(self.pipeline, self.connector)
 
     def resolve(self, path: str) -> str:
         """``path`` made absolute against the project root; a URL stays as it is."""

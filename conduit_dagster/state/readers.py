@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.pipeline_state import DROPPED, OPEN
@@ -35,7 +36,7 @@ class ReadingSource(NamedTuple):
     @property
     def name(self) -> str:
         """The reader's name as operators see it."""
-        return f"{self.pipeline}:{self.connector}"
+        return node_id(self.pipeline, self.connector)
 
 
 def log_unit(pipeline: str, source: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from conduit_dagster.json_values import finite
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import (
     CREATED_AT,
     DLQ_NACK_ERROR,
@@ -44,7 +45,7 @@ def dead_letter(origin: NackOrigin, node: str, nack: Nack, record: Record, now_n
     escaped text: a dead letter is never lost because of its content. Metadata that the golden files have no key for
     begins with ``conduit.dlq.`` as well, as their rules allow.
     """
-    source = f"{origin.pipeline}:{origin.source}"
+    source = node_id(origin.pipeline, origin.source)
     metadata = {
         CREATED_AT: str(now_ns),
         DLQ_NACK_ERROR: clean(nack.message),

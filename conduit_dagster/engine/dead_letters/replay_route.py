@@ -9,6 +9,7 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, Destinati
 from conduit_dagster.engine.dead_letters.missed import PIECES
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack
 from conduit_dagster.sdk import Replayed
 
@@ -47,7 +48,7 @@ def way_of(pipeline: CompiledPipeline, inlet: SourceNode, replayed: Replayed) ->
             "dead_letters.before_join", "it was nacked before it was joined, so its partners went on: discard it"
         )
     if not replayed.at_node:
-        source = f"{pipeline.program.pipeline}:{inlet.origin}"
+        source = node_id(pipeline.program.pipeline, inlet.origin)
         before = {source, *(step.node for step in every)}
         nodes = _to_pass(pipeline, every, replayed.node, {source})
         return Way(

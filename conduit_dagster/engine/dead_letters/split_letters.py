@@ -18,6 +18,7 @@ from conduit_dagster.engine.delivery_errors import queue_refuses
 from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import StageJob
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Writer
 
@@ -108,7 +109,7 @@ class SplitLetters:
     # -- the queue ----------------------------------------------------------------------------------------------
 
     def _stage(self, nacks: BlockNacks, places: Sequence[int], ordinal: int) -> None:
-        node, found = f"{self._pipeline.program.pipeline}:{DEAD_LETTERS}", dict(nacks)
+        node, found = node_id(self._pipeline.program.pipeline, DEAD_LETTERS), dict(nacks)
         made = [self._dead_letter(found[place], ordinal + place) for place in places]
         letters, origins = processed(self._pipeline, made, places)
         self._queue.place(self._inlet.id, ordinal, origins)

@@ -13,6 +13,7 @@ from conduit_dagster.engine.operate.log_readers import reader_facts, reader_offs
 from conduit_dagster.engine.operate.logs import logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.source_positions import joined_of, stored
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.consumer_offsets import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
@@ -33,7 +34,7 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
     for row in consumer_rows(database, pipeline):
         name = row["id"]
         mine = {o["source"]: o["offset"] for o in offsets if o["consumer"] == name and o["namespace"] == EVERYTHING}
-        stands = error if error and error.get("node") == f"{pipeline}:{name}" else None
+        stands = error if error and error.get("node") == node_id(pipeline, name) else None
         sources = [_in_source(source, mine.get(source), end) for source, end in ends.items()]
         for late in (one for one in state.sources.values() if one.late == name):
             _missing(sources, late)

@@ -21,6 +21,7 @@ from conduit_dagster.engine.operate.open_delivery import (
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.redelivery import Redelivery
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.steps import DeliveryChild
@@ -71,7 +72,7 @@ class _Stepping:
                 "offsets.dead_letters_first",
                 f"dead letters of step {opened.step.plan.step} are not written yet: they come before its other records",
                 f"run it once: conduit-dagster run --once, with the file of {opened.desk.id}",
-                node=f"{opened.desk.id}:{DEAD_LETTERS}",
+                node=node_id(opened.desk.id, DEAD_LETTERS),
             )
 
     def _next(self) -> tuple[int, StagedRecord]:

@@ -15,6 +15,7 @@ from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
@@ -87,7 +88,7 @@ def _consumers(desk: PipelineLock, given: str | None) -> list[str]:
             "offsets.dead_letters",
             "dead letters are neither skipped nor sent one by one: what was refused would be lost",
             "mend the dead-letter queue and run again",
-            node=f"{desk.id}:{DEAD_LETTERS}",
+            node=node_id(desk.id, DEAD_LETTERS),
         )
     return [outlet.id for outlet in desk.pipeline.outlets]
 
@@ -107,7 +108,7 @@ def _staged(desk: PipelineLock, step: OpenStep, decision: Decision, consumer: st
     if found is None or consumer in step.delivered:
         message = f"step {step.plan.step} is done for {consumer}: none of its records waits"
         fix = f"conduit-dagster offsets list {desk.id} shows which consumer is behind"
-        raise refused("offsets.nothing_open", message, fix, node=f"{desk.id}:{consumer}")
+        raise refused("offsets.nothing_open", message, fix, node=node_id(desk.id, consumer))
     return found
 
 

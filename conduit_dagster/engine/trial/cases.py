@@ -12,6 +12,7 @@ from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import Traced, TracedNack, trace
 from conduit_dagster.engine.trial.mocks import MockProcessor, data_of, nodes_of, short_name
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.readable import readable, readable_part
 from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
 
@@ -49,7 +50,7 @@ def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Case
     """Run one test, in this process. An exception from a processor that is not a nack is a flaw too."""
     if (flaw := _unusable(bound.compiled, test)) is not None:
         return CaseResult(test.name, [flaw])
-    mocks = {f"{bound.id}:{node}": MockProcessor(mock, f"{bound.id}:{node}") for node, mock in test.mocks.items()}
+    mocks = {node_id(bound.id, node): MockProcessor(mock, node_id(bound.id, node)) for node, mock in test.mocks.items()}
     pipeline = compile_program(bound.program, plugins, mocks)
     inlet = _inlet(pipeline, test.source)
     assert inlet is not None
@@ -87,7 +88,7 @@ def _inlet(pipeline: CompiledPipeline, source: str | None) -> SourceNode | None:
 
 
 def _record(pipeline: CompiledPipeline, inlet: SourceNode, number: int, parts: RecordParts) -> Record:
-    metadata = {SOURCE_CONNECTOR_ID: f"{pipeline.program.pipeline}:{inlet.origin}", **parts.metadata}
+    metadata = {SOURCE_CONNECTOR_ID: node_id(pipeline.program.pipeline, inlet.origin), **parts.metadata}
     key, before, after = data_of(parts.key), data_of(parts.before), data_of(parts.after)
     return Record(number, metadata, after, key, before, parts.operation or "create")
 

@@ -15,6 +15,7 @@ from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import TracedNode, trace
+from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit, ReadOptions
@@ -53,7 +54,7 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
 
 
 def _read(pipeline: CompiledPipeline, inlet: SourceNode, records: int) -> Iterator[Record]:
-    node, source = f"{pipeline.program.pipeline}:{inlet.id}", inlet.source
+    node, source = node_id(pipeline.program.pipeline, inlet.id), inlet.source
     pipeline.begin_step(time.time_ns())
     start = blamed(node, source.initial)
     end = blamed(node, source.latest, start, Limit(records, _BYTES))

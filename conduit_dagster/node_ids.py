@@ -1,0 +1,8 @@
+"""Ids of nodes: connectors and processors, as errors, nacks, metrics and metadata name them."""
+
+from __future__ import annotations
+
+
+def node_id(parent: str, name: str) -> str:
+    """Return the id of a connector or processor: its own, prefixed with that of its pipeline or connector."""
+    return f"{parent}:{name}"
