@@ -33,5 +33,5 @@ def test_a_file_alone_finds_the_other_one_in_the_projects_folder(run, lab: Lab) 
 
 def test_the_reference_has_it(run) -> None:
     text = run("connectors", "describe", "pipeline").out
-    assert "Reads what another pipeline of the project logged" in text
+    assert "Logged records of another pipeline of the project, or its published output" in text
     assert "connector" in text

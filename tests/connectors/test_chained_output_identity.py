@@ -180,7 +180,8 @@ def test_without_births_a_file_is_known_by_what_is_in_it(one_file: Chain, births
     assert one_file.lines(split) == OURS[3:]
     one_file.write(THEIRS)
     gone(lambda: one_file.end(end), "other bytes before byte 18")
-    gone(lambda: one_file.source.verify(end, further), "other bytes before byte 30")
+    gone(lambda: one_file.source.verify(end, further), "other bytes before byte 18")
+    gone(lambda: one_file.source.verify(one_file.source.initial(), further), "other bytes before byte 30")
     gone(lambda: one_file.lines(split), "other bytes before byte 18")
 
 
