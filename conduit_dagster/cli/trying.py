@@ -39,7 +39,7 @@ def _opened(paths: list[str]) -> Catalogue:
     from conduit_dagster.cli.verb_session import session_opener
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
-    from conduit_dagster.spark.sql.asking import open_with
+    from conduit_dagster.spark.sql.evaluator import open_with
 
     project = Project.find(Path.cwd())
     # only a query needs a session

@@ -30,7 +30,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.spark.sql.asking import open_with
+from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.store import PipelineStore

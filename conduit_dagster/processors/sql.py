@@ -12,13 +12,11 @@ from typing_extensions import override
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.spark_sql.answers import Answers, NotJsonError
 from conduit_dagster.processors.common.spark_sql.block import Columns
-from conduit_dagster.processors.common.spark_sql.column_types import parse_columns
-from conduit_dagster.processors.common.spark_sql.query_errors import SqlTextError
-from conduit_dagster.processors.common.spark_sql.selection import DocumentSelection
-from conduit_dagster.processors.common.spark_sql.statement import PARTS, Computed, parse_statement
+from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError, parse_columns
+from conduit_dagster.processors.common.spark_sql.statement import PARTS, Computed, DocumentSelection, parse_statement
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Example, Nack, Processor, ProcessorContext, ProcessorSettings, Result
-from conduit_dagster.spark.sql.asking import SqlEvaluator, asker
+from conduit_dagster.spark.sql.evaluator import SqlEvaluator, evaluator
 from conduit_dagster.spark.sql.query import SqlQuery
 
 _ADVICE = "a cast, an overflow, a division by zero: try_cast, try_divide and nullif give NULL instead"
@@ -142,7 +140,7 @@ class Sql(Processor):
             for record in records:
                 record.after = self._selection.of(record, {})
             return
-        asked = asker()
+        asked = evaluator()
         self._answers = self._answers or Answers(asked.types(query))
         failed: list[int] = []
         for place, answer in enumerate(asked.ask(query, columns)):

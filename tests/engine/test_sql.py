@@ -260,7 +260,7 @@ DYING = """
 import os, signal, socket, struct
 from pathlib import Path
 
-from conduit_dagster.spark.sql.asking import asker
+from conduit_dagster.spark.sql.evaluator import evaluator
 
 def die(record):
     mark = Path({mark!r})
@@ -269,7 +269,7 @@ def die(record):
         os.kill({whom}, signal.SIGKILL)
     return record
 """
-ASKER = """struct.unpack("3i", asker()._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]"""
+ASKER = """struct.unpack("3i", evaluator()._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]"""
 """Who listens at the other end: other workers that wait for work must not be taken for it."""
 
 

@@ -23,7 +23,7 @@ from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.step_context import make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.spark.sql.asking import open_with
+from conduit_dagster.spark.sql.evaluator import open_with
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows

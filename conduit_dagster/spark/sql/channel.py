@@ -13,18 +13,84 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import struct
 import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.spark.sql.asking import Answer, asking
-from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.spark.sql.query_rows import filling, question_schema, rows_of
+from conduit_dagster.spark.sql.evaluator import Answer, evaluating_with
+from conduit_dagster.spark.sql.query import SqlQuery, arrow
 from conduit_dagster.spark.sql.sql_session import BATCH
-from conduit_dagster.spark.sql.wire import receive, send
+
+_LENGTH = struct.Struct("<Q")
+
+
+def send(connection: socket.socket, head: bytes, body: Any) -> None:
+    """Send head and body as one message."""
+    connection.sendall(_LENGTH.pack(len(head) + len(body)) + head)
+    if len(body):
+        connection.sendall(body)
+
+
+def receive(connection: socket.socket) -> bytes | None:
+    """Return the next message; None if the other side has closed. Raises ``TimeoutError`` only before it begins."""
+    if not (first := connection.recv(1)):
+        return None
+    timeout = connection.gettimeout()
+    connection.settimeout(None)
+    try:
+        length = _exactly(connection, _LENGTH.size - 1)
+        return None if length is None else _exactly(connection, _LENGTH.unpack(first + length)[0])
+    finally:
+        connection.settimeout(timeout)
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes | None:
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        if not (read := connection.recv_into(view[got:])):
+            return None
+        got += read
+    return bytes(data)
+
+
+def question_schema(queries: Iterable[SqlQuery]) -> Any:
+    """Return the Arrow schema of questions to these queries."""
+    import pyarrow as pa
+
+    asked = [(query.name, arrow(query.struct)) for query in queries]
+    own = [("address", pa.string()), ("seq", pa.int64()), ("why", pa.bool_())]
+    return pa.schema([*own, *asked, ("filler", pa.string())])
+
+
+def rows_of(query: SqlQuery, columns: Sequence[Any], why: bool, schema: Any) -> Any:
+    """Return a batch of questions to one query: one per row of ``columns``, of which there is at least one."""
+    import pyarrow as pa
+
+    count = len(columns[0])
+    struct = pa.StructArray.from_arrays(columns, fields=list(schema.field(query.name).type))
+    own = {"seq": pa.array(range(count), pa.int64()), "why": pa.repeat(pa.scalar(why), count), query.name: struct}
+    return _batch(own, count, schema)
+
+
+def filling(count: int, schema: Any, address: str | None = None, filler: str | None = None) -> Any:
+    """Return rows without a question; the last one carries the filler."""
+    import pyarrow as pa
+
+    last = pa.array([*[None] * (count - 1), filler], pa.string())
+    return _batch({"address": pa.array([address] * count, pa.string()), "filler": last}, count, schema)
+
+
+def _batch(own: dict[str, Any], count: int, schema: Any) -> Any:
+    import pyarrow as pa
+
+    arrays = [own[field.name] if field.name in own else pa.nulls(count, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
 
 _PUSHES = 300
 """Maximum number of pushes while the other half has not connected; it is starting, or has ended."""
@@ -125,7 +191,7 @@ def answering(
             continue
         number, _, path = address.partition(":")
         numbers = pa.RecordBatch.from_pydict({"id": pa.array([int(number)], pa.int64())})
-        with _connected(path) as connection, asking(_TaskAsker(connection, rows, queries, types)):
+        with _connected(path) as connection, evaluating_with(_TaskEvaluator(connection, rows, queries, types)):
             # consume all of it while questions can still be sent
             found = list(function(iter([numbers])))
         yield from found
@@ -141,7 +207,7 @@ def _connected(path: str) -> socket.socket:
     return connection
 
 
-class _TaskAsker:
+class _TaskEvaluator:
     def __init__(
         self, connection: socket.socket, rows: Iterator[Any], queries: Sequence[SqlQuery], types: dict[str, str]
     ) -> None:

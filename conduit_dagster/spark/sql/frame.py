@@ -7,12 +7,14 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.spark.sql.channel import answering, asks
-from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.spark.sql.types import ddl
+from conduit_dagster.spark.sql.channel import answering, asks, question_schema, rows_of
+from conduit_dagster.spark.sql.evaluator import Answer
+from conduit_dagster.spark.sql.query import SqlQuery, ddl
+from conduit_dagster.spark.sql.sql_session import sql_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
 
 _JSON = (
     "map('ignoreNullFields', 'false', 'timeZone', 'UTC', 'timestampFormat', \"yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX\", "
@@ -119,3 +121,28 @@ def _answers(spark: SparkSession, count: int, queries: tuple[SqlQuery, ...]) -> 
     """Return the part of the frame that is the same in every step: building it is half the cost of a small step."""
     asked = spark.range(0, count, 1, count).mapInArrow(partial(asks, queries), questions_schema(queries))
     return answered(asked, queries)
+
+
+def _open() -> SparkSession:
+    from conduit_dagster.spark.session import SparkSettings, open_session
+
+    return open_session(SparkSettings(), "conduit-dagster")
+
+
+class SessionEvaluator:
+    """Evaluator that runs a Spark job per block: for a few records."""
+
+    def __init__(self, opener: Callable[[], SparkSession] | None) -> None:
+        self._opener = opener or _open
+
+    def ask(self, query: SqlQuery, columns: Sequence[Any], why: bool = False) -> list[Answer]:
+        """Return the answers, as :class:`~conduit_dagster.spark.sql.evaluator.SqlEvaluator` defines them."""
+        import pyarrow as pa
+
+        rows = rows_of(query, columns, why, question_schema([query]))
+        frame = sql_session(self._opener()).createDataFrame(pa.Table.from_batches([rows]), questions_schema([query]))
+        return answered(frame, [query]).toArrow().column("answer").to_pylist()
+
+    def types(self, query: SqlQuery) -> str:
+        """Return the types of the outputs, as :class:`~conduit_dagster.spark.sql.evaluator.SqlEvaluator` does."""
+        return types_of(sql_session(self._opener()), "", query)

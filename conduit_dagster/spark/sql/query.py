@@ -1,10 +1,62 @@
-"""The query of a ``sql`` processor, as data."""
+"""The query of a ``sql`` processor, as data, and the types of its columns, in Spark and in Arrow.
+
+A type is the name of a simple one, or ``("decimal", digits, scale)``, ``("array", of)``, ``("map", of)`` with string
+keys, or ``("struct", ((name, of), …))``.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from conduit_dagster.spark.sql.types import ColumnType
+ColumnType = str | tuple[Any, ...]
+
+SIMPLE = (
+    "boolean", "tinyint", "smallint", "int", "bigint", "double", "string", "date", "timestamp", "timestamp_ntz"
+)  # fmt: skip
+
+
+def ddl(kind: ColumnType) -> str:
+    """Return the type in Spark's DDL."""
+    if isinstance(kind, str):
+        return kind
+    match kind:
+        case ("decimal", digits, scale):
+            return f"decimal({digits}, {scale})"
+        case ("array", of):
+            return f"array<{ddl(of)}>"
+        case ("map", of):
+            return f"map<string, {ddl(of)}>"
+        case _:
+            return "struct<" + ", ".join(f"{quoted(name)}: {ddl(of)}" for name, of in kind[1]) + ">"
+
+
+def quoted(name: str) -> str:
+    """Return the name as a quoted Spark identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def arrow(kind: ColumnType) -> Any:
+    """Return the Arrow type that Spark expects for the type."""
+    import pyarrow as pa
+
+    if isinstance(kind, str):
+        simple = {
+            "boolean": pa.bool_(), "tinyint": pa.int8(), "smallint": pa.int16(), "int": pa.int32(),
+            "bigint": pa.int64(), "double": pa.float64(), "string": pa.string(), "date": pa.date32(),
+            "timestamp": pa.timestamp("us", tz="UTC"), "timestamp_ntz": pa.timestamp("us"),
+        }  # fmt: skip
+        return simple[kind]
+    match kind:
+        case ("decimal", digits, scale):
+            return pa.decimal128(digits, scale)
+        case ("array", of):
+            return pa.list_(arrow(of))
+        case ("map", of):
+            return pa.map_(pa.string(), arrow(of))
+        case _:
+            return pa.struct([(name, arrow(of)) for name, of in kind[1]])
 
 
 class SqlQuery(msgspec.Struct, frozen=True):

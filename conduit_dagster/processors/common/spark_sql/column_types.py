@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from conduit_dagster.processors.common.spark_sql.query_errors import SqlTextError
-from conduit_dagster.spark.sql.types import SIMPLE, ColumnType
+from conduit_dagster.spark.sql.query import SIMPLE, ColumnType
+
+
+class SqlTextError(Exception):
+    """An error in the text of a query or of its column types."""
+
+    def __init__(self, message: str, fix: str, place: int = 0) -> None:
+        """``place``: offset of the error in the text, from 0."""
+        super().__init__(message)
+        self.message, self.fix, self.place = message, fix, place
+
 
 _OPENING = "CREATE TABLE record ("
 _SIMPLE = {

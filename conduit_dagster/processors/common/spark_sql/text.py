@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any
 
-from conduit_dagster.processors.common.spark_sql.query_errors import SqlTextError
+from conduit_dagster.processors.common.spark_sql.column_types import SqlTextError
 from conduit_dagster.processors.common.spark_sql.query_functions import ALLOWED, REFUSED, refusal
 
 _FORM = "SELECT … FROM record [WHERE …]"

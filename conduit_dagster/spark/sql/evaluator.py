@@ -30,18 +30,18 @@ class SqlEvaluator(Protocol):
         ...
 
 
-_askers: list[SqlEvaluator] = []
+_evaluators: list[SqlEvaluator] = []
 _openers: list[Callable[[], SparkSession]] = []
 
 
 @contextmanager
-def asking(asker: SqlEvaluator) -> Generator[None]:
+def evaluating_with(own: SqlEvaluator) -> Generator[None]:
     """Make this the process's evaluator within the block."""
-    _askers.append(asker)
+    _evaluators.append(own)
     try:
         yield
     finally:
-        _askers.pop()
+        _evaluators.pop()
 
 
 def open_with(opener: Callable[[], SparkSession]) -> None:
@@ -49,10 +49,10 @@ def open_with(opener: Callable[[], SparkSession]) -> None:
     _openers[:] = [opener]
 
 
-def asker() -> SqlEvaluator:
+def evaluator() -> SqlEvaluator:
     """Return the process's evaluator. Outside of a task the first question starts Spark if it is not running yet."""
-    if _askers:
-        return _askers[-1]
-    from conduit_dagster.spark.sql.local import LocalAsker
+    if _evaluators:
+        return _evaluators[-1]
+    from conduit_dagster.spark.sql.frame import SessionEvaluator
 
-    return LocalAsker(_openers[0] if _openers else None)
+    return SessionEvaluator(_openers[0] if _openers else None)
