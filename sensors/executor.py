@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from assets.names import ACKS, asset_key, short
 from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
-from conduit_dagster.engine.reporting import end_waiting, report_failure
+from conduit_dagster.engine.run_status import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.state.recovery_store import ask
 from sensors.decisions import Ask, Decision, Report, Restart, Start, Stopped

@@ -14,7 +14,7 @@ from as_owner import owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
-from conduit_dagster.engine.reporting import report_failure
+from conduit_dagster.engine.run_status import report_failure
 from conduit_dagster.processes import identity
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy

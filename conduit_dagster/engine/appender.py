@@ -14,10 +14,10 @@ from conduit_dagster import storage
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.engine.append import APPENDED_SCHEMA, Appended, AppendJob, AppendTask, run_append
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position, Split

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from conduit_dagster.engine.error_context import blame
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.record import Nack
-from conduit_dagster.recovery.classify import classified
+from conduit_dagster.recovery.classify import blame, classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import AlreadyClaimed, Rejected
 

@@ -10,8 +10,7 @@ from functools import partial
 
 import msgspec
 
-from conduit_dagster.engine.ack_file import newest
-from conduit_dagster.engine.acks import Acked
+from conduit_dagster.engine.acks import Acked, newest
 from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.sending import SENT_SCHEMA, SendJob, Sent, run_sender
 from conduit_dagster.engine.step_context import StepContext

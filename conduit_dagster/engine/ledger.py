@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.log_request import LogResult
+from conduit_dagster.engine.stage_job import LogResult
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError

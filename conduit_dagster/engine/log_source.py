@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -79,3 +80,33 @@ class LogSource(Source):
     def unit(self) -> dict[str, Any]:
         """Identity of the real source's data, marked as read through the log."""
         return {**self.real.unit, "log": "records"}
+
+
+_LONGEST = 256
+
+
+class CatchUpSource(LogSource):
+    """The log of one source, for one destination, up to the pipeline's position when it was added."""
+
+    name = "catch-up"
+
+    def __init__(self, real: Source, source: str, consumer: str) -> None:
+        super().__init__(real)
+        self.source, self.consumer = source, consumer
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """Return the end of the log, but not beyond ``horizon``: from there it is served by the regular steps."""
+        return max(start, min(super().latest(start, limit), horizon))
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Do nothing: the source was acked when its records were new."""
+
+    def lag(self, position: Position) -> int | None:
+        """Return None: only the source itself has a lag."""
+        return None
+
+
+def catch_up_id(source: str, consumer: str) -> str:
+    """Return the id of a destination's catch-up source. No connector id contains an ``@``."""
+    name = f"{source}@{consumer}"
+    return name if len(name) <= _LONGEST else f"catch-up@{hashlib.sha256(name.encode()).hexdigest()[:32]}"

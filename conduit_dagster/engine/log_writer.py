@@ -10,10 +10,10 @@ from typing import Any
 from conduit_dagster.commit_log.entries import decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.log_request import LogRequest, LogResult
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
+from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
 

@@ -7,11 +7,11 @@ from typing import Any, Protocol, cast
 
 import re2
 
-from conduit_dagster.engine.error_context import blame
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.json_values import is_json
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
+from conduit_dagster.recovery.classify import blame
 from conduit_dagster.sdk import DROP, Processor, Result, Results
 
 CONDITION_FAILED = "condition.failed"

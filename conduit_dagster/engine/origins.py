@@ -14,7 +14,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.letter_layout import clean
-from conduit_dagster.engine.namespaces import namespaces_of
+from conduit_dagster.engine.offset_updates import namespaces_of
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import (

@@ -10,12 +10,11 @@ import msgspec
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.dead_letters.index import index_rows
 from conduit_dagster.engine.delivery_progress import as_delivery
-from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.namespaces import merged
-from conduit_dagster.engine.offset_updates import after_step
+from conduit_dagster.engine.offset_updates import after_step, merged
 from conduit_dagster.engine.resolve import Resolution
 from conduit_dagster.engine.stager import Staged, Stager, as_rows
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import StepDeadLetters
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery

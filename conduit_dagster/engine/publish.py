@@ -11,12 +11,12 @@ from conduit_dagster.engine.delivery_errors import reason, shown, told
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.offset_updates import Offsets, after_step
 from conduit_dagster.engine.redelivery import Redelivery
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.restage import Restaged
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, StagedDestination

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.error_context import blamed_each
 from conduit_dagster.json_values import finite
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.recovery.classify import blamed_each
 from conduit_dagster.sdk import Block, ReadOptions, Rows, Source, Split
+
+
+@contextmanager
+def quiet_collector() -> Generator[None]:
+    """Disable garbage collection in the ``with`` block. For tasks, whose records form no cycles."""
+    # a block takes about a third less time without it (SPARK_FACTS, 2)
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
 
 _PARTS = ("after", "key", "before")
 

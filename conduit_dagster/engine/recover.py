@@ -6,17 +6,17 @@ import time
 
 import msgspec
 
-from conduit_dagster.engine.ack_file import newest
+from conduit_dagster.engine.acks import newest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.replaying import settle_letters
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.plan import identity
 from conduit_dagster.engine.reads_same import changed_source
 from conduit_dagster.engine.registering import register, retire
 from conduit_dagster.engine.restage import is_staged
 from conduit_dagster.engine.step_context import StepContext
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination

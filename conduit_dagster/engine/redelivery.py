@@ -10,12 +10,12 @@ from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refuse
 from conduit_dagster.engine.delivery_progress import Shipment, after, cause_of, parted, pieces, progress_of, split_into
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
-from conduit_dagster.engine.error_context import blame, blamed
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
 from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
+from conduit_dagster.recovery.classify import blame, blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, StagedRecord, Target

@@ -8,12 +8,12 @@ from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import archive_folder
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import LogSource
 from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Position

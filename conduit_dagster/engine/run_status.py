@@ -4,29 +4,33 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from conduit_dagster.engine.error_context import blame
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport, error_json
+from conduit_dagster.engine.stop import Reason
+from conduit_dagster.recovery.classify import blame
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH, Past, Policy, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import unreachable
-from conduit_dagster.state.lease import LeaseLost
-from conduit_dagster.state.recovery_store import RecoveryState
-from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.state.lease import LeaseLost, acquire
+from conduit_dagster.state.recovery_store import RecoveryState, write
+from conduit_dagster.state.status_store import Failed, RunStart, StatusStore
+from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from conduit_dagster.engine.stop import StopFlag
-    from conduit_dagster.state.store import PipelineStore
+
 
 AWAY = "the state store does not answer"
 NO_FAILURE = ("lease.held", "lease.lost")
@@ -176,3 +180,52 @@ def unrecorded(
     if isinstance(decision, Wait):
         return RunResult(pipeline, PipelineStatus.RECOVERING, "", error, progress, PendingRestart.of(decision, None))
     return RunResult(pipeline, PipelineStatus.DEGRADED, "", error, progress)
+
+
+_LOOK_AGAIN = 0.3
+"""Seconds for which an owner that is held to be dead is looked at before its lease is taken."""
+
+
+def report_failure(
+    database: sa.Engine, pipeline: str, run: str, error: ConduitError, policy: Policy | None
+) -> Failed | None:
+    """Record a failure as the run itself would have; return None if it is none, or if the pipeline is running.
+
+    Call it only for an owner that is known to be dead or was silent for the lease's time. Raises ``TransientError``
+    where the state store does not answer.
+    """
+    if error.code in NO_FAILURE:
+        with database.begin() as connection:
+            write(connection, pipeline, reported=run)
+        return None
+    with _in_its_place(database, pipeline, _LOOK_AGAIN) as life:
+        return None if life is None else life.failed(error_json(error), policy, run, reported=True)
+
+
+def end_waiting(database: sa.Engine, pipeline: str, reason: Reason, lease_seconds: float = _LOOK_AGAIN) -> bool:
+    """Cancel the pending restart: the pipeline is stopped. Return False if another process runs it meanwhile.
+
+    Raises ``TransientError`` where the state store does not answer.
+    """
+    with _in_its_place(database, pipeline, lease_seconds) as life:
+        if life is not None:
+            life.ended(PipelineStatus.STOPPED, reason)
+    return life is not None
+
+
+@contextmanager
+def _in_its_place(database: sa.Engine, pipeline: str, lease_seconds: float) -> Generator[StatusStore | None]:
+    """Yield the pipeline's status store under a lease of our own; None if its owner is alive."""
+    try:
+        lease = acquire(database, pipeline, lease_seconds)
+    except ConduitError as error:
+        if error.code != "lease.held":
+            raise
+        lease = None
+    if lease is None:
+        yield None
+        return
+    try:
+        yield PipelineStore(database, lease).life
+    finally:
+        lease.release()

@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from conduit_dagster.engine.ack_file import AckFile
-from conduit_dagster.engine.acks import Acked, Acks
+from conduit_dagster.engine.acks import Acked, AckFile, Acks
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
 from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conduit_dagster.engine.catch_up import CatchUpSource, catch_up_id
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
 from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.log_source import CatchUpSource, LogSource, catch_up_id
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
 from conduit_dagster.sdk import Source

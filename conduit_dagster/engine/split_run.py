@@ -11,12 +11,12 @@ from conduit_dagster.engine.dead_letters.letter_layout import clean, said
 from conduit_dagster.engine.dead_letters.missed import NOBODY
 from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
 from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import Ledger, NackRow, NackRows
-from conduit_dagster.engine.namespaces import Tracker
 from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.offset_updates import Tracker
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
 from conduit_dagster.record import Nack, Record, copy
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Keys, Replayed, Writer
 from conduit_dagster.state.steps import SourceCount
 

@@ -8,22 +8,20 @@ from typing import Any
 
 import pyarrow as pa
 
-from conduit_dagster.engine.collector import quiet_collector
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_encoded
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.ledger import Ledger, SourceFailure, TaskError, task_error
-from conduit_dagster.engine.log_request import LogRequest
 from conduit_dagster.engine.log_writer import LogWriter
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
-from conduit_dagster.engine.reading import SourceReadError, read_blocks, read_or_fail
+from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.split_run import SplitRun
-from conduit_dagster.engine.stage_job import SplitOf, StageJob
+from conduit_dagster.engine.stage_job import LogRequest, SplitOf, StageJob
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Keys, ReadOptions, Split, Writer, WriterTask
 from conduit_dagster.state.steps import Memory
 

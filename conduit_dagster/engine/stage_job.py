@@ -1,13 +1,36 @@
-"""Job description that a step's tasks receive besides the program."""
+"""Job description that a step's tasks receive besides the program, and what a task that writes the log returns."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from conduit_dagster.engine.log_request import LogRequest
+from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.sdk import Split
 from conduit_dagster.state.steps import Memory
+
+
+class LogRequest(msgspec.Struct, frozen=True):
+    """Destination of one source's records in the log."""
+
+    folder: str
+    """URL of the segment."""
+    first: int
+    """Offset of the step's first record."""
+
+
+class LogResult(msgspec.Struct, frozen=True):
+    """Records of one source that a task has logged."""
+
+    source: str
+    ordinal: int
+    """Index of its first record in the step's range."""
+    written: Written | None
+    """The written file; None if there was no record."""
+    boundary: Any
+    """The source's own position after the last of them."""
 
 
 class SplitOf(msgspec.Struct, frozen=True):

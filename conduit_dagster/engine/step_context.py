@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+import structlog
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
@@ -15,13 +18,48 @@ from conduit_dagster.engine.reads_same import reads_same
 from conduit_dagster.engine.resolve import NackWindow
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.sdk import Destination, Limit, Target
+from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Destination, Limit, Position, Target
 from conduit_dagster.state.pipeline_state import PipelineState
 from conduit_dagster.state.steps import Plan, StagedDelivery
 from conduit_dagster.state.store import PipelineStore
+
+log = structlog.get_logger("conduit.engine")
+
+
+class SourceAcks:
+    """Acker of a run's sources, until they are closed. Safe to call from several threads."""
+
+    def __init__(self, pipeline: CompiledPipeline) -> None:
+        self._pipeline = pipeline
+        self._closed = threading.Event()
+
+    def ack(self, inlet: SourceNode, position: Position, generation: int) -> None:
+        """Ack everything up to ``position`` to a source. The position must be durable in the state store.
+
+        Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
+        given up, and the next one may have another answer.
+        """
+        node = node_id(self._pipeline.program.pipeline, inlet.id)
+        if self._closed.is_set():
+            raise TransientError("the source is closed: its run was given up", code="source.closed", node=node)
+        blamed(node, inlet.source.ack, position, generation)
+
+    def refuse(self) -> None:
+        """Refuse all further acks."""
+        self._closed.set()
+
+    def close(self) -> None:
+        """Refuse further acks and close every source. A failing close is only logged: the run has its result."""
+        self.refuse()
+        for inlet in {id(inlet.source): inlet for inlet in (*self._pipeline.inlets, *self._pipeline.sources)}.values():
+            try:
+                inlet.source.close()
+            except Exception as error:  # noqa: BLE001  # the others are closed all the same
+                log.warning("a source could not be closed", source=inlet.id, cause=str(error))
 
 
 @dataclass(frozen=True)

@@ -11,22 +11,19 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.bounded import Hung, bounded, within
+from conduit_dagster.engine.bounded import Hung, bounded, watching, within
 from conduit_dagster.engine.dead_letters.replaying import with_open_replay
-from conduit_dagster.engine.error_context import blamed
-from conduit_dagster.engine.in_flight import InFlightSteps
-from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
 from conduit_dagster.engine.run_status import AWAY, RunLife, unrecorded
-from conduit_dagster.engine.source_acks import SourceAcks
-from conduit_dagster.engine.step_context import make_context
+from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.watch import watching
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.recovery.pipeline_status import PipelineStatus

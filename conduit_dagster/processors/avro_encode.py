@@ -12,7 +12,7 @@ from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, parsed
+from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document

@@ -13,9 +13,8 @@ from waiting import wait_until
 
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
-from conduit_dagster.engine.reporting import report_failure
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.run_status import RunOrigin
+from conduit_dagster.engine.run_status import RunOrigin, report_failure
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
 from conduit_dagster.recovery.errors import TransientError

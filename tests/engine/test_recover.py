@@ -15,9 +15,8 @@ from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.source_acks import SourceAcks
 from conduit_dagster.engine.stager import Stager
-from conduit_dagster.engine.step_context import make_context
+from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.state.lease import Lease, LeaseGrant
 from conduit_dagster.state.store import PipelineStore
 

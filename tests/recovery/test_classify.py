@@ -10,9 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from conduit_dagster.engine.error_context import blame
 from conduit_dagster.engine.ledger import Ledger, task_error
-from conduit_dagster.recovery.classify import classified, classify, from_dagster
+from conduit_dagster.recovery.classify import blame, classified, classify, from_dagster
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, coded
 from conduit_dagster.state.lease import LeaseLost
 

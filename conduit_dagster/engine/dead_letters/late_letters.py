@@ -16,12 +16,12 @@ from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter
 from conduit_dagster.engine.delivery_hash import LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery
 from conduit_dagster.engine.direct_sender import DirectSender
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.offset_updates import offset_of, origin_of
 from conduit_dagster.engine.resolve import base_of
 from conduit_dagster.engine.restage import content, differs, is_staged
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack, Record
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, WriterTask
 from conduit_dagster.state.steps import Decision, LateLetter, Plan, StagedDelivery
 

@@ -15,11 +15,11 @@ from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.queue_nodes import processed
 from conduit_dagster.engine.delivery_errors import queue_refuses
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import StageJob
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Writer
 
 

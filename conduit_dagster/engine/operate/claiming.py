@@ -8,8 +8,8 @@ import msgspec
 
 from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import after
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.operate.open_delivery import OpenDelivery
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Claim, Delivery
 from conduit_dagster.state.steps import DeliveryChild
 

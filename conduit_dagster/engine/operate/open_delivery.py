@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.delivery_records import DeliveryRecords
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import Offsets, before_next
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
@@ -16,6 +15,7 @@ from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.recover import prepared, shipped
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState

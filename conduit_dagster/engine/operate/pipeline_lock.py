@@ -19,8 +19,7 @@ from conduit_dagster.engine.registering import attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
-from conduit_dagster.engine.source_acks import SourceAcks
-from conduit_dagster.engine.step_context import make_context
+from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.sql.evaluator import open_with

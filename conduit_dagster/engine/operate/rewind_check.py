@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.source_positions import lag_of
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source
 

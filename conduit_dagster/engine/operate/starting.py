@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.engine.operate.operator_errors import never_ran
-from conduit_dagster.engine.reporting import end_waiting
+from conduit_dagster.engine.run_status import end_waiting
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.view import record_json
-from conduit_dagster.engine.error_context import blamed
 from conduit_dagster.engine.reading import read_blocks
 from conduit_dagster.engine.redaction import Redaction
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import TracedNode, trace
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit, ReadOptions
 

@@ -106,7 +106,7 @@ class AvroProcessor(Processor):
     def schema(self, number: int) -> Parsed:
         """Return the schema with this ID. Raises :class:`ProcessError` if there is none."""
         if number not in self._parsed:
-            self._parsed[number] = parsed(evaluating_with(self.registry.by_id, number).text)
+            self._parsed[number] = parsed(asking(self.registry.by_id, number).text)
         return self._parsed[number]
 
     def value(self, record: Record) -> Any:
@@ -133,7 +133,7 @@ class _Refused(BaseException):
         self.error = error
 
 
-def evaluating_with(ask: Callable[..., Schema], *arguments: Any) -> Schema:
+def asking(ask: Callable[..., Schema], *arguments: Any) -> Schema:
     """Return the registry's answer.
 
     Raises :class:`ProcessError` for an unknown schema; a request that the registry refuses stops the step.
