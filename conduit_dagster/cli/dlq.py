@@ -12,7 +12,7 @@ import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
 from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
-from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.engine.operate.letters import Filters
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -225,7 +225,7 @@ def _print_list(console: Console, found: list[Facts]) -> None:
 
 def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.cli.verb_session import session_opener
-    from conduit_dagster.engine.dead_letters.view import letter_facts
+    from conduit_dagster.engine.dead_letters.search import letter_facts
     from conduit_dagster.engine.operate.letters import parse_id
     from conduit_dagster.spark.sql.evaluator import open_with
 
@@ -262,7 +262,7 @@ def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool)
     import json
 
     from conduit_dagster.cli.terminal import count
-    from conduit_dagster.engine.dead_letters.view import record_json
+    from conduit_dagster.engine.dead_letters.search import record_json
     from conduit_dagster.engine.operate.letters import wanted_of
 
     found = _letters(one).all(wanted_of(filters, one.id, _states(state)), filters.where)
@@ -309,7 +309,7 @@ def _replayed(facts: Facts) -> str:
 
 
 def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.discard import discard as apply
+    from conduit_dagster.engine.operate.letters import discard as apply
     from conduit_dagster.engine.operate.letters import selection_of
 
     selection = selection_of(filters, one.id)

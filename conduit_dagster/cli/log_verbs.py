@@ -218,7 +218,7 @@ def _compacted(facts: Facts) -> str:
 def _export(
     one: Subject, file: Path, source: str | None, offsets: tuple[int | None, int | None], force: bool
 ) -> Outcome:
-    from conduit_dagster.engine.operate.log_export import export_log
+    from conduit_dagster.engine.operate.log_transfer import export_log
 
     facts = export_log(one.known(), one.id, one.options.log_url, file, source, *offsets, force)
     where = f"; the source was logged up to {words_of(facts['source_position'])}"
@@ -228,7 +228,7 @@ def _export(
 
 
 def _import(one: Subject, file: Path, source: str | None, position: str | None, dry_run: bool) -> Outcome:
-    from conduit_dagster.engine.operate.log_import import import_log, preview
+    from conduit_dagster.engine.operate.log_transfer import import_log, preview
 
     at = None if position is None else parsed_position(position, "--position")
     if dry_run and one.store is None:

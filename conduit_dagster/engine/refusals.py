@@ -5,12 +5,10 @@ from __future__ import annotations
 import threading
 from typing import NamedTuple
 
-from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile
+from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile, keep
 from conduit_dagster.engine.dead_letters.index import index_row
-from conduit_dagster.engine.dead_letters.kept import keep
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters
-from conduit_dagster.engine.dead_letters.letter_layout import clean, said
-from conduit_dagster.engine.dead_letters.missed import PIECES, encode_missed
+from conduit_dagster.engine.dead_letters.letter_layout import PIECES, clean, encode_missed, said
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment, after

@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from conduit_dagster.engine.dead_letters.block_nacks import BlockNacks, Nacked
-from conduit_dagster.engine.dead_letters.letter_layout import clean, said
-from conduit_dagster.engine.dead_letters.missed import NOBODY
+from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, clean, said
 from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
-from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
+from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
 from conduit_dagster.engine.ledger import Ledger, NackRow, NackRows
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.offset_updates import Tracker

@@ -14,8 +14,15 @@ from prometheus_client.registry import Collector
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.join_source import JoinSource
-from conduit_dagster.metrics.facts import BUCKETS, DestinationFacts, LastStep, PipelineFacts, SourceFacts, StepTimes
-from conduit_dagster.metrics.families import families
+from conduit_dagster.metrics.families import (
+    BUCKETS,
+    DestinationFacts,
+    LastStep,
+    PipelineFacts,
+    SourceFacts,
+    StepTimes,
+    families,
+)
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
 

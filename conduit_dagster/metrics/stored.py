@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
-from conduit_dagster.metrics.facts import DestinationFacts, LastStep, PipelineFacts, SourceFacts
-from conduit_dagster.metrics.families import families
+from conduit_dagster.metrics.families import DestinationFacts, LastStep, PipelineFacts, SourceFacts, families
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.java import require_java
-from conduit_dagster.spark.spark_home import spark_home
+from conduit_dagster.spark.spark_settings import spark_home
 
 # listing the jars and running Java takes a quarter of a second: too long to do twice
 _known: dict[str, Path | None] = {}

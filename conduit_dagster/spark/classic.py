@@ -8,16 +8,42 @@ import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING
 
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
-from conduit_dagster.spark.gateway import forget_jvm, jvm_ended
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings
-from conduit_dagster.spark.sql_conf import sql_conf
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, SparkSettings, sql_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def jvm_ended(within: float = 0) -> bool:
+    """Return whether this process started a JVM that is gone (killed, out of memory).
+
+    A dying process closes its sockets a moment before it exits: ``within`` is how many seconds to wait for the exit.
+    """
+    from pyspark import SparkContext
+
+    process: Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return False
+    try:
+        process.wait(within)
+    except TimeoutExpired:
+        return False
+    return True
+
+
+def forget_jvm() -> None:
+    """Clear PySpark's references to the JVM, so that the next session starts a new one."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
 
 _QUIET = Path(__file__).with_name("log4j2-quiet.properties")
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.explain import explain
-from conduit_dagster.spark.spark_settings import SparkSettings
-from conduit_dagster.spark.sql_conf import connect_conf
+from conduit_dagster.spark.spark_settings import SparkSettings, connect_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

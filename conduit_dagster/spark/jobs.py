@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.spark.classic import jvm_ended
 from conduit_dagster.spark.explain import explain, is_sparks
-from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.session import is_connect
 from conduit_dagster.spark.shared import server_ended
 

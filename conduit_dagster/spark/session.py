@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from conduit_dagster.spark.classic import has_classic, inside_submit, open_classic
+from conduit_dagster.spark.classic import has_classic, inside_submit, jvm_ended, open_classic
 from conduit_dagster.spark.connect import close_client, is_connect, open_connect
-from conduit_dagster.spark.gateway import jvm_ended
 from conduit_dagster.spark.shared import close_current, close_shared, open_shared
 from conduit_dagster.spark.spark_settings import LOCAL, SHARED, SparkSettings
 from conduit_dagster.spark.sql.sql_session import close_sql_session

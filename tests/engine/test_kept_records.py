@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
-from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile, keep, kept
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 

@@ -16,10 +16,9 @@ from support import DECODE, Lab, queue, source
 
 from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.operate.claiming import Claiming
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step
-from conduit_dagster.engine.operate.open_delivery import open_delivery
+from conduit_dagster.engine.operate.open_delivery import Claiming, open_delivery
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError

@@ -6,8 +6,16 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from conduit_dagster.metrics.facts import BUCKETS, DestinationFacts, LastStep, PipelineFacts, SourceFacts, StepTimes
-from conduit_dagster.metrics.families import families, page
+from conduit_dagster.metrics.families import (
+    BUCKETS,
+    DestinationFacts,
+    LastStep,
+    PipelineFacts,
+    SourceFacts,
+    StepTimes,
+    families,
+    page,
+)
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 FULL = PipelineFacts(

@@ -12,8 +12,7 @@ from support import DECODE, Lab, destination, source
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult, StepReport
-from conduit_dagster.metrics.facts import PipelineFacts
-from conduit_dagster.metrics.families import page
+from conduit_dagster.metrics.families import PipelineFacts, page
 from conduit_dagster.metrics.live import LiveMetrics, PipelineMetrics
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.steps import SourceCount

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.commit_log.splits import LogManifest, behind, cut, reach, read_whole, relocated
-from conduit_dagster.connectors.pipeline.project_view import ProjectView
+from conduit_dagster.connectors.pipeline.published import ProjectView
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, log_gap, log_gone
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError

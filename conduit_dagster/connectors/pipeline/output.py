@@ -14,8 +14,7 @@ from conduit_dagster.connectors.file.listing import MARK, FoundFile, Tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
-from conduit_dagster.connectors.pipeline.project_view import ProjectView
-from conduit_dagster.connectors.pipeline.published import Piece, Published, parser, step_of
+from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser, step_of
 from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
 from conduit_dagster.connectors.pipeline.upstream import Upstream
 from conduit_dagster.msgspec_warmup import learn

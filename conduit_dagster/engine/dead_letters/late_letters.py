@@ -8,9 +8,9 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.kept import kept
+from conduit_dagster.engine.dead_letters.archive import kept
 from conduit_dagster.engine.dead_letters.letter_layout import NackOrigin, dead_letter
-from conduit_dagster.engine.dead_letters.queue_nodes import processed
+from conduit_dagster.engine.dead_letters.split_letters import processed
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_errors import queue_refuses, refused_letter, shown, told
 from conduit_dagster.engine.delivery_hash import LETTERS

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
-from conduit_dagster.engine.dead_letters.missed import PIECES
+from conduit_dagster.engine.dead_letters.letter_layout import PIECES
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.node_ids import node_id

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from conduit_dagster import storage
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, record_of
-from conduit_dagster.engine.dead_letters.missed import NOBODY, decode_missed, encode_missed
+from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Replayed, Source, Split
 from conduit_dagster.state.dead_letter_replays import Chosen, LetterReplays

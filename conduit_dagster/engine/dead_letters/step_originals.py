@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from conduit_dagster.engine.dead_letters.kept import keep, kept
+from conduit_dagster.engine.dead_letters.archive import keep, kept
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.delivery_progress import Shipment

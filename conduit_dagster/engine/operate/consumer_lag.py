@@ -10,9 +10,8 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.log_readers import reader_facts, reader_offsets
-from conduit_dagster.engine.operate.logs import logs_of
 from conduit_dagster.engine.operate.open_delivery import prepared_step
-from conduit_dagster.engine.operate.source_positions import joined_of, stored
+from conduit_dagster.engine.operate.source_positions import joined_of, logs_of, stored
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.consumer_offsets import EVERYTHING

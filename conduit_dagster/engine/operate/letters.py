@@ -1,4 +1,4 @@
-"""Selection of dead letters by an operator."""
+"""Selection of dead letters by an operator, and ``dlq discard``."""
 
 from __future__ import annotations
 
@@ -8,13 +8,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
+from conduit_dagster.engine.dead_letters.replaying import give_back
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
-from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.parse_time import moment
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Criteria for dead letters; None matches everything."""
+
+    node: str | None = None
+    code: str | None = None
+    source: str | None = None
+    namespace: str | None = None
+    since: str | None = None
+    """An age or a time, like ``until``."""
+    until: str | None = None
+    part: str | None = None
+    where: str = ""
+    """An expression over the failed record; empty matches all."""
+    ids: Sequence[str] | None = None
+    """``PIPELINE/STEP.NUMBER``."""
+
 
 _REASON = ("node", "code", "letters")
 
@@ -87,3 +106,20 @@ def _key_of(text: str, pipeline: str) -> Key:
 def _none(desk: PipelineLock) -> FatalError:
     message = f"pipeline {desk.id} has no open dead letter of that kind: nothing was changed"
     return refused("dead_letters.none", message, f"conduit-dagster dlq list {desk.id} --state all shows what there is")
+
+
+def discard(desk: PipelineLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
+    """Close the selected open letters, with a note. Queue and archive keep their records.
+
+    Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
+    """
+    if not note.strip():
+        raise refused("usage.note", "the note is empty", "say why nobody will send them again")
+    if not dry_run:
+        # letters of a killed replay; those in a prepared step are on their way
+        give_back(desk.store)
+    counts, wanted = selection.facts(desk)
+    facts = {"pipeline": desk.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
+    if dry_run:
+        return {**facts, "discarded": 0}
+    return {**facts, "discarded": desk.store.replays.discard(wanted, note.strip(), desk.by)}

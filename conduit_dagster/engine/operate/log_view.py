@@ -17,10 +17,9 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.log_readers import readers
-from conduit_dagster.engine.operate.logs import LogView, beyond, log_of, logs_of, no_log
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, never_ran, refused
-from conduit_dagster.engine.operate.source_positions import joined_of, stored
+from conduit_dagster.engine.operate.source_positions import LogView, beyond, joined_of, log_of, logs_of, no_log, stored
 from conduit_dagster.record import encode, mode_of
 from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState

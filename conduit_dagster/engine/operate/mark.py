@@ -2,22 +2,165 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import sqlalchemy as sa
 
+from conduit_dagster import storage
 from conduit_dagster.engine.delivery_progress import after
-from conduit_dagster.engine.offset_updates import offset_of
-from conduit_dagster.engine.operate.claiming import Claiming
-from conduit_dagster.engine.operate.open_delivery import OpenDelivery, finish_step, open_delivery, require_divisible
+from conduit_dagster.engine.offset_updates import is_joined, offset_of, span_of
+from conduit_dagster.engine.operate.open_delivery import (
+    Claiming,
+    OpenDelivery,
+    finish_step,
+    open_delivery,
+    require_divisible,
+)
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
-from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-from conduit_dagster.engine.operate.reset_offset import RESENDS, require_resending, set_back
-from conduit_dagster.engine.operate.seek import Cut, cut_at, require_within
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, put_offset
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.consumer_offsets import move_offsets
 from conduit_dagster.state.delivery_store import end_delivery, put_progress
 from conduit_dagster.state.history import record_event
+from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A place in a delivery."""
+
+    source: str
+    offset: int
+    place: int
+    """Index of the first record after the offset, which remains to be sent."""
+    following: StagedRecord | None
+    """That record; None at the delivery's end."""
+    named: list[int]
+    """Offsets of the records between the delivery's progress and the place, in order."""
+    ahead: int
+    """Number of those that the destination had acked out of order."""
+
+
+def require_within(opened: OpenDelivery, source: str, offset: int) -> None:
+    """Raise ``FatalError`` (``offsets.beyond_step``, ``.before_step``) for an offset that is not in the step."""
+    shipment = opened.shipment
+    span, count = span_of(shipment.plan, source), shipment.decision.sources.get(source)
+    first, last = span.offset, span.offset + (count.read if count else 0) - 1
+    if first - 1 <= offset <= last:
+        return
+    side = "beyond" if offset > last else "before"
+    raise refused(
+        f"offsets.{side}_step",
+        f"offset {offset} is {side} the open step {shipment.plan.step}, which holds {first} to {last} of {source}",
+        f"mark one of {first} to {last}",
+        node=opened.node,
+    )
+
+
+def cut_at(opened: OpenDelivery, source: str, offset: int) -> Cut:
+    """Find an offset among the delivery's records. Raises ``FatalError`` (``offsets.order``).
+
+    A delivery is handled from its front: earlier records of another source are never skipped without being named.
+    """
+    plan, progress = opened.shipment.plan, opened.shipment.progress
+    order = [span.source for span in plan.ranges]
+    limit = (order.index(source), offset - span_of(plan, source).offset)
+    place, ahead = 0, 0
+    following: StagedRecord | None = None
+    forward, back = list[tuple[str, int]](), list[tuple[str, int]]()
+    for number, record in enumerate(opened.records):
+        at = (record.source, offset_of(plan, record.source, record.ordinal))
+        if (order.index(record.source), record.ordinal) > limit:
+            following = following or record
+            if number >= progress.handled:
+                break
+            back.append(at)
+            continue
+        place = number + 1
+        if number >= progress.handled:
+            forward.append(at)
+            ahead += number <= progress.namespaces.get(record.record.collection, -1)
+    _require_order(opened, source, forward)
+    return Cut(source, offset, place, following, [number for _, number in back or forward], ahead)
+
+
+def _require_order(opened: OpenDelivery, source: str, forward: list[tuple[str, int]]) -> None:
+    others = [at for at in forward if at[0] != source]
+    if not others:
+        return
+    name, last = others[-1]
+    command = f"conduit-dagster offsets mark {opened.desk.id} {opened.consumer} {last} --source {name}"
+    raise refused(
+        "offsets.order",
+        f"{len(others)} records of {name}, up to offset {last}, come before those of {source} and are not handled",
+        f"send them, or mark them first: {command}",
+        node=opened.node,
+    )
+
+
+RESENDS: Final = ("direct", "driver")
+"""Placements of destinations that store no delivery hash: they take a record any number of times."""
+
+
+def require_resending(opened: OpenDelivery, cut: Cut, force: bool) -> None:
+    """Raise ``FatalError``: ``offsets.kept_once``, ``offsets.refused_before``, without ``force`` ``.backwards``."""
+    many = f"{len(cut.named)} records (offsets {cut.named[0]} to {cut.named[-1]})"
+    rewind = f"conduit-dagster positions rewind {opened.desk.id} {cut.source}"
+    if opened.destination.placement not in RESENDS:
+        message = f"{opened.consumer} keeps {many} under their delivery hash and takes none of them twice"
+        fix = f"finish the step, then {rewind}: what is read again has new names"
+        raise refused("offsets.kept_once", message, fix, node=opened.node)
+    if opened.shipment.progress.refused:
+        message = f"of the step's records that {opened.consumer} has handled some were refused or marked: sent again,"
+        fix = f"go on from here, or finish the step and then {rewind}"
+        raise refused("offsets.refused_before", f"{message} they would be counted twice", fix, node=opened.node)
+    if not force:
+        message = f"offset {cut.offset} is backwards: {opened.consumer} has handled {many}"
+        raise refused("offsets.backwards", message, "repeat it with --force to have them sent again", node=opened.node)
+
+
+def set_back(opened: OpenDelivery, cut: Cut) -> None:
+    """Make the cut's record the delivery's next one, although it is handled."""
+    desk, shipment = opened.desk, opened.shipment
+    # acks that a job made durable would move the delivery forward again
+    for name in storage.files(shipment.staged.staging):
+        if name.startswith("acks-"):
+            storage.remove(storage.join(shipment.staged.staging, name))
+    shipment.progress = _before(shipment.progress, cut.place)
+    offsets = _offsets(opened, cut)
+
+    def work(connection: sa.Connection) -> None:
+        put_progress(connection, desk.id, shipment.plan.step, opened.consumer, shipment.progress)
+        for source, upto in offsets:
+            put_offset(connection, desk.id, opened.consumer, source, upto)
+        record_event(
+            connection, desk.id, "set_back", by=desk.by, consumer=opened.consumer, source=cut.source,
+            step=shipment.plan.step, records=len(cut.named), first=cut.named[0], last=cut.named[-1],
+        )  # fmt: skip
+
+    desk.store.transactions.run(work)
+
+
+def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
+    pending = list(progress.pending)
+    if progress.split:
+        pending.insert(0, DeliveryChild(place, progress.handled - place, single=True))
+    return DeliveryProgress(place, pending, progress.split)
+
+
+def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:
+    """Return the new offsets of the next record's source and of the sources after it."""
+    following, found = cut.following, list[tuple[str, int]]()
+    assert following is not None  # the cut lies before what is handled
+    behind = False
+    for span in opened.shipment.plan.ranges:
+        behind = behind or span.source == following.source
+        # the offsets of a join's members move with the whole step only
+        if behind and not is_joined(opened.shipment.plan):
+            ordinal = following.ordinal if span.source == following.source else 0
+            found.append((span.connector, span.offset + ordinal - 1))
+    return found
 
 
 def mark(

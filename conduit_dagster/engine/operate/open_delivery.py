@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.delivery_hash import Names
+from conduit_dagster.engine.delivery_progress import Shipment, after
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import Offsets, before_next
@@ -17,9 +21,9 @@ from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Destination, StagedRecord
+from conduit_dagster.sdk import Claim, Delivery, Destination, StagedRecord
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState
-from conduit_dagster.state.steps import Decision, StagedDelivery
+from conduit_dagster.state.steps import Decision, DeliveryChild, StagedDelivery
 
 
 @dataclass(frozen=True)
@@ -144,3 +148,68 @@ def finish_step(opened: OpenDelivery) -> bool:
     loop.complete(step.plan, decision, [], time.monotonic(), step.void)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
     return True
+
+
+CAUSE = "an operator marks its records"
+
+
+class Claiming:
+    """Claims of single records as nacked; the shipment's progress moves along, in memory."""
+
+    def __init__(self, opened: OpenDelivery) -> None:
+        self._opened = opened
+        self._shipment = opened.shipment
+        self._names = Names(opened.desk.pipeline)
+        self.delivered = 0
+        """Number of records that the destination turned out to have."""
+
+    def skip_to(self, wanted: int) -> None:
+        """Skip every record before this place. If a bulk piece turns out to be delivered, it may end after it."""
+        shipment = self._shipment
+        if shipment.staged.records > 1:
+            self._claim_whole()
+        while shipment.progress.handled < wanted:
+            child = shipment.left[0]
+            if child.take > 1 and not child.single:
+                self._divide(child)
+            else:
+                self._skip(child.skip)
+
+    def _claim_whole(self) -> None:
+        shipment = self._shipment
+        if not shipment.is_split:
+            self._split([DeliveryChild(0, shipment.staged.records, single=True)])
+        # a frozen owner may publish the whole delivery until its hash is claimed as split
+        if self._claim(shipment.whole(), "split"):
+            self._found(shipment.staged.records - shipment.progress.handled)
+
+    def _divide(self, child: DeliveryChild) -> None:
+        shipment = self._shipment
+        self._split([DeliveryChild(child.skip, child.take, single=True), *shipment.left[1:]])
+        name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
+        if self._claim(shipment.child(name, child.skip, child.take), "split"):
+            self._found(child.take)
+
+    def _skip(self, place: int) -> None:
+        shipment = self._shipment
+        name = self._names.child(shipment.plan, shipment.consumer, place, 1)
+        if self._claim(shipment.child(name, place, 1), "nacked"):
+            self._found(1)
+        else:
+            shipment.progress = after(shipment.progress, 1, refused=1)
+
+    def _found(self, records: int) -> None:
+        self.delivered += records
+        self._shipment.progress = after(self._shipment.progress, records)
+
+    def _split(self, pending: Sequence[DeliveryChild]) -> None:
+        # recorded first, then claimed, as the engine does: nothing of a piece is decided before
+        shipment = self._shipment
+        shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending), split=True)
+        store = self._opened.desk.store.deliveries
+        store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
+
+    def _claim(self, delivery: Delivery, state: Claim) -> bool:
+        """Claim a delivery; return whether it turns out to be delivered."""
+        opened = self._opened
+        return blamed(opened.node, opened.destination.claim, delivery, state) == "delivered"

@@ -2,17 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
+from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
+from conduit_dagster.commit_log.log_reader import read_current
+from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.operate.logs import LogView, logs_of
+from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.overview import collection_rows, pipeline_rows
+from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
+from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load
+
+
+class LogView:
+    """The log of one source, as the state store lists it now. Safe to read while the pipeline runs."""
+
+    def __init__(self, database: sa.Engine, pipeline: str, source: str, base: str) -> None:
+        self._database = database
+        self._store = LogStore(pipeline)
+        self.source = source
+        self.folder = LogFolder(base, pipeline, source)
+
+    def state(self) -> LogState:
+        """Return the state of the log's end."""
+        with reading(self._database) as connection:
+            return self._store.state(connection, self.source)
+
+    def parts(self, start: int = 0, stop: int | None = None) -> Sequence[LogPart]:
+        """Return the files with entries of the range."""
+        with reading(self._database) as connection:
+            return self._store.parts(connection, self.source, start, stop)
+
+    def segments(self) -> list[Segment]:
+        """Return the segments; the last one is active."""
+        with reading(self._database) as connection:
+            return self._store.segments(connection, self.source)
+
+    def blocks(self, start: int, stop: int | None = None, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+        """Return the entries; where compaction removed some, the next surviving ones (CASES C18)."""
+        return read_current(self.folder, self.parts, start, stop, columns)
+
+    def entries(self, start: int, stop: int | None = None) -> Iterator[Entry]:
+        """Yield the same entries, one by one."""
+        for batch in self.blocks(start, stop):
+            yield from decode_entries(batch)
+
+    def whole_from(self) -> int:
+        """Return the first offset from which on no entry is missing: a step reads no range with gaps."""
+        return whole_from(self.parts(), self.state().next_offset)
+
+
+def logs_of(database: sa.Engine, pipeline: str, base: str) -> list[LogView]:
+    """Return every log of a pipeline; none if its ranges of positions are the log."""
+    return [LogView(database, pipeline, name, base) for name in log_names(database, pipeline)]
+
+
+def log_of(database: sa.Engine, pipeline: str, base: str, source: str | None) -> LogView:
+    """Return the log of ``source``, or the only one. Raises ``FatalError`` (``log.positions_only``, ``usage.*``)."""
+    views = {view.source: view for view in logs_of(database, pipeline, base)}
+    if not views:
+        raise no_log(pipeline)
+    return views[chosen("source", source, list(views), pipeline)]
+
+
+def no_log(pipeline: str, more: str = "") -> Exception:
+    """Return the error for a pipeline that keeps no log of records."""
+    return refused(
+        "log.positions_only",
+        f"pipeline {pipeline} keeps no log of records: the ranges of positions of its steps are its log{more}",
+        "set delivery.log: records in its file: from the next run on every record is kept",
+    )
+
+
+def beyond(view: LogView, offset: int) -> Exception:
+    """Return the error for an offset that was never logged."""
+    last = view.state().next_offset - 1
+    has = f"the newest one of {view.source} is {last}" if last >= 0 else f"nothing of {view.source} is logged yet"
+    fix = f"conduit-dagster log current {view.folder.pipeline} shows it"
+    return refused("log.beyond_end", f"offset {offset} is beyond the log's end: {has}", fix)
+
 
 Facts = dict[str, Any]
 

@@ -3,18 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from conduit_dagster.config.tests import ExpectedNack, PipelineTest, RecordParts
+from typing_extensions import override
+
+from conduit_dagster.config.tests import ExpectedNack, Mock, PipelineTest, RecordParts
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.trace import Traced, TracedNack, trace
-from conduit_dagster.engine.trial.mocks import MockProcessor, data_of, nodes_of, short_name
+from conduit_dagster.expressions import Clock
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.readable import readable, readable_part
-from conduit_dagster.record import SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import SOURCE_CONNECTOR_ID, Data, Record, copy_document
+from conduit_dagster.sdk import (
+    DROP,
+    Drop,
+    ProcessError,
+    Processor,
+    ProcessorContext,
+    ProcessorSettings,
+)
+
+
+class MockProcessor(Processor):
+    """Processor that returns what the test specifies, whatever the record."""
+
+    name: ClassVar[str] = "mock"
+
+    def __init__(self, mock: Mock, node: str) -> None:
+        super().__init__(ProcessorSettings(), ProcessorContext("", node, Clock()))
+        self._mock = mock
+
+    @override
+    def process(self, record: Record) -> Record | Drop:
+        if self._mock.nack is not None:
+            raise ProcessError(self._mock.nack)
+        return DROP if self._mock.drop else with_parts(record, self._mock.record or RecordParts())
+
+
+def with_parts(record: Record, parts: RecordParts) -> Record:
+    """Return the record with the given parts in place of its own; metadata is added."""
+    record.operation = parts.operation or record.operation
+    record.metadata = {**record.metadata, **parts.metadata}
+    record.key = record.key if parts.key is None else data_of(parts.key)
+    record.before = record.before if parts.before is None else data_of(parts.before)
+    record.after = record.after if parts.after is None else data_of(parts.after)
+    return record
+
+
+def data_of(part: dict[str, object] | str | None) -> Data:
+    """Return a part as a record holds it: a copy, since processors change records."""
+    return part.encode() if isinstance(part, str) else None if part is None else copy_document(part)
+
+
+def nodes_of(pipeline: CompiledPipeline) -> list[str]:
+    """Return the ids of all processors, as a test names them."""
+    steps = [
+        *(step for inlet in pipeline.sources for step in inlet.nodes),
+        *pipeline.nodes,
+        *(step for outlet in pipeline.outlets for step in outlet.nodes),
+    ]
+    return list(dict.fromkeys(short_name(pipeline, step.node) for step in steps))
+
+
+def short_name(pipeline: CompiledPipeline, node: str) -> str:
+    """Return a node's name as in a test: without its pipeline."""
+    return node.removeprefix(f"{pipeline.program.pipeline}:")
+
 
 NOW_NS = 1_700_000_000_000_000_000
 """Time at which every test runs: 2023-11-14T22:13:20Z."""

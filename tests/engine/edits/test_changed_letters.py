@@ -17,8 +17,7 @@ from scripted import Script, scripted
 from support import Crashes, Lab, destination, processor, source
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.dead_letters.kept import kept
+from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder, kept
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.tables import dead_letters
 
