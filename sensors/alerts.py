@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from conduit_dagster.alerts.body import body
-from conduit_dagster.alerts.decide import Alert, ReportedState, Rules, decide, seen_of, standings, unsent
+from conduit_dagster.alerts.decide import Alert, ReportedState, Rules, body, decide, seen_of, standings, unsent
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError

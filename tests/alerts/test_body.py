@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.alerts.body import body
-from conduit_dagster.alerts.decide import Alert, Standing
+from conduit_dagster.alerts.decide import Alert, Standing, body
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "alerts.md"
 AT = 1_785_664_800 * 1_000_000_000  # 2026-08-02T10:00:00Z
