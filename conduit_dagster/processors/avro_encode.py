@@ -16,7 +16,7 @@ from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcesso
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
-from conduit_dagster.schemas.inferred import NoSchemaError, inferred
+from conduit_dagster.schemas.schema_registry import NoSchemaError, inferred
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 _INVALID: Final = "avro.encode.invalid"

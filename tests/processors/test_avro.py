@@ -23,8 +23,14 @@ from waiting import at_once
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.schemas.inferred import NoSchemaError, inferred
-from conduit_dagster.schemas.schema_registry import Access, ConfluentRegistry, FolderRegistry, UnknownSchemaError
+from conduit_dagster.schemas.schema_registry import (
+    Access,
+    ConfluentRegistry,
+    FolderRegistry,
+    NoSchemaError,
+    UnknownSchemaError,
+    inferred,
+)
 from conduit_dagster.sdk import Nack
 
 PAIR = json.dumps(
