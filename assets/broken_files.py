@@ -12,7 +12,7 @@ from assets.names import GROUP, asset_key, code_references, job_name
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.folder import Loaded
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
-from resources.state import StateResource
+from resources.spark_resource import StateResource
 
 PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])
 NO_BROKEN_FILES = "no_broken_files"

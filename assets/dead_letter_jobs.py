@@ -17,8 +17,7 @@ from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
-from resources.spark_resource import SparkResource
-from resources.state import StateResource
+from resources.spark_resource import SparkResource, StateResource
 
 
 class LettersConfig(dg.Config):

@@ -19,8 +19,7 @@ from conduit_dagster.config.pipeline import ConnectorConfig
 from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from resources.spark_resource import SparkResource
-from resources.state import StateResource
+from resources.spark_resource import SparkResource, StateResource
 
 Links = dict[tuple[str, str], list[dg.AssetKey]]
 

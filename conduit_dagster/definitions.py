@@ -9,8 +9,7 @@ import dagster as dg
 from assets.project_assets import define_assets
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
-from resources.spark_resource import SparkResource
-from resources.state import StateResource
+from resources.spark_resource import SparkResource, StateResource
 from sensors.schedules import define_schedules
 from sensors.tick import define_sensors
 

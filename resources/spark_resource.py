@@ -1,4 +1,4 @@
-"""The Spark session of a run."""
+"""The Spark session of a run, and the project with its state store, as Dagster resources."""
 
 from __future__ import annotations
 
@@ -6,12 +6,38 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import sqlalchemy as sa
 from dagster_pyspark import PySparkResource
 from dagster_spark.utils import flatten_dict
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.spark.session import SparkSettings, close_session, default_url, is_connect, open_session
+from conduit_dagster.state.claim import project_store
+
+
+class StateResource(dg.ConfigurableResource[None]):
+    """State that must outlive a run. Its URL may hold a password: it is read from the project and is not config."""
+
+    root: str = Field(description="The project's root folder; its conduit.yaml says where the state store is.")
+    _database: sa.Engine | None = PrivateAttr(default=None)
+
+    @property
+    def project(self) -> Project:
+        """The project as its settings file defines it now."""
+        return Project.find(Path(self.root))
+
+    @property
+    def database(self) -> sa.Engine:
+        """The state store, opened on first use."""
+        if self._database is None:
+            self._database = project_store(self.project)
+        return self._database
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close the store's connections."""
+        if self._database is not None:
+            self._database.dispose()
 
 
 class SparkResource(PySparkResource):
