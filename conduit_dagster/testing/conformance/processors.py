@@ -13,7 +13,7 @@ from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.common.stateful import Remembering
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext
-from conduit_dagster.testing.conformance.destinations import odd_records
+from conduit_dagster.testing.conformance.odd_records import odd_records
 
 _NODE = "p:x"
 
