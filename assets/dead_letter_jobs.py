@@ -12,7 +12,8 @@ from assets.names import asset_key, job_name, short
 from assets.run_op import failure, options, read_again
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.operate.letters import DeadLetterSelection, Filters, discard, selection_of
+from conduit_dagster.engine.operate.filters import Filters
+from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard, selection_of
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.recovery.errors import ConduitError

@@ -12,7 +12,7 @@ import typer
 
 from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
 from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
-from conduit_dagster.engine.operate.letters import Filters
+from conduit_dagster.engine.operate.filters import Filters
 
 if TYPE_CHECKING:
     from rich.console import Console

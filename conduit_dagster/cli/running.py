@@ -15,12 +15,12 @@ from conduit_dagster.cli.signals import CommandSignals, handled
 from conduit_dagster.cli.terminal import console
 from conduit_dagster.cli.verb import unforeseen
 from conduit_dagster.cli.verb_session import session_opener, spark_session
+from conduit_dagster.config.cron import TIMED
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
-from conduit_dagster.engine.triggers import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import project_store

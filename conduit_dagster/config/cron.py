@@ -1,79 +1,67 @@
-"""Cron expressions, checked without a scheduler: those that Dagster's own parser accepts in a schedule."""
+"""Timed triggers: cron expressions that both croniter and Dagster accept, and when the next run is due, in UTC.
+
+croniter is imported at its first use: most verbs read no cron expression.
+"""
 
 from __future__ import annotations
 
-import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
-_NICKNAMES = {"@hourly", "@daily", "@midnight", "@weekly", "@monthly", "@yearly", "@annually"}
-_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
-_LONGEST = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_PART = re.compile(r"(?P<low>\*|[a-z]{3}|[0-9]{1,2})(?:-(?P<high>[a-z]{3}|[0-9]{1,2}))?(?:/(?P<step>[0-9]{1,3}))?")
-_FIELDS: tuple[tuple[str, int, int, tuple[str, ...]], ...] = (
-    ("minute", 0, 59, ()),
-    ("hour", 0, 23, ()),
-    ("day of the month", 1, 31, ()),
-    ("month", 1, 12, _MONTHS),
-    ("day of the week", 0, 7, _DAYS),
-)
+if TYPE_CHECKING:
+    from conduit_dagster.config.delivery import Trigger
+
+TIMED = ("every", "cron")
+_FIELDS = ("minute, 0-59", "hour, 0-23", "day of the month, 1-31", "month, 1-12", "day of the week, 0-7")
 
 
 def cron_problem(text: str) -> str | None:
     """Return the problem of a cron expression, or None. A date that never comes (30 February) is a problem."""
-    if text.strip().lower() in _NICKNAMES:
-        return None
-    fields = text.lower().split()
-    if len(fields) != len(_FIELDS):
-        return f"it has {len(fields)} fields, not 5"
-    for number, field in enumerate(fields):
-        problem = _field_problem(number, field)
-        if problem is not None:
-            return f"{_FIELDS[number][0]}: {problem}"
-    return None if _can_come(fields) else "no month has that day"
+    from croniter import CroniterBadDateError, CroniterError, croniter
+
+    fields = text.split()
+    if not text.startswith("@") and len(fields) != len(_FIELDS):
+        return f"it has {len(fields)} fields, not {len(_FIELDS)}"
+    for number, field in enumerate(fields if len(fields) > 1 else ()):
+        # croniter draws a random value for `r`, another one in each process
+        if not _is_accepted(" ".join([*"*" * number, field, *"*" * (4 - number)])) or "r" in field.lower().split(","):
+            return f"{_FIELDS[number]}: {field[:20]!r} is no value, range or step"
+    try:
+        days, months = croniter.expand(text)[0][2:4]
+        croniter(text).get_next()
+    except CroniterBadDateError:
+        return "no month has that day"
+    except CroniterError:
+        return "it is no cron expression"
+    # Dagster refuses these even if a day of the week would match too
+    return "no month has that day" if months == [2] and days in ([30], [31]) else None
 
 
-def _field_problem(number: int, field: str) -> str | None:
-    for part in field.split(","):
-        problem = None if (number, part) == (2, "l") else _part_problem(number, part)
-        if problem is not None:
-            return problem
-    return None
+def _is_accepted(text: str) -> bool:
+    from croniter import CroniterError, croniter
+
+    try:
+        croniter.expand(text)
+    except CroniterError:
+        return False
+    return True
 
 
-def _part_problem(number: int, part: str) -> str | None:
-    match = _PART.fullmatch(part)
-    if match is None:
-        return f"{part[:20]!r} is no value, range or step"
-    _, lowest, highest, _ = _FIELDS[number]
-    low, high = _number(number, match["low"]), _number(number, match["high"] or match["low"])
-    if low is None or high is None or not lowest <= low <= high <= highest:
-        return f"{part[:20]!r} is not within {lowest}-{highest}"
-    if match["step"] is not None and int(match["step"]) == 0:
-        return "a step of 0"
-    return None
+def next_tick(trigger: Trigger, last: datetime) -> datetime:
+    """Return the first tick after ``last``, the start of the previous run. Ticks during a long run are skipped."""
+    from croniter import croniter
+
+    if trigger.every is not None:
+        return last + timedelta(seconds=trigger.every)
+    assert trigger.cron is not None, "a timed trigger has one of the two"
+    return croniter(trigger.cron, last).get_next(datetime)
 
 
-def _number(number: int, text: str) -> int | None:
-    _, lowest, _, names = _FIELDS[number]
-    if text == "*":
-        return lowest
-    if text in names:
-        return names.index(text) + lowest
-    return int(text) if text.isdigit() else None
+def first_tick(trigger: Trigger, now: datetime) -> datetime:
+    """``every`` begins at once, ``cron`` at its time."""
+    return now if trigger.every is not None else next_tick(trigger, now)
 
 
-def _can_come(fields: list[str]) -> bool:
-    """Return whether the earliest day exists in one of the months; a day of the week is another way to match."""
-    if fields[4] != "*" or "l" in fields[2].split(","):
-        return True
-    days = [_number(2, re.split("[-/]", part)[0]) or 1 for part in fields[2].split(",")]
-    months = [_range(part) for part in fields[3].split(",")]
-    return any(min(days) <= _LONGEST[month - 1] for low, high in months for month in range(low, high + 1))
-
-
-def _range(part: str) -> tuple[int, int]:
-    if part.startswith("*"):
-        return 1, 12
-    low, _, high = part.partition("/")[0].partition("-")
-    first = _number(3, low) or 1
-    return first, (_number(3, high) or first) if high else (12 if "/" in part else first)
+def utc() -> datetime:
+    """Return the current time."""
+    return datetime.now(UTC)

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
+from conduit_dagster.config.cron import first_tick, next_tick, utc
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin, end_waiting
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.engine.supervisor import run_pipeline
-from conduit_dagster.engine.triggers import first_tick, next_tick, utc
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH

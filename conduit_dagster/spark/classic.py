@@ -1,5 +1,7 @@
 """Classic sessions, with a JVM owned by this process: a local master, a cluster, or inside ``spark-submit``."""
 
+# pyright: reportPrivateUsage=none
+
 from __future__ import annotations
 
 import os

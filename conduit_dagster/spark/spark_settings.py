@@ -1,5 +1,7 @@
 """Settings of Spark: the project's, and those of every session; where Spark's own files are."""
 
+# pyright: reportPrivateUsage=none
+
 from __future__ import annotations
 
 import os

@@ -3,6 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from dagster._utils.schedules import is_valid_cron_string
 from pydantic import TypeAdapter, ValidationError
 
 from conduit_dagster.config.cron import cron_problem
@@ -86,12 +87,14 @@ def test_settings_keep_the_spelling_of_python_values_as_yaml_has_it() -> None:
         "@daily",
         "0 0 L * *",
         "0 0 29 2 *",
-        "0 0 31 2 mon",
+        "0 0 31 3 mon",
         "5/10 * * 1/3 *",
+        "0 0 * * fri#2",
     ],
 )
 def test_cron(text: str) -> None:
     assert cron_problem(text) is None
+    assert is_valid_cron_string(text)
 
 
 @pytest.mark.parametrize(
@@ -99,15 +102,18 @@ def test_cron(text: str) -> None:
     [
         ("", "it has 0 fields, not 5"),
         ("* * * *", "it has 4 fields, not 5"),
-        ("60 * * * *", "minute: '60' is not within 0-59"),
-        ("* 24 * * *", "hour: '24' is not within 0-23"),
-        ("* * 0 * *", "day of the month: '0' is not within 1-31"),
-        ("* * * 13 *", "month: '13' is not within 1-12"),
-        ("* * * * 8", "day of the week: '8' is not within 0-7"),
-        ("*/0 * * * *", "minute: a step of 0"),
-        ("5-1 * * * *", "minute: '5-1' is not within 0-59"),
-        ("a * * * *", "minute: 'a' is no value, range or step"),
-        ("1,,2 * * * *", "minute: '' is no value, range or step"),
+        ("60 * * * *", "minute, 0-59: '60' is no value, range or step"),
+        ("* 24 * * *", "hour, 0-23: '24' is no value, range or step"),
+        ("* * 0 * *", "day of the month, 1-31: '0' is no value, range or step"),
+        ("* * * 13 *", "month, 1-12: '13' is no value, range or step"),
+        ("* * * * 8", "day of the week, 0-7: '8' is no value, range or step"),
+        ("*/0 * * * *", "minute, 0-59: '*/0' is no value, range or step"),
+        ("a * * * *", "minute, 0-59: 'a' is no value, range or step"),
+        ("1,,2 * * * *", "minute, 0-59: '1,,2' is no value, range or step"),
+        ("r * * * *", "minute, 0-59: 'r' is no value, range or step"),
+        ("0 0 31 2 mon", "no month has that day"),
+        ("@often", "it is no cron expression"),
+        ("@daily ", "it is no cron expression"),
         ("0 0 31 2,4 *", "no month has that day"),
     ],
 )

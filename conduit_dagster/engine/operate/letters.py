@@ -10,30 +10,12 @@ from typing import Any
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
 from conduit_dagster.engine.dead_letters.replaying import give_back
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
+from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.parse_time import moment
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
-
-
-@dataclass(frozen=True)
-class Filters:
-    """Criteria for dead letters; None matches everything."""
-
-    node: str | None = None
-    code: str | None = None
-    source: str | None = None
-    namespace: str | None = None
-    since: str | None = None
-    """An age or a time, like ``until``."""
-    until: str | None = None
-    part: str | None = None
-    where: str = ""
-    """An expression over the failed record; empty matches all."""
-    ids: Sequence[str] | None = None
-    """``PIPELINE/STEP.NUMBER``."""
-
 
 _REASON = ("node", "code", "letters")
 
