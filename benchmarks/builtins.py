@@ -20,6 +20,7 @@ from benchmarks.compare import Side, compare
 from benchmarks.data import SCHEMA, generate, sound
 from benchmarks.files import counts
 from benchmarks.setup import to_file
+from benchmarks.sql_split import split_sides
 
 
 def builtin(bench: Bench, case: Case) -> dict[str, Any]:
@@ -28,6 +29,8 @@ def builtin(bench: Bench, case: Case) -> dict[str, Any]:
     sides = [_side(bench, "ours", case, case.processors, wanted), _beside(bench, case, wanted)]
     if case.select:
         sides.append(_select(bench, case.select, wanted))
+        sides.append(_side(bench, "without it", case, case.processors[:1], sound(bench.records)))
+        sides += split_sides(bench, case.settings, wanted)
     return compare(sides, bench.records, bench.rounds)
 
 

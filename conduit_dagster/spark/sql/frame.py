@@ -34,12 +34,12 @@ def answered(frame: DataFrame, queries: Sequence[SqlQuery]) -> DataFrame:
 
     # a row belongs to the one query whose column is set; a CASE never computes its branches in advance
     branches = " ".join(
-        f"WHEN {q.name} IS NOT NULL THEN CASE WHEN why THEN {_why(q)} ELSE {_row(q)} END" for q in queries
+        f"WHEN {q.name} IS NOT NULL THEN CASE WHEN why THEN {_why(q)} ELSE {result_of(q)} END" for q in queries
     )
     return frame.select("address", "seq", f.expr(f"CASE {branches} END").alias("answer"), "filler")
 
 
-def _row(query: SqlQuery) -> str:
+def result_of(query: SqlQuery) -> str:
     """Return the expression for all results of a record; NULL if any part raises: ``try_to_binary`` catches it."""
     outputs = ", ".join(f"({output}) AS o{i}" for i, output in enumerate(query.outputs))
     results = f"to_json(struct({outputs}), {_JSON})" if query.outputs else "'{}'"
