@@ -10,7 +10,7 @@ import dagster as dg
 
 from assets.names import GROUP, asset_key, code_references, job_name
 from conduit_dagster.config.findings import Finding
-from conduit_dagster.config.folder import Loaded
+from conduit_dagster.config.folder import LoadedFiles
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from resources.spark_resource import StateResource
 
@@ -23,7 +23,7 @@ _log = logging.getLogger("conduit.dagster")
 Broken = dict[str, list[Finding]]
 
 
-def broken_pipelines(loaded: Loaded) -> Broken:
+def broken_pipelines(loaded: LoadedFiles) -> Broken:
     """Return the errors by pipeline, or by file if no pipeline could be read."""
     found: Broken = defaultdict(list)
     for file in loaded.files:

@@ -84,10 +84,10 @@ def _replayed(pipeline: str, file: str, spec: dg.AssetSpec) -> dg.AssetsDefiniti
         try:
             bound = read_again(pipeline, file, state.project)
             session: Any = spark.spark_session
-            with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as desk:
+            with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as lock:
                 pairs = [parse_edit(text) for text in config.edits]
-                facts = replay(desk, config.selection(pipeline), config.start, pairs, config.dry_run)
-                left = _open(desk)
+                facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
+                left = _open(lock)
         except ConduitError as error:
             raise failure(error, "") from None
         if config.dry_run:
@@ -106,9 +106,9 @@ def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg
     def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, state: StateResource) -> None:
         try:
             bound = read_again(pipeline, file, state.project)
-            with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as desk:
-                facts = discard(desk, config.selection(pipeline), config.note, config.dry_run)
-                left = _open(desk)
+            with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as lock:
+                facts = discard(lock, config.selection(pipeline), config.note, config.dry_run)
+                left = _open(lock)
         except ConduitError as error:
             raise failure(error, "") from None
         if config.dry_run:
@@ -138,8 +138,8 @@ def _who(context: Any) -> str:
     return run.tags.get("user", f"dagster run {run.run_id}")
 
 
-def _open(desk: PipelineLock) -> list[dict[str, Any]]:
-    return reasons(desk.store.engine, desk.id, DeadLetterQuery())
+def _open(lock: PipelineLock) -> list[dict[str, Any]]:
+    return reasons(lock.store.engine, lock.id, DeadLetterQuery())
 
 
 def _events(bound: BoundPipeline, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:

@@ -106,14 +106,14 @@ class Observer:
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
-        for inlet in self._pipeline.sources:
-            row = sources.get(inlet.id)
+        for source_node in self._pipeline.sources:
+            row = sources.get(source_node.id)
             try:
-                amount = inlet.source.lag(row["position"] if row else inlet.source.initial())
+                amount = source_node.source.lag(row["position"] if row else source_node.source.initial())
             except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
                 amount = None
             if amount is not None:
-                found[inlet.id] = (amount, inlet.source.lag_unit)
+                found[source_node.id] = (amount, source_node.source.lag_unit)
         return found
 
 

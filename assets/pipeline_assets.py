@@ -48,17 +48,17 @@ def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str
     """Yield each source that reads another pipeline's connector. Validation has ruled out cycles of such chains."""
     known = {bound.id for bound in pipelines}
     for bound in pipelines:
-        for inlet in bound.compiled.sources:
-            if isinstance(inlet.source, PipelineSource) and inlet.source.reads[0] in known:
-                yield bound.id, inlet.id, *inlet.source.reads
+        for node in bound.compiled.sources:
+            if isinstance(node.source, PipelineSource) and node.source.reads[0] in known:
+                yield bound.id, node.id, *node.source.reads
 
 
 def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
     for bound in pipelines:
-        for inlet in bound.compiled.sources:
-            path = inlet.source.unit.get("path")
+        for node in bound.compiled.sources:
+            path = node.source.unit.get("path")
             if isinstance(path, str) and path.startswith("/"):
-                yield bound.id, inlet.id, os.path.realpath(path)
+                yield bound.id, node.id, os.path.realpath(path)
 
 
 def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from assets.events import Observer
 from assets.names import job_name
 from assets.run_reporter import Intervals, RunReporter
-from assets.stopping import LastResort, Signals, StopWatcher
+from assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -164,7 +164,7 @@ class _Run:
     def run(self, spark: "SparkSession") -> Iterator[dg.AssetCheckResult]:
         stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
-        with Signals() as signals, LastResort(signals, longest):
+        with Signals() as signals, ExitWatchdog(signals, longest):
             warden = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
             self._journal.begin()
             result = self._move(spark, warden)

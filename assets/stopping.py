@@ -48,7 +48,7 @@ class Signals:
         self.count += 1
 
 
-class LastResort:
+class ExitWatchdog:
     """Watchdog that ends the process if a stop hangs beyond the engine's reach, as in an unresponsive state store.
 
     The engine gives up a hanging run after the shutdown timeout; this covers Dagster's side. Nothing is lost: the next

@@ -1,19 +1,20 @@
-"""Processes by id and start time: an id alone may have been reused. Standard library only."""
+"""Processes by id and start time: an id alone may have been reused.
+
+The start time is the kernel's own, in ticks since boot: psutil turns it into a time of day, which moves with the clock.
+psutil is imported at its first use.
+"""
 
 from __future__ import annotations
 
 import os
 import select
-import signal
 import socket
 import subprocess
-import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
-_LISTEN = "0A"
-_TICK = 0.05
 
 
 def started_at(pid: int) -> str | None:
@@ -95,28 +96,14 @@ def free_port() -> int:
 
 
 def is_up(pid: int, port: int) -> bool:
-    """Return whether this process listens on a loopback port; outside Linux, whether any process does."""
-    held = _listening(port)
-    if held is None:
-        return _connects(port)
+    """Return whether this process listens on a loopback port."""
+    import psutil
+
     try:
-        return bool(held) and any(_target(entry) in held for entry in (_PROC / str(pid) / "fd").iterdir())
-    except OSError:
+        held = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
         return False
-
-
-def _listening(port: int) -> set[str] | None:
-    """Return the sockets listening on a port, as named by the links in ``/proc/PID/fd``; None without ``/proc/net``."""
-    found: set[str] = set()
-    for table in ("tcp", "tcp6"):
-        try:
-            lines = (_PROC / "net" / table).read_text(encoding="ascii").splitlines()[1:]
-        except FileNotFoundError:
-            continue
-        # most lines are connections
-        rows = [line.split() for line in lines if f":{port:04X} " in line]
-        found |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTEN and row[1].endswith(f":{port:04X}")}
-    return found if (_PROC / "net" / "tcp").exists() else None
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in held)
 
 
 def _target(entry: Path) -> str:
@@ -126,43 +113,41 @@ def _target(entry: Path) -> str:
         return ""
 
 
-def _connects(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
 def resident_bytes(pid: int) -> int:
-    """Return the memory of a process and all its descendants, shared pages counted in each; 0 if ``ps`` can't run."""
-    command = ["ps", "-A", "-o", "pid=,ppid=,rss="]
+    """Return the memory of a process and all its descendants, shared pages counted in each; 0 if it has ended."""
+    import psutil
+
     try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    except OSError:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+    except psutil.Error:
         return 0
-    rows = [(int(one), int(parent), int(kib)) for one, parent, kib in map(str.split, listed.splitlines())]
-    family = {pid}
-    while more := {one for one, parent, _ in rows if parent in family} - family:
-        family |= more
-    return 1024 * sum(kib for one, _, kib in rows if one in family)
+    return sum(map(_resident, family))
+
+
+def _resident(process: Any) -> int:
+    import psutil
+
+    try:
+        return process.memory_info().rss
+    except psutil.Error:
+        return 0
 
 
 def end(pid: int, started: str, patience: float) -> bool:
     """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed."""
-    if _ended(pid, started, signal.SIGTERM, patience):
-        return False
-    _ended(pid, started, signal.SIGKILL, patience)
-    return True
+    import psutil
 
-
-def _ended(pid: int, started: str, how: signal.Signals, patience: float) -> bool:
-    deadline = time.monotonic() + patience
-    try:
-        if is_alive(pid, started):
-            os.kill(pid, how)
-    except ProcessLookupError:
-        return True
-    while is_alive(pid, started) and time.monotonic() < deadline:
-        time.sleep(_TICK)
-    return not is_alive(pid, started)
+    with suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        if not is_alive(pid, started):
+            return False
+        process.terminate()
+        try:
+            process.wait(patience)
+        except psutil.TimeoutExpired:
+            process.kill()
+            with suppress(psutil.TimeoutExpired):
+                process.wait(patience)
+            return True
+    return False

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import dagster as dg
 
-from conduit_dagster.alerts.decide import Alert, ReportedState, Rules, body, decide, seen_of, standings, unsent
+from conduit_dagster.alerts.decide import Alert, AlertRules, ReportedState, body, decide, seen_of, standings, unsent
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError
-from sensors.known import KeptStore
+from sensors.known import CachedStore
 
 _BUDGET = 20.0
 """Seconds in which sending may begin: Dagster ends a tick after 60 s."""
@@ -42,7 +42,7 @@ class _Reporter:
 
     def __init__(self, project: Project) -> None:
         self._root = project.root
-        self._store = KeptStore()
+        self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext) -> dg.SensorResult:
         """Decide on alerts and send them. Raises what the state store raises: Dagster shows it and tries again."""
@@ -51,7 +51,7 @@ class _Reporter:
         if settings.webhook is None:
             return dg.SensorResult(skip_reason=_no_webhook(project))
         before, now_ns = seen_of(context.cursor), time.time_ns()
-        rules = Rules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
+        rules = AlertRules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
         decided = decide(before, standings(self._store.of(project)), rules, now_ns)
         webhook = Webhook(settings.webhook, settings.headers)
         # sent one by one: a failure does not affect the others

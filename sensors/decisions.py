@@ -7,7 +7,7 @@ from typing import Literal
 
 from conduit_dagster.config.cron import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from sensors.known import Known, LastRun
+from sensors.known import KnownPipeline, LastRun
 
 _START_LIMIT_NS = 180_000_000_000
 """Time after which a run that has not begun counts as crashed, unless its restart is not due yet."""
@@ -45,16 +45,16 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Ask:
+class StopRequest:
     """Ask the run to stop: ``stop``, or ``renew`` to begin again with its file as it is now."""
 
     asked: Literal["stop", "renew"]
 
 
-Decision = Restart | Start | Report | Stopped | Ask | None
+Decision = Restart | Start | Report | Stopped | StopRequest | None
 
 
-def recovery(known: Known, now_ns: int, lead_ns: int) -> Decision:
+def recovery(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     """Return the recovery sensor's decision. ``lead_ns``: how long before its due time a restart is launched.
 
     Exactly one restart per failure: the store numbers the failure, the run carries the number, and the store accepts it
@@ -74,7 +74,7 @@ def recovery(known: Known, now_ns: int, lead_ns: int) -> Decision:
     return None
 
 
-def _pending(known: Known, now_ns: int, lead_ns: int) -> Decision:
+def _pending(known: KnownPipeline, now_ns: int, lead_ns: int) -> Decision:
     state, run = known.stored.recovery, known.run
     if run is not None and run.failure == state.failure:
         return _launched(run, state.restart_at_ns, now_ns)
@@ -94,7 +94,7 @@ def _launched(run: LastRun, due_ns: int, now_ns: int) -> Decision:
     return Report(run.run_id, "never_began") if run.failed or (run.active and late) else None
 
 
-def _without_owner(known: Known) -> Decision:
+def _without_owner(known: KnownPipeline) -> Decision:
     """Return the decision for a pipeline that should be running and has no live owner."""
     state, run = known.stored.recovery, known.run
     if run is not None and run.cancelled and run.run_id == state.run:
@@ -104,7 +104,7 @@ def _without_owner(known: Known) -> Decision:
     return Report(state.run, "died")
 
 
-def lifecycle(known: Known, now_ns: int) -> Decision:
+def lifecycle(known: KnownPipeline, now_ns: int) -> Decision:
     """Return the lifecycle sensor's decision: start what the files say is running, and stop what was changed."""
     file, stored, run = known.file, known.stored, known.run
     if stored.owned:
@@ -128,7 +128,7 @@ def lifecycle(known: Known, now_ns: int) -> Decision:
     return None
 
 
-def _is_settled(known: Known) -> bool:
+def _is_settled(known: KnownPipeline) -> bool:
     """Return whether its last run ended as the file wants it: cancelled before it began, failed, or drained."""
     run, state = known.run, known.stored.recovery
     if run is None or run.run_id == state.run:
@@ -137,12 +137,12 @@ def _is_settled(known: Known) -> bool:
     return run.failed or run.cancelled
 
 
-def _while_it_runs(known: Known) -> Decision:
+def _while_it_runs(known: KnownPipeline) -> Decision:
     file, stored = known.file, known.stored
     if stored.status != PipelineStatus.RUNNING or stored.recovery.asked or not file.runnable:
         return None
     if not file.running and file.trigger not in TIMED and file.digest != stored.recovery.digest:
-        return Ask("stop")
+        return StopRequest("stop")
     if stored.recovery.digest and file.digest != stored.recovery.digest:
-        return Ask("renew")
+        return StopRequest("renew")
     return None

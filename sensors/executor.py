@@ -13,8 +13,8 @@ from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.run_status import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.state.recovery_store import ask
-from sensors.decisions import Ask, Decision, Report, Restart, Start, Stopped
-from sensors.known import Known, config_of, error_of
+from sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
+from sensors.known import KnownPipeline, config_of, error_of
 
 _SENSOR = "a sensor"
 
@@ -27,7 +27,7 @@ class DecisionExecutor:
         self.requests: list[dg.RunRequest] = []
         self.events: list[dg.AssetObservation] = []
 
-    def carry_out(self, known: Known, decision: Decision) -> None:
+    def carry_out(self, known: KnownPipeline, decision: Decision) -> None:
         """Carry out one decision for one pipeline."""
         match decision:
             case Restart():
@@ -38,7 +38,7 @@ class DecisionExecutor:
                 self._report(known, decision)
             case Stopped():
                 end_waiting(self._database, known.file.pipeline, "user")
-            case Ask():
+            case StopRequest():
                 ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:
                 return
@@ -47,7 +47,7 @@ class DecisionExecutor:
         """Return whether a run of the job is among the requests."""
         return any(request.job_name == job for request in self.requests)
 
-    def _restart(self, known: Known, restart: Restart) -> None:
+    def _restart(self, known: KnownPipeline, restart: Restart) -> None:
         file, state = known.file, known.stored.recovery
         tags = {
             FAILURE_TAG: str(restart.failure),
@@ -71,18 +71,18 @@ class DecisionExecutor:
             },
         )
 
-    def _start(self, known: Known, start: Start) -> None:
+    def _start(self, known: KnownPipeline, start: Start) -> None:
         before = known.run.run_id if known.run else "first"
         key = f"{known.file.pipeline}:start:{before}:{known.stored.recovery.asked_ns}"
         self._request(known, key, {"conduit/why": short(start.why)}, "")
 
-    def _request(self, known: Known, key: str, tags: dict[str, str], like: str) -> None:
+    def _request(self, known: KnownPipeline, key: str, tags: dict[str, str], like: str) -> None:
         file = known.file
         tags = {"conduit/pipeline": short(file.pipeline), "dagster/max_retries": "0", **tags}
         config = config_of(self._instance, like)
         self.requests.append(dg.RunRequest(run_key=key, job_name=file.job, run_config=config, tags=tags))
 
-    def _report(self, known: Known, report: Report) -> None:
+    def _report(self, known: KnownPipeline, report: Report) -> None:
         run = known.run
         error = self._error(report, run is not None and run.run_id == report.run_id)
         failed = report_failure(self._database, known.file.pipeline, report.run_id, error, known.file.policy)
@@ -106,6 +106,6 @@ class DecisionExecutor:
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
 
-    def _observe(self, known: Known, text: str, facts: dict[str, Any]) -> None:
+    def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
         key = asset_key(known.file.pipeline, ACKS)
         self.events.append(dg.AssetObservation(key, description=text, metadata=facts))

@@ -70,7 +70,7 @@ class LastRun:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownPipeline:
     """Everything that is known about a pipeline."""
 
     file: File
@@ -197,7 +197,7 @@ def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
     return {} if run is None else dict(run.run_config)
 
 
-class KeptStore:
+class CachedStore:
     """State store that is opened once, and again if the project's settings name another one or keep another history."""
 
     def __init__(self) -> None:

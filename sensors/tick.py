@@ -14,7 +14,7 @@ from conduit_dagster.state.history import deprovision
 from sensors.alerts import alert_sensor
 from sensors.decisions import Decision, lifecycle, recovery
 from sensors.executor import DecisionExecutor
-from sensors.known import File, Files, HeartbeatMonitor, KeptStore, Known, Runs, Stored, stored
+from sensors.known import CachedStore, File, Files, HeartbeatMonitor, KnownPipeline, Runs, Stored, stored
 
 _POLL = 0.25
 _UNKNOWN = Stored()
@@ -24,11 +24,15 @@ class Tick:
     """State and logic of a sensor; lives as long as the code server's process."""
 
     def __init__(
-        self, root: Path, jobs: frozenset[str], decide: Callable[[Known, int], Decision], finds_gone: bool = False
+        self,
+        root: Path,
+        jobs: frozenset[str],
+        decide: Callable[[KnownPipeline, int], Decision],
+        finds_gone: bool = False,
     ) -> None:
         self._decide, self._finds_gone = decide, finds_gone
         self._files, self._silence = Files(root, jobs), HeartbeatMonitor()
-        self._store = KeptStore()
+        self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
         """Run a tick. ``stay``: seconds to keep looking, so that events between two ticks are not detected late.
@@ -72,7 +76,7 @@ class Tick:
                 continue
             # one broken pipeline must not keep the others waiting
             try:
-                known = Known(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))
+                known = KnownPipeline(file, rows.get(file.pipeline, _UNKNOWN), runs.of(file))
                 attendant.carry_out(known, self._decide(known, time.time_ns()))
             except Exception as error:  # noqa: BLE001
                 context.log.error(f"pipeline {file.pipeline} was left out of this tick: {error}")
@@ -108,7 +112,7 @@ def recovery_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
     return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
 
 
-def _decide(known: Known, now_ns: int) -> Decision:
+def _decide(known: KnownPipeline, now_ns: int) -> Decision:
     return recovery(known, now_ns, _LEAD_NS)
 
 

@@ -90,5 +90,5 @@ def rewound(lab: Lab, pipeline: str, name: str, wish: Any, force: bool = False) 
     bound, project = catalogue.get(pipeline), catalogue.project
     assert bound is not None
     options = RunOptions(project.staging_url, log=project.log_url)
-    with lab.store() as database, owned(bound, database, options, lambda: None, "a test") as desk:  # type: ignore[arg-type]
-        return rewind(desk, database, name, wish, force)
+    with lab.store() as database, owned(bound, database, options, lambda: None, "a test") as lock:  # type: ignore[arg-type]
+        return rewind(lock, database, name, wish, force)

@@ -47,7 +47,7 @@ class ScriptedSender(Sender):
         if self.script.get("wait") in values:
             while not (self.root / "go").exists():
                 time.sleep(0.02)
-        keys = [list(self.task.turn.key_of(record)) for record in records]
+        keys = [list(self.task.idempotency.key_of(record)) for record in records]
         with self.out.open("a") as file:
             file.write(json.dumps({"values": values, "hash": self.task.hash, "keys": keys}) + "\\n")
         if set(values) & set(self.script.get("outage", [])):

@@ -104,8 +104,8 @@ class Lab:
         options = RunOptions(project.staging_url, log=project.log_url)
         database = open_store(project.state_url, project.home)
         try:
-            with owned(bound, database, options, lambda: session, "a test") as desk:
-                return replay(desk, DeadLetterSelection(), **more)
+            with owned(bound, database, options, lambda: session, "a test") as lock:
+                return replay(lock, DeadLetterSelection(), **more)
         finally:
             database.dispose()
 

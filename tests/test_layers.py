@@ -27,7 +27,7 @@ LAYERS = [
     {"conduit_dagster.warm"},
     {"conduit_dagster.readable"},
     {
-        "conduit_dagster.turn",
+        "conduit_dagster.idempotency_keys",
         "conduit_dagster.processes",
         "conduit_dagster.file_locks",
         "conduit_dagster.lazy_property",

@@ -79,7 +79,7 @@ def _when(ns: int) -> str:
 
 
 @dataclass(frozen=True)
-class Standing:
+class PipelineStanding:
     """State of one pipeline at one moment."""
 
     pipeline: str
@@ -92,15 +92,17 @@ class Standing:
     """In all."""
 
 
-def standings(database: sa.Engine) -> list[Standing]:
+def standings(database: sa.Engine) -> list[PipelineStanding]:
     """Return all pipelines in the store except those whose file is gone for good. Raises what the store raises."""
     recoveries, letters, away = recovery_rows(database), _dead_letters(database), gone(database)
-    found = list[Standing]()
+    found = list[PipelineStanding]()
     for name, row in pipeline_rows(database).items():
         if name not in away:
             state = recoveries.get(name, NEVER)
             outage = f"{state.run}:{state.failure}"
-            found.append(Standing(name, row["status"], outage, row["reason"], row["error"], letters.get(name, 0)))
+            found.append(
+                PipelineStanding(name, row["status"], outage, row["reason"], row["error"], letters.get(name, 0))
+            )
     return found
 
 
@@ -120,7 +122,7 @@ class LetterCounts(msgspec.Struct, frozen=True):
     """An alert was sent in this window: the next one waits for its end."""
 
 
-class OfPipeline(msgspec.Struct, frozen=True):
+class ReportedPipeline(msgspec.Struct, frozen=True):
     """Last reported state of one pipeline."""
 
     outage: str = ""
@@ -131,13 +133,13 @@ class OfPipeline(msgspec.Struct, frozen=True):
 class ReportedState(msgspec.Struct, frozen=True):
     """Last reported state of all pipelines."""
 
-    pipelines: dict[str, OfPipeline] = {}
+    pipelines: dict[str, ReportedPipeline] = {}
 
-    def of(self, pipeline: str) -> OfPipeline:
+    def of(self, pipeline: str) -> ReportedPipeline:
         """Return what was reported of a pipeline; nothing for a new one."""
-        return self.pipelines.get(pipeline, OfPipeline())
+        return self.pipelines.get(pipeline, ReportedPipeline())
 
-    def but(self, pipeline: str, one: OfPipeline) -> ReportedState:
+    def but(self, pipeline: str, one: ReportedPipeline) -> ReportedState:
         """Return a copy with one pipeline changed."""
         return ReportedState({**self.pipelines, pipeline: one})
 
@@ -163,7 +165,7 @@ Kind = Literal["degraded", "dead-letters"]
 
 
 @dataclass(frozen=True)
-class Rules:
+class AlertRules:
     """An alert to report."""
 
     on: frozenset[Kind] = frozenset({"degraded", "dead-letters"})
@@ -178,41 +180,47 @@ class Alert:
     """Something worth a message."""
 
     kind: Kind
-    standing: Standing
+    standing: PipelineStanding
     new: int = 0
     """New dead letters."""
     since_ns: int = 0
 
 
 @dataclass(frozen=True)
-class Decided:
+class AlertDecision:
     """Alerts to send, and the reported state once all of them are sent."""
 
     alerts: list[Alert]
     seen: ReportedState
 
 
-def decide(seen: ReportedState | None, standings: Iterable[Standing], rules: Rules, now_ns: int) -> Decided:
+def decide(
+    seen: ReportedState | None, standings: Iterable[PipelineStanding], rules: AlertRules, now_ns: int
+) -> AlertDecision:
     """``seen`` None: nothing is known of what was reported. Then every degraded pipeline is, and dead letters count
     from now on.
     """
-    alerts, pipelines = list[Alert](), dict[str, OfPipeline]()
+    alerts, pipelines = list[Alert](), dict[str, ReportedPipeline]()
     for one in standings:
-        known = OfPipeline(letters=LetterCounts(one.dead_letters, now_ns)) if seen is None else seen.of(one.pipeline)
+        known = (
+            ReportedPipeline(letters=LetterCounts(one.dead_letters, now_ns)) if seen is None else seen.of(one.pipeline)
+        )
         outage, degraded = _outage(known, one) if "degraded" in rules.on else ("", None)
         letters, grown = _letters(known.letters, one, rules, now_ns) if "dead-letters" in rules.on else (None, None)
         alerts += [alert for alert in (degraded, grown) if alert is not None]
-        pipelines[one.pipeline] = OfPipeline(outage, letters)
-    return Decided(alerts, ReportedState(pipelines))
+        pipelines[one.pipeline] = ReportedPipeline(outage, letters)
+    return AlertDecision(alerts, ReportedState(pipelines))
 
 
-def _outage(known: OfPipeline, one: Standing) -> tuple[str, Alert | None]:
+def _outage(known: ReportedPipeline, one: PipelineStanding) -> tuple[str, Alert | None]:
     if one.status != PipelineStatus.DEGRADED:
         return "", None
     return one.outage, None if known.outage == one.outage else Alert("degraded", one)
 
 
-def _letters(known: LetterCounts | None, one: Standing, rules: Rules, now_ns: int) -> tuple[LetterCounts, Alert | None]:
+def _letters(
+    known: LetterCounts | None, one: PipelineStanding, rules: AlertRules, now_ns: int
+) -> tuple[LetterCounts, Alert | None]:
     window = known or LetterCounts(0, now_ns)
     if one.dead_letters < window.base:
         return LetterCounts(one.dead_letters, now_ns), None  # another store
@@ -230,7 +238,7 @@ def _letters(known: LetterCounts | None, one: Standing, rules: Rules, now_ns: in
 def unsent(decided: ReportedState, before: ReportedState | None, alert: Alert) -> ReportedState:
     """Return the reported state after an alert could not be sent: it is decided again."""
     pipeline = alert.standing.pipeline
-    known, was = decided.of(pipeline), OfPipeline() if before is None else before.of(pipeline)
+    known, was = decided.of(pipeline), ReportedPipeline() if before is None else before.of(pipeline)
     if alert.kind == "degraded":
         return decided.but(pipeline, replace(known, outage=was.outage))
     # the window goes on, however long it is: what is in it was not reported

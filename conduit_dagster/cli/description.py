@@ -152,8 +152,8 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
 def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bound: BoundPipeline | None) -> Facts:
     counts = {name: 0 if row is None else row[name] for name in ("records", "acked", "filtered", "nacked")}
     position = None if row is None else row["position"]
-    inlet = None if bound is None else bound.compiled.known(one.id)
-    columnar = bound is not None and inlet is not None and bound.compiled.takes_rows(inlet)
+    node = None if bound is None else bound.compiled.known(one.id)
+    columnar = bound is not None and node is not None and bound.compiled.takes_rows(node)
     own = {"columnar": columnar, "position": position, **counts, **_lag(one.id, position, bound)}
     return {**_connector(parsed, one), **own}
 
@@ -161,7 +161,7 @@ def _source(parsed: ParsedPipeline, one: ConnectorConfig, row: Facts | None, bou
 def _lag(source: str, position: Any, bound: BoundPipeline | None) -> Facts:
     if bound is None or position is None:
         return {"lag": None, "lag_unit": None}
-    reader = next(inlet.source for inlet in bound.compiled.sources if inlet.id == source)
+    reader = next(node.source for node in bound.compiled.sources if node.id == source)
     return {"lag": lag_of(reader, position), "lag_unit": reader.lag_unit}
 
 

@@ -291,8 +291,8 @@ def _replay(
 
     pairs, selection = [parse_edit(text) for text in edits], selection_of(filters, one.id)
 
-    def work(desk: PipelineLock, _: object) -> Facts:
-        return apply(desk, selection, start, pairs, dry_run)
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return apply(lock, selection, start, pairs, dry_run)
 
     return operated(one, work, _replayed, dry_run)
 
@@ -313,7 +313,7 @@ def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcom
     from conduit_dagster.engine.operate.letters import selection_of
 
     selection = selection_of(filters, one.id)
-    return operated(one, lambda desk, _: apply(desk, selection, note, dry_run), _discarded, dry_run)
+    return operated(one, lambda lock, _: apply(lock, selection, note, dry_run), _discarded, dry_run)
 
 
 def _discarded(facts: Facts) -> str:

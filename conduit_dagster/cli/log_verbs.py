@@ -203,8 +203,8 @@ def _record(console: Console, entry: dict[str, Any]) -> str:
 def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.log_compaction import compact as apply
 
-    def work(desk: PipelineLock, database: sa.Engine) -> Facts:
-        return {"pipeline": one.id, "logs": apply(desk, database, source, dry_run)}
+    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
+        return {"pipeline": one.id, "logs": apply(lock, database, source, dry_run)}
 
     return operated(one, work, _compacted, dry_run)
 
@@ -235,8 +235,8 @@ def _import(one: Subject, file: Path, source: str | None, position: str | None, 
         facts = {"pipeline": one.id, **preview(one.sound(), file, source), "dry_run": dry_run}
         return Outcome(_imported(facts), facts)
 
-    def work(desk: PipelineLock, _: object) -> Facts:
-        return {"pipeline": one.id, **import_log(desk, file, source, at, dry_run)}
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return {"pipeline": one.id, **import_log(lock, file, source, at, dry_run)}
 
     return operated(one, work, _imported, dry_run, fresh=True)
 

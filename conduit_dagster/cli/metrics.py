@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from conduit_dagster.metrics.live import LiveMetrics
-    from conduit_dagster.metrics.metrics_server import Served
+    from conduit_dagster.metrics.metrics_server import MetricsServer
     from conduit_dagster.metrics.stored import Lags, StoredMetrics
 
 Address = Annotated[
@@ -61,7 +61,7 @@ def _lags(paths: list[str]) -> Lags:
     from conduit_dagster.engine.catalogue import open_catalogue
 
     catalogue = open_catalogue(Project.find(Path.cwd()), paths)
-    known = {(bound.id, inlet.id): inlet.source for bound in catalogue.bound for inlet in bound.compiled.sources}
+    known = {(bound.id, node.id): node.source for bound in catalogue.bound for node in bound.compiled.sources}
 
     def lags(pipeline: str, source: str, position: Any) -> tuple[int, str] | None:
         reader = known.get((pipeline, source))
@@ -110,7 +110,7 @@ def run_metrics(address: str | None) -> LiveMetrics | None:
     return live
 
 
-def served_at(address: str, collector: Collector, option: str) -> Served:
+def served_at(address: str, collector: Collector, option: str) -> MetricsServer:
     """Serve metrics at ``HOST:PORT``."""
     from conduit_dagster.config.project_settings import address_of
     from conduit_dagster.metrics.metrics_server import serve

@@ -139,8 +139,8 @@ def _mark(
 ) -> Outcome:
     from conduit_dagster.engine.operate.mark import mark as apply
 
-    def work(desk: PipelineLock, _: object) -> Facts:
-        return apply(desk, consumer, offset, source, force, dry_run)
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return apply(lock, consumer, offset, source, force, dry_run)
 
     return operated(subject(pipeline, files), work, _marked, dry_run)
 
@@ -169,7 +169,7 @@ def _after(facts: dict[str, Any]) -> str:
 def _step(pipeline: str, consumer: str | None, dry_run: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.operate.one_record import step as apply
 
-    return operated(subject(pipeline, files), lambda desk, _: apply(desk, consumer, dry_run), _stepped, dry_run)
+    return operated(subject(pipeline, files), lambda lock, _: apply(lock, consumer, dry_run), _stepped, dry_run)
 
 
 def _stepped(facts: Facts) -> str:

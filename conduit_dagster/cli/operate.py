@@ -131,8 +131,8 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, 
 
             return opened.enter_context(spark_session(project))
 
-        with owned(bound, database, one.options, spark, who(), fresh) as desk:
-            yield desk, database
+        with owned(bound, database, one.options, spark, who(), fresh) as lock:
+            yield lock, database
 
 
 def operated(
@@ -143,8 +143,8 @@ def operated(
     fresh: bool = False,
 ) -> Outcome:
     """Run a verb that changes a stopped pipeline under its lease (:func:`desk_of`); return facts and summary line."""
-    with desk_of(one, fresh) as (desk, database):
-        facts = {**work(desk, database), "dry_run": dry_run}
+    with desk_of(one, fresh) as (lock, database):
+        facts = {**work(lock, database), "dry_run": dry_run}
     return Outcome(told(facts), facts)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-    from conduit_dagster.engine.operate.rewind import Wish
+    from conduit_dagster.engine.operate.rewind import RewindTarget
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
@@ -127,19 +127,19 @@ def _rewind(
 
     wish = _wish(*where)
 
-    def work(desk: PipelineLock, database: sa.Engine) -> Facts:
-        return apply(desk, database, source, wish, force, dry_run)
+    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
+        return apply(lock, database, source, wish, force, dry_run)
 
     return operated(subject(pipeline, files), work, _told, dry_run)
 
 
-def _wish(to_start: bool, to: str | None, to_offset: int | None) -> Wish:
-    from conduit_dagster.engine.operate.rewind import Wish
+def _wish(to_start: bool, to: str | None, to_offset: int | None) -> RewindTarget:
+    from conduit_dagster.engine.operate.rewind import RewindTarget
 
     wishes = [
-        *([Wish("start")] if to_start else []),
-        *([Wish("position", parsed_position(to, "--to"))] if to is not None else []),
-        *([Wish("offset", to_offset)] if to_offset is not None else []),
+        *([RewindTarget("start")] if to_start else []),
+        *([RewindTarget("position", parsed_position(to, "--to"))] if to is not None else []),
+        *([RewindTarget("offset", to_offset)] if to_offset is not None else []),
     ]
     if len(wishes) != 1:
         message = "where to?" if not wishes else "several places are named"

@@ -38,7 +38,7 @@ class Row:
         self.id = bound.id
         self.status = PipelineStatus.RUNNING
         self._note = ""
-        self._sources = {inlet.id: inlet.source for inlet in bound.compiled.sources}
+        self._sources = {node.id: node.source for node in bound.compiled.sources}
         self._progress: RunProgress | None = None
         self._lag = ""
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])

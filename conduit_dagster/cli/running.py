@@ -39,7 +39,7 @@ OpenSession = Callable[[], "SparkSession"]
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunsEnded:
     """Result of a run."""
 
     results: list[RunResult]
@@ -55,7 +55,7 @@ def run_together(
     verbose: bool = False,
     quiet: bool = False,
     metrics: LiveMetrics | None = None,
-) -> Ended:
+) -> RunsEnded:
     """Run until all pipelines have ended. ``quiet``: no progress, even on a terminal. ``metrics``: metrics to update.
 
     Raises if none of them can start: no Java, no Spark, no state store.
@@ -75,7 +75,7 @@ def run_together(
             # called for each attempt: Spark may have ended since
             session = session_opener(project, verbose, several)
             _run(project, crew, stop, signals, session, database, shown)
-    return Ended([member.result for member in crew], stop.requested, signals.forced_exit)
+    return RunsEnded([member.result for member in crew], stop.requested, signals.forced_exit)
 
 
 def _run(

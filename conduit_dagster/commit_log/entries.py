@@ -24,7 +24,7 @@ from conduit_dagster.commit_log.log_columns import (
     encode_repeated,
 )
 from conduit_dagster.record import COLLECTION, MODE, Mode, Nack, Record, mode_of
-from conduit_dagster.sdk import Plain
+from conduit_dagster.sdk import PlainBlock
 
 Batch = Any
 """A pyarrow record batch of :data:`SCHEMA`; the library has no types."""
@@ -116,7 +116,7 @@ def encode_block(
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def encode_plain(source: str, first_offset: int, like: Record, plain: Plain, timestamp_us: int) -> Batch:
+def encode_plain(source: str, first_offset: int, like: Record, plain: PlainBlock, timestamp_us: int) -> Batch:
     """Encode a block of plain records, of which ``like`` is one, at a fraction of :func:`encode_block`'s cost."""
     count = len(plain.payloads)
     columns = [

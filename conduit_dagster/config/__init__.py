@@ -5,7 +5,7 @@ Imports neither Spark nor Dagster: validation answers in well under a second.
 
 from conduit_dagster.config.delivery import DeliverySettings, Recovery, Trigger
 from conduit_dagster.config.findings import Finding, did_you_mean, nearest
-from conduit_dagster.config.folder import Loaded, dagster_name, load
+from conduit_dagster.config.folder import LoadedFiles, dagster_name, load
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file, parse_text
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, PipelineFile, ProcessorConfig
 from conduit_dagster.config.project import Project
@@ -16,7 +16,7 @@ __all__ = [
     "DeadLetterQueue",
     "DeliverySettings",
     "Finding",
-    "Loaded",
+    "LoadedFiles",
     "ParsedFile",
     "ParsedPipeline",
     "Pipeline",

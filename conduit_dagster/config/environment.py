@@ -23,20 +23,20 @@ class BadReference:
 
 
 @dataclass(frozen=True)
-class Expanded:
+class ExpandedText:
     """Text with its variables expanded; bad references stay as written."""
 
     text: str
     bad: tuple[BadReference, ...] = ()
 
 
-def expand(text: str, env: Mapping[str, str]) -> Expanded:
+def expand(text: str, env: Mapping[str, str]) -> ExpandedText:
     """Replace ``${VAR}`` and ``$VAR``; ``$$`` becomes one dollar, a lone dollar stays.
 
     Trap: ``$x`` in a Go template is a reference too, as in Conduit, and has to be written ``$$x``.
     """
     if "$" not in text:
-        return Expanded(text)
+        return ExpandedText(text)
     parts: list[str] = []
     bad: list[BadReference] = []
     end = 0
@@ -46,7 +46,7 @@ def expand(text: str, env: Mapping[str, str]) -> Expanded:
             bad.append(BadReference(ordinal, match.group(), match["braced"] or match["bare"]))
         parts += [text[end : match.start()], match.group() if value is None else value]
         end = match.end()
-    return Expanded("".join([*parts, text[end:]]), tuple(bad))
+    return ExpandedText("".join([*parts, text[end:]]), tuple(bad))
 
 
 def offset_of(source: str, ordinal: int) -> int:

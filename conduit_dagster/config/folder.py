@@ -18,7 +18,7 @@ _SUFFIXES = (".yml", ".yaml")
 
 
 @dataclass
-class Loaded:
+class LoadedFiles:
     """All files of a load, in the order of the given paths and, within a folder, sorted by name."""
 
     files: list[ParsedFile] = field(default_factory=list[ParsedFile])
@@ -43,12 +43,12 @@ def load(
     env: Mapping[str, str] | None = None,
     strict: bool = False,
     recovery: Recovery | None = None,
-) -> Loaded:
+) -> LoadedFiles:
     """Parse files and the files of folders (no sub-folders, like Conduit), then compare their pipelines.
 
     A path that is named twice, or lies in a folder that is also named, is read once.
     """
-    loaded = Loaded()
+    loaded = LoadedFiles()
     seen: set[str] = set()
     for path in paths:
         for parsed_or_path in _files(Path(path)):

@@ -24,7 +24,7 @@ class AckOrigin(NamedTuple):
     """Index of its source record in the step's range."""
 
 
-class Front:
+class AckFront:
     """The contiguous run of handled records at the front."""
 
     def __init__(self) -> None:
@@ -77,8 +77,8 @@ class Acks:
 
     def __init__(self, first: int) -> None:
         self._first = first
-        self._all = Front()
-        self._by_namespace: dict[str, Front] = {}
+        self._all = AckFront()
+        self._by_namespace: dict[str, AckFront] = {}
         self._namespace: dict[int, str] = {}
         self.nacks: dict[int, Nack] = {}
         self._frozen: Acked | None = None
@@ -89,7 +89,7 @@ class Acks:
         with self._lock:
             origin = AckOrigin(place, source, ordinal)
             self._all.sent(origin)
-            self._by_namespace.setdefault(namespace, Front()).sent(origin)
+            self._by_namespace.setdefault(namespace, AckFront()).sent(origin)
             self._namespace[place] = namespace
 
     def ack(self, place: int) -> None:

@@ -101,9 +101,9 @@ def _require_first_attempt() -> None:
 class _Appending:
     def __init__(self, pipeline: CompiledPipeline, job: AppendJob, number: int) -> None:
         self._task = job.tasks[number]
-        self._inlet = next(inlet for inlet in pipeline.sources if inlet.id == self._task.source)
+        self._source_node = next(source_node for source_node in pipeline.sources if source_node.id == self._task.source)
         # a join pairs the output of the source's processors; otherwise they run when a step reads the log
-        self._nodes = self._inlet.nodes if pipeline.program.fan_in == "join" else ()
+        self._nodes = self._source_node.nodes if pipeline.program.fan_in == "join" else ()
         self._pipeline = pipeline
         self._report = Appended(number)
         self._offset = self._task.first
@@ -112,11 +112,13 @@ class _Appending:
         self._nacks: dict[int, tuple[str, Nack, Record]] = {}
 
     def run(self) -> Appended:
-        inlet = self._inlet
+        source_node = self._source_node
         try:
             try:
                 for split in self._task.splits:
-                    for block in read_or_fail(read_blocks(self._pipeline, inlet.id, inlet.source, split, _OPTIONS)):
+                    for block in read_or_fail(
+                        read_blocks(self._pipeline, source_node.id, source_node.source, split, _OPTIONS)
+                    ):
                         self._block(block)
             except SourceReadError as failed:
                 self._report.failed = self._told(failed)
@@ -136,7 +138,7 @@ class _Appending:
         records, nacks = self._processed(block)
         if records:
             now = self._pipeline.clock.now_ns // 1000
-            self._file.write(encode_block(self._inlet.id, self._offset, records, None, now, nacks))
+            self._file.write(encode_block(self._source_node.id, self._offset, records, None, now, nacks))
             self._offset += len(records)
 
     def _processed(self, block: Block) -> tuple[list[Record], dict[int, tuple[str, Nack]]]:

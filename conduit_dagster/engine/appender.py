@@ -27,7 +27,7 @@ from conduit_dagster.state.log_store import LogPart, LogState, LogStore
 class Append(NamedTuple):
     """A range of one source to log, and its destination in the log."""
 
-    inlet: SourceNode
+    node: SourceNode
     start: Position
     end: Position
     offset: int
@@ -41,7 +41,7 @@ def parts_of(append: Append, written: Sequence[tuple[Written, Any]]) -> list[Log
 
     ``written`` pairs each file with the boundary after its last record.
     """
-    source, last = append.inlet.source, len(written) - 1
+    source, last = append.node.source, len(written) - 1
     return [
         # the range may go on after the last record with data that holds none; that counts as read too
         file.appended(
@@ -71,10 +71,10 @@ class Appender:
         """
         reached("before-log", self._name)
         tasks = [task for append in appends for task in self._tasks(append)]
-        once = any(not append.inlet.source.replayable for append in appends)
+        once = any(not append.node.source.replayable for append in appends)
         reports = self._run(AppendJob(time.time_ns(), tasks, once))
         found = [
-            _logged(append, [report for report in reports if tasks[report.task].source == append.inlet.id])
+            _logged(append, [report for report in reports if tasks[report.task].source == append.node.id])
             for append in appends
         ]
         logged = [one for one in found if one is not None]
@@ -99,26 +99,26 @@ class Appender:
         """Compact the segments closed since the last call. Not while a step reads the log: its files may be removed."""
         self.rolled = False
         consumers = list(self._pipeline.consumers())
-        for inlet in self._sources:
-            folder = LogFolder(self._base, self._name, inlet.id)
+        for node in self._sources:
+            folder = LogFolder(self._base, self._name, node.id)
             Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
 
     def new(self, horizons: Mapping[str, Any] | None) -> list[Append]:
         """Return the new ranges of all sources, within the limit."""
-        found = [self._new(inlet, None if horizons is None else horizons.get(inlet.id)) for inlet in self._sources]
+        found = [self._new(node, None if horizons is None else horizons.get(node.id)) for node in self._sources]
         return [append for append in found if append is not None]
 
-    def _new(self, inlet: SourceNode, horizon: Any) -> Append | None:
-        state = self.state(inlet.id)
-        end = blamed(self._node(inlet), inlet.source.latest, state.position, self._settings.limit, horizon)
-        return None if end == state.position else self.to(inlet, state.position, end, state.next_offset)
+    def _new(self, node: SourceNode, horizon: Any) -> Append | None:
+        state = self.state(node.id)
+        end = blamed(self._node(node), node.source.latest, state.position, self._settings.limit, horizon)
+        return None if end == state.position else self.to(node, state.position, end, state.next_offset)
 
-    def to(self, inlet: SourceNode, start: Position, end: Position, offset: int) -> Append:
+    def to(self, node: SourceNode, start: Position, end: Position, offset: int) -> Append:
         """Return the append of a source range to its log, which ends right before ``offset``."""
         segment = self._store.transactions.read(
-            lambda connection: self._log.segment_for_append(connection, inlet.id, self._settings.segment_bytes)
+            lambda connection: self._log.segment_for_append(connection, node.id, self._settings.segment_bytes)
         )
-        return Append(inlet, start, end, offset, segment, LogFolder(self._base, self._name, inlet.id))
+        return Append(node, start, end, offset, segment, LogFolder(self._base, self._name, node.id))
 
     def state(self, source: str) -> LogState:
         """Return the log state of a source: its position and next offset."""
@@ -126,20 +126,20 @@ class Appender:
 
     def split(self, append: Append, n: int) -> list[Split]:
         """Return the append's range cut into about ``n`` splits."""
-        return blamed(self._node(append.inlet), append.inlet.source.split, append.start, append.end, n)
+        return blamed(self._node(append.node), append.node.source.split, append.start, append.end, n)
 
     def verify(self, append: Append) -> None:
         """Raise ``FatalError`` if the source's data is no longer what was there before."""
-        blamed(self._node(append.inlet), append.inlet.source.verify, append.start, append.end)
+        blamed(self._node(append.node), append.node.source.verify, append.start, append.end)
 
     def _tasks(self, append: Append) -> list[AppendTask]:
         """Return the tasks of an append; more than one only if each knows its first offset before it reads."""
-        inlet, folder = append.inlet, append.folder.segment(append.segment)
-        alone = not inlet.source.replayable or (self._pipeline.program.fan_in == "join" and bool(inlet.nodes))
+        node, folder = append.node, append.folder.segment(append.segment)
+        alone = not node.source.replayable or (self._pipeline.program.fan_in == "join" and bool(node.nodes))
         splits = self.split(append, 1 if alone else self._settings.slots)
         groups = [splits] if alone else _grouped(splits, self._settings.slots)
         return [
-            AppendTask(inlet.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
+            AppendTask(node.id, group, append.offset + (0 if alone else group[0].ordinal), folder) for group in groups
         ]
 
     def _run(self, job: AppendJob) -> list[Appended]:
@@ -170,7 +170,7 @@ class Appender:
 
         def work(connection: sa.Connection) -> None:
             for append, parts in logged:
-                self._log.commit(connection, append.inlet.id, parts, append.end)
+                self._log.commit(connection, append.node.id, parts, append.end)
 
         self._store.transactions.run(work)
         for append, parts in logged:
@@ -178,8 +178,8 @@ class Appender:
                 append.folder.publish_name(append.segment, part.name)
             self.rolled = self.rolled or (append.segment == append.offset and append.offset > 0)
 
-    def _node(self, inlet: SourceNode) -> str:
-        return node_id(self._name, inlet.id)
+    def _node(self, node: SourceNode) -> str:
+        return node_id(self._name, node.id)
 
 
 def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[LogPart]] | None:
@@ -187,7 +187,7 @@ def _logged(append: Append, reports: Sequence[Appended]) -> tuple[Append, list[L
     failed = next((place for place, report in enumerate(reports) if report.failed is not None), None)
     # records that other tasks read after the failure do not continue those before it
     read = [report for report in reports[: None if failed is None else failed + 1] if report.boundary is not None]
-    source = append.inlet.source
+    source = append.node.source
     if not source.replayable or failed is not None:
         if not read:
             return None

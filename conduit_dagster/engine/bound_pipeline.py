@@ -14,10 +14,12 @@ from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
 from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
-from conduit_dagster.engine.binding import Binder, not_yet
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
+from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, not_yet
+from conduit_dagster.engine.validation.owner_rules import check_owners
+from conduit_dagster.engine.validation.plugin_rules import PluginRules
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
@@ -62,7 +64,7 @@ class BoundPipeline:
 
     def log(self) -> tuple[str, str]:
         """Return the chosen ``delivery.log``, and why."""
-        return choose_log(self.config, [inlet.source for inlet in self.compiled.sources])
+        return choose_log(self.config, [source_node.source for source_node in self.compiled.sources])
 
 
 Upstreams = dict[tuple[str, str], Upstream]
@@ -73,7 +75,8 @@ def bind(
     parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False, upstreams: Upstreams | None = None
 ) -> BoundPipeline | None:
     """Bind a pipeline to its plugins; return None if something is wrong. Findings are added to ``parsed``."""
-    Binder(parsed, plugins, strict).check()
+    PluginRules(parsed, plugins, strict).check()
+    GuaranteeRules(parsed, plugins).check()
     if not parsed.runnable:
         return None
     try:
@@ -94,7 +97,7 @@ def bind_all(
 ) -> list[BoundPipeline]:
     """Bind several pipelines; return those that can run. No two destinations may write to the same thing."""
     pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict, upstreams)) is not None]
-    _check_owners(pairs)
+    check_owners(pairs)
     return [bound for one, bound in pairs if one.runnable]
 
 
@@ -189,21 +192,3 @@ class _Specs:
         return ProcessorSpec(
             node, processor.plugin, dict(settings), processor.condition or "", processor.namespace or ""
         )
-
-
-def _check_owners(pairs: list[tuple[ParsedPipeline, BoundPipeline]]) -> None:
-    """Add a finding for every path that has two owners (DELIVERY.md, Destinations)."""
-    owners: dict[str, str] = {}
-    for parsed, bound in pairs:
-        for name, destination in bound.compiled.consumers().items():
-            thing, who = destination.owned, f"{name} of pipeline {bound.id}"
-            if thing is not None and owners.setdefault(thing, who) != who:
-                pointer = _place_of(bound.config, name)
-                message = f"{thing} is written by {owners[thing]} already"
-                fix = "give each destination and dead-letter queue a path of its own"
-                parsed.findings.append(parsed.finding(pointer, "destination.owned", message, fix=fix))
-
-
-def _place_of(config: Pipeline, consumer: str) -> str:
-    found = next((c for c in config.connectors if c.id == consumer), None)
-    return f"{found.where}/settings" if found else "/dead-letter-queue"

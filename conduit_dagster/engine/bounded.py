@@ -30,7 +30,7 @@ _POLL = 0.05
 _left: list[str] = []
 
 
-class Hung(Exception):  # noqa: N818  # it describes the state of the work; nothing raises it outside this package
+class RunHung(Exception):  # noqa: N818  # it describes the state of the work; nothing raises it outside this package
     """Work that has not ended within the time for a stop; its thread is abandoned."""
 
     def __init__(self, where: str) -> None:
@@ -47,8 +47,8 @@ def left_behind() -> bool:
 def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) -> T:
     """Run ``work`` in its own thread; return its result or raise its error.
 
-    Raises :class:`Hung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it does not keep
-    the process alive, and the caller must fence it off in case it ever continues.
+    Raises :class:`RunHung` once a stop has taken longer than ``timeout`` seconds. The thread is a daemon: it does not
+    keep the process alive, and the caller must fence it off in case it ever continues.
     """
     name = _below(name)
     future = _in_daemon(work, name)
@@ -57,7 +57,7 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
         if until is not None and time.monotonic() > until:
             where = _where(name)
             _left.append(name)
-            raise Hung(where)
+            raise RunHung(where)
     return future.result()
 
 

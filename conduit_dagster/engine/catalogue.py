@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conduit_dagster.config.findings import Finding
-from conduit_dagster.config.folder import Loaded, load
+from conduit_dagster.config.folder import LoadedFiles, load
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, bind_all
-from conduit_dagster.engine.chains import link
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins, read_plugins
+from conduit_dagster.engine.validation.chain_rules import link
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Catalogue:
     """Runnable pipelines of a project, and all findings about it."""
 
     project: Project
-    loaded: Loaded
+    loaded: LoadedFiles
     plugins: Plugins
     bound: list[BoundPipeline]
 

@@ -9,18 +9,18 @@ from functools import lru_cache
 from conduit_dagster.connectors.connector_registry import find_destination, find_source
 from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
-from conduit_dagster.engine.processor_state import Remembers
+from conduit_dagster.engine.processor_state import StatefulNode
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.redaction import Redaction
-from conduit_dagster.engine.source_nodes import SourceNode, inlets_of, replay_inlets
+from conduit_dagster.engine.source_nodes import SourceNode, inputs_of, replay_inputs
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
+from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors import registry as processors
-from conduit_dagster.processors.common.stateful import Remembering
+from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.turn import Turn
 
 DEAD_LETTERS = "dead_letters"
 
@@ -46,28 +46,28 @@ class CompiledPipeline:
 
     program: Program
     clock: Clock
-    turn: Turn
+    idempotency: IdempotencyKeys
     sources: Sequence[SourceNode]
     """The pipeline's own sources."""
-    inlets: Sequence[SourceNode]
+    inputs: Sequence[SourceNode]
     """Inputs of a step: the sources, or their logs."""
     nodes: Sequence[Step]
-    outlets: Sequence[DestinationNode]
+    outputs: Sequence[DestinationNode]
     dead_letters: Destination
     letter_nodes: Sequence[Step]
     """The processors of the dead-letter queue."""
     redaction: Redaction
     reads_keys: Keys
     """Which record keys any part of the pipeline may read."""
-    remembering: Mapping[str, Remembers]
+    remembering: Mapping[str, StatefulNode]
     """Stateful processors by node: those that remember records of earlier steps."""
     queries: Mapping[str, SqlQuery]
     """By node, the queries that processors run in Spark."""
 
-    def inlet(self, source: str) -> SourceNode:
-        """Return the inlet of a source. Raises ``FatalError`` if an open step needs a source removed from the file."""
-        if (inlet := self.known(source)) is not None:
-            return inlet
+    def source_node(self, source: str) -> SourceNode:
+        """Return the node of a source. Raises ``FatalError`` if an open step needs a source removed from the file."""
+        if (source_node := self.known(source)) is not None:
+            return source_node
         raise FatalError(
             f"an open step reads {source}, which the pipeline's file has no more",
             code="source.removed",
@@ -84,18 +84,18 @@ class CompiledPipeline:
 
     def replay_of(self, source: str) -> int:
         """Return the id of the replay that a source of dead letters belongs to; 0 for any other source."""
-        inlet, replay = self.known(source), self.program.replay
-        return replay.id if replay is not None and inlet is not None and inlet.is_replay else 0
+        source_node, replay = self.known(source), self.program.replay
+        return replay.id if replay is not None and source_node is not None and source_node.is_replay else 0
 
     def known(self, source: str) -> SourceNode | None:
-        """Return the inlet of a source; None if it was removed from the file."""
-        return next((inlet for inlet in self.inlets if inlet.id == source), None)
+        """Return the node of a source; None if it was removed from the file."""
+        return next((source_node for source_node in self.inputs if source_node.id == source), None)
 
-    def takes_rows(self, inlet: SourceNode) -> bool:
+    def takes_rows(self, source_node: SourceNode) -> bool:
         """Return whether records stay columns: the source yields columns and nothing needs them as documents."""
-        ways = [inlet.nodes, self.nodes, *(outlet.nodes for outlet in self.outlets)]
-        are_taken = all(outlet.destination.takes_rows for outlet in self.outlets)
-        return inlet.source.gives_rows and are_taken and not any(ways)
+        ways = [source_node.nodes, self.nodes, *(destination_node.nodes for destination_node in self.outputs)]
+        are_taken = all(destination_node.destination.takes_rows for destination_node in self.outputs)
+        return source_node.source.gives_rows and are_taken and not any(ways)
 
     def begin_step(
         self, clock_ns: int, hashes: Mapping[str, str] | None = None, generations: Mapping[str, int] | None = None
@@ -107,13 +107,16 @@ class CompiledPipeline:
         """
         self.clock.now_ns = clock_ns
         if hashes is not None:
-            self.turn.hashes = dict(hashes)
+            self.idempotency.hashes = dict(hashes)
         if generations is not None:
-            self.turn.generations = dict(generations)
+            self.idempotency.generations = dict(generations)
 
     def consumers(self) -> dict[str, Destination]:
         """Return all destinations by id, the dead-letter queue first (DELIVERY.md, Publish)."""
-        return {DEAD_LETTERS: self.dead_letters, **{outlet.id: outlet.destination for outlet in self.outlets}}
+        return {
+            DEAD_LETTERS: self.dead_letters,
+            **{destination_node.id: destination_node.destination for destination_node in self.outputs},
+        }
 
 
 _EDIT = ":~replay:set-"
@@ -150,29 +153,29 @@ class _Maker:
     def __init__(self, program: Program, plugins: Plugins, instead: Mapping[str, Processor]) -> None:
         self._program, self._plugins, self._instead, self._clock = program, plugins, instead, Clock()
         self._redaction = Redaction(program.redact)
-        self._turn = Turn(program.pipeline)
+        self._idempotency = IdempotencyKeys(program.pipeline)
         self._processors: list[Processor] = []
-        self._remembering: dict[str, Remembers] = {}
+        self._remembering: dict[str, StatefulNode] = {}
         self._queries: dict[str, SqlQuery] = {}
 
     def pipeline(self) -> CompiledPipeline:
         program = self._program
-        sources = [self._inlet(spec) for spec in program.sources]
-        inlets = inlets_of(program, sources)
-        inlets = [*inlets, *replay_inlets(program, inlets, self._edits())]
+        sources = [self._source_node(spec) for spec in program.sources]
+        inputs = inputs_of(program, sources)
+        inputs = [*inputs, *replay_inputs(program, inputs, self._edits())]
         nodes = [self._node(spec) for spec in program.processors]
-        outlets = [self._outlet(spec) for spec in program.destinations]
+        outputs = [self._destination_node(spec) for spec in program.destinations]
         letters, letter_nodes = self._destination(program.dead_letters), self._around(program.dead_letters)
         redaction = self._redaction
-        keys = max(outlet.destination.reads_keys for outlet in outlets)
+        keys = max(destination_node.destination.reads_keys for destination_node in outputs)
         # a condition may read the key as well
         if any(processor.reads_key for processor in self._processors) or self._has_condition_on_key():
             keys = Keys.ALL
         elif any(processor.reads_position for processor in self._processors):
             keys = max(keys, Keys.POSITIONS)
-        turn, remembering = self._turn, self._remembering
+        idempotency, remembering = self._idempotency, self._remembering
         return CompiledPipeline(
-            program, self._clock, turn, sources, inlets, nodes, outlets, letters, letter_nodes, redaction, keys,
+            program, self._clock, idempotency, sources, inputs, nodes, outputs, letters, letter_nodes, redaction, keys,
             remembering, self._queries,
         )  # fmt: skip
 
@@ -192,7 +195,7 @@ class _Maker:
         program = self._program
         return ConnectorContext(program.pipeline, spec.id, program.root, self._clock, program.strategy)
 
-    def _inlet(self, spec: ConnectorSpec) -> SourceNode:
+    def _source_node(self, spec: ConnectorSpec) -> SourceNode:
         kind = find_source(spec.plugin, self._plugins.sources)
         if kind is None:
             raise _unknown("source", spec.plugin)
@@ -203,7 +206,7 @@ class _Maker:
         before = gates(node_id(self._program.pipeline, spec.id), spec.namespace, spec.condition, self._clock)
         return [*before, *(self._node(processor, consumer) for processor in spec.processors)]
 
-    def _outlet(self, spec: ConnectorSpec) -> DestinationNode:
+    def _destination_node(self, spec: ConnectorSpec) -> DestinationNode:
         return DestinationNode(
             spec.id, node_id(self._program.pipeline, spec.id), self._destination(spec), self._around(spec, spec.id)
         )
@@ -217,8 +220,8 @@ class _Maker:
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
         processor = self._instead.get(spec.node) or self._processor(spec, consumer)
         self._processors.append(processor)
-        if isinstance(processor, Remembering):
-            self._remembering[spec.node] = Remembers(processor)
+        if isinstance(processor, StatefulProcessor):
+            self._remembering[spec.node] = StatefulNode(processor)
         if processor.query is not None:
             self._queries[spec.node] = processor.query
         return Node(spec.node, processor, selects_of(spec.namespace, spec.condition, self._clock))
@@ -228,7 +231,7 @@ class _Maker:
         if kind is None:
             raise _unknown("processor", spec.plugin)
         context = ProcessorContext(
-            self._program.pipeline, spec.node, self._clock, consumer, self._turn, self._redaction.record
+            self._program.pipeline, spec.node, self._clock, consumer, self._idempotency, self._redaction.record
         )
         return kind(kind.Settings.model_validate(spec.settings), context)
 

@@ -78,7 +78,7 @@ class Names:
         return [self._source(span) for span in ranges]
 
     def _source(self, span: Range) -> dict[str, Any]:
-        place = self._pipeline.inlet(span.source).source.place
+        place = self._pipeline.source_node(span.source).source.place
         start, end = place(span.start), place(span.end)
         return {"source": span.source, "generation": span.generation, "start": start, "end": end}
 

@@ -26,10 +26,10 @@ _PIECE = 3_000
 class LogWriter:
     """Writer of one source's records to a task's log file, in the order in which they are read."""
 
-    def __init__(self, pipeline: CompiledPipeline, inlet: SourceNode, to: LogRequest, ordinal: int) -> None:
-        assert isinstance(inlet.source, LogSource)
-        self._pipeline, self._real = pipeline, inlet.source.real
-        self.source, self._ordinal = inlet.id, ordinal
+    def __init__(self, pipeline: CompiledPipeline, node: SourceNode, to: LogRequest, ordinal: int) -> None:
+        assert isinstance(node.source, LogSource)
+        self._pipeline, self._real = pipeline, node.source.real
+        self.source, self._ordinal = node.id, ordinal
         self._next = to.first + ordinal
         # random per attempt, so that a second attempt never collides with the file of the first
         self._file = PartFile(to.folder, self._next, secrets.token_hex(8))

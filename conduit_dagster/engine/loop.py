@@ -121,12 +121,12 @@ class StepLoop:
             plan, staged = successor, self._staged(successor)
 
     def _within(self, span: Range, boundary: Any) -> Any:
-        return self.context.pipeline.inlet(span.source).source.within(span.start, span.end, boundary)
+        return self.context.pipeline.source_node(span.source).source.within(span.start, span.end, boundary)
 
     def _read_within(self, source: str, reach: LoggedRange, boundary: Any) -> Any:
         """Like :meth:`_within`, but for the source itself when steps read its log."""
-        inlet = next(inlet for inlet in self.context.pipeline.sources if inlet.id == source)
-        return inlet.source.within(reach.start, reach.end, boundary)
+        node = next(node for node in self.context.pipeline.sources if node.id == source)
+        return node.source.within(reach.start, reach.end, boundary)
 
     def complete(
         self,

@@ -92,7 +92,7 @@ def span_of(plan: Plan, source: str) -> Range:
 _metadata_of = attrgetter("metadata")
 
 
-class Tracker:
+class NamespaceTracker:
     """Tracker of the last record of each namespace. A run of records that share their metadata costs one look-up."""
 
     def __init__(self, seen: dict[str, LastInNamespace]) -> None:

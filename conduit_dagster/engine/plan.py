@@ -76,7 +76,7 @@ class StepPlanner:
         if self._closed:
             return None
         # destinations added later come first: nothing new is read before all have caught up (reference 4)
-        only, ranges = self._missed() or ("", self._ranges(self._inlets_of(""), horizons))
+        only, ranges = self._missed() or ("", self._ranges(self._inputs_of(""), horizons))
         logs: dict[str, LoggedRange] = {}
         if not ranges and self._log is not None:
             ranges, logs = self._log.ahead(horizons, self.cursor.sources)
@@ -84,7 +84,7 @@ class StepPlanner:
 
     def plan_replay(self) -> Plan | None:
         """Store a plan with a range per source whose dead letters are sent again; return None if none is left."""
-        ranges = self._ranges([inlet.id for inlet in self._pipeline.inlets if inlet.is_replay], None)
+        ranges = self._ranges([source_node.id for source_node in self._pipeline.inputs if source_node.is_replay], None)
         return self._planned(ranges, "", {}) if ranges else None
 
     def log_first(self) -> bool:
@@ -129,12 +129,16 @@ class StepPlanner:
         late = {name: source for name, source in self.cursor.sources.items() if source.late}
         ends = {name: one.unit["upto"] for name, one in late.items() if one.position < one.unit["upto"]}
         for consumer in self._context.consumers:
-            if ranges := self._ranges([name for name in self._inlets_of(consumer) if name in ends], ends):
+            if ranges := self._ranges([name for name in self._inputs_of(consumer) if name in ends], ends):
                 return consumer, ranges
         return None
 
-    def _inlets_of(self, only: str) -> list[str]:
-        return [inlet.id for inlet in self._pipeline.inlets if inlet.only == only and not inlet.is_replay]
+    def _inputs_of(self, only: str) -> list[str]:
+        return [
+            source_node.id
+            for source_node in self._pipeline.inputs
+            if source_node.only == only and not source_node.is_replay
+        ]
 
     def _nacked(self, only: str, ranges: list[Range]) -> dict[str, list[int]]:
         """Return offsets nacked by earlier steps, to be pinned in the plan.
@@ -149,14 +153,14 @@ class StepPlanner:
         return {name: offsets for name, offsets in found.items() if offsets}
 
     def _same_origin(self, source: str) -> list[str]:
-        origin = self._pipeline.inlet(source).origin
-        return [inlet.id for inlet in self._pipeline.inlets if inlet.origin == origin]
+        origin = self._pipeline.source_node(source).origin
+        return [source_node.id for source_node in self._pipeline.inputs if source_node.origin == origin]
 
-    def _ranges(self, inlets: list[str], horizons: Mapping[str, Any] | None) -> list[Range]:
+    def _ranges(self, inputs: list[str], horizons: Mapping[str, Any] | None) -> list[Range]:
         if self._pipeline.program.fan_in != "alternate":
-            return [span for name in inlets if (span := self._range(name, horizons))]
+            return [span for name in inputs if (span := self._range(name, horizons))]
         # one source per step; the choice is pinned, because a plan is never remade with other ranges
-        for name in self.cursor.turns(inlets):
+        for name in self.cursor.turns(inputs):
             if span := self._range(name, horizons):
                 return [span]
         return []
@@ -168,13 +172,13 @@ class StepPlanner:
         if end == known.position:
             return None
         # a log entry keeps its offset, even if a rewind has moved the source
-        inlet = self._pipeline.inlet(source)
-        offset = known.position if isinstance(inlet.source, LogSource) else known.records
-        return Range(source, known.generation, known.position, end, offset, inlet.origin)
+        source_node = self._pipeline.source_node(source)
+        offset = known.position if isinstance(source_node.source, LogSource) else known.records
+        return Range(source, known.generation, known.position, end, offset, source_node.origin)
 
     def _latest(self, source: str, start: Position, horizon: Any) -> Position:
-        inlet, limit = self._pipeline.inlet(source), self._context.settings.limit
-        return blamed(self._context.node(source), inlet.source.latest, start, limit, horizon)
+        source_node, limit = self._pipeline.source_node(source), self._context.settings.limit
+        return blamed(self._context.node(source), source_node.source.latest, start, limit, horizon)
 
     # -- cut step -----------------------------------------------------------------------------------------------
 

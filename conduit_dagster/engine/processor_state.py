@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.processors.common.stateful import Entries, Remembering
+from conduit_dagster.processors.common.stateful import Entries, StatefulProcessor
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.steps import Memory, MemoryPart
 from conduit_dagster.storage import Sink
@@ -36,10 +36,10 @@ def memory_folder(log_url: str, pipeline: str) -> str:
     return storage.join(log_url, storage.safe_name(pipeline), _FOLDER)
 
 
-class Remembers:
+class StatefulNode:
     """A processor with its memory, in a task."""
 
-    def __init__(self, processor: Remembering) -> None:
+    def __init__(self, processor: StatefulProcessor) -> None:
         self._processor = processor
         self._at: Memory | None = None
         """What it stands at; None where a step has begun since."""
@@ -82,7 +82,7 @@ class Remembers:
         return self._at
 
 
-_newest: WeakValueDictionary[tuple[str, str], Remembers] = WeakValueDictionary()
+_newest: WeakValueDictionary[tuple[str, str], StatefulNode] = WeakValueDictionary()
 """Who remembers, by folder and node: a worker keeps several programs of a pipeline, and one memory."""
 
 

@@ -141,8 +141,8 @@ class Publisher:
             context.store.done(plan, decision, after_step(plan, decision), names)
         reached("after-done", context.name)
         for span in plan.ranges:
-            if inlet := context.acked_sources.get(span.source):
-                context.acks.ack(inlet, span.end, span.generation)
+            if source_node := context.acked_sources.get(span.source):
+                context.acks.ack(source_node, span.end, span.generation)
         reached("after-ack", context.name)
 
     def _offsets(self, shipment: Shipment) -> Offsets:

@@ -9,32 +9,32 @@ from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import Plan
 
 
-def unit_of(pipeline: CompiledPipeline, inlet: SourceNode) -> SourceUnit:
-    """Return which data an inlet reads."""
-    return SourceUnit(inlet.source.unit, pipeline.program.root)
+def unit_of(pipeline: CompiledPipeline, node: SourceNode) -> SourceUnit:
+    """Return which data a source reads."""
+    return SourceUnit(node.source.unit, pipeline.program.root)
 
 
-def reads_same(pipeline: CompiledPipeline, inlet: SourceNode | None, state: PipelineState) -> bool:
-    """Return whether the inlet reads the data that the store knows it by, with positions of the same kind.
+def reads_same(pipeline: CompiledPipeline, node: SourceNode | None, state: PipelineState) -> bool:
+    """Return whether the source reads the data that the store knows it by, with positions of the same kind.
 
     The generation, positions and offsets that are stored mean nothing to any other.
     """
-    known = None if inlet is None else state.sources.get(inlet.id)
-    if inlet is None or known is None:
+    known = None if node is None else state.sources.get(node.id)
+    if node is None or known is None:
         return False
-    if inlet.is_replay:
+    if node.is_replay:
         return known.is_replay
-    if inlet.only:
-        return known.late == inlet.only and _is_same(pipeline, inlet, state.sources.get(inlet.origin))
-    return _is_same(pipeline, inlet, known)
+    if node.only:
+        return known.late == node.only and _is_same(pipeline, node, state.sources.get(node.origin))
+    return _is_same(pipeline, node, known)
 
 
-def _is_same(pipeline: CompiledPipeline, inlet: SourceNode, known: SourceState | None) -> bool:
-    is_logged = bool(inlet.source.unit.get(LOGGED))
+def _is_same(pipeline: CompiledPipeline, node: SourceNode, known: SourceState | None) -> bool:
+    is_logged = bool(node.source.unit.get(LOGGED))
     return (
         known is not None
         and is_logged == bool(known.unit.get(LOGGED))
-        and unit_of(pipeline, inlet).is_same_as(known.unit)
+        and unit_of(pipeline, node).is_same_as(known.unit)
     )
 
 

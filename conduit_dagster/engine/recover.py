@@ -50,11 +50,11 @@ def start_up(loop: StepLoop, plans: bool = True) -> None:
 def acknowledge(context: StepContext, acked: Acked = frozenset()) -> Acked:
     """Ack every source at its stored position, except for those ``acked`` already; return all that are acked now."""
     done = set(acked)
-    for inlet in context.acked_sources.values():
-        state = context.state.sources[inlet.id]
-        if (inlet.id, state.generation) not in done:
-            context.acks.ack(inlet, state.position, state.generation)
-            done.add((inlet.id, state.generation))
+    for source_node in context.acked_sources.values():
+        state = context.state.sources[source_node.id]
+        if (source_node.id, state.generation) not in done:
+            context.acks.ack(source_node, state.position, state.generation)
+            done.add((source_node.id, state.generation))
     return frozenset(done)
 
 
@@ -105,7 +105,7 @@ def _is_current(loop: StepLoop, plan: Plan) -> bool:
             return False
     for span in plan.ranges:
         known = state.sources[span.source]
-        if pipeline.inlet(span.source).source.gives_up(span.start, span.end):
+        if pipeline.source_node(span.source).source.gives_up(span.start, span.end):
             return False
         if (known.generation, known.position) != (span.generation, span.start):
             return False

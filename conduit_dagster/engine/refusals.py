@@ -20,7 +20,7 @@ from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord
-from conduit_dagster.state.dead_letters import Missed
+from conduit_dagster.state.dead_letters import MissedCopy
 from conduit_dagster.state.steps import DeadLetter, LateLetter, LetterPart
 
 
@@ -78,7 +78,7 @@ class Refusals:
                 return False
             shipment.progress = after(shipment.progress, 1, refused=1)
             if found.has_letter:
-                missed = Missed(found.source, found.offset, found.missed)
+                missed = MissedCopy(found.source, found.offset, found.missed)
                 self._store.missed(shipment.plan.step, shipment.consumer, shipment.progress, missed, moves)
             elif found.before:
                 self._record_again(found, moves)

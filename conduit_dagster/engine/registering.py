@@ -101,52 +101,58 @@ def register_sources(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 def _initials(pipeline: CompiledPipeline) -> dict[str, Position]:
     """Return each source's initial position. Done before the transaction: a source may be slow to answer."""
     name = pipeline.program.pipeline
-    return {inlet.id: blamed(node_id(name, inlet.id), inlet.source.initial) for inlet in pipeline.sources}
+    return {
+        source_node.id: blamed(node_id(name, source_node.id), source_node.source.initial)
+        for source_node in pipeline.sources
+    }
 
 
 def _register_sources(
     pipeline: CompiledPipeline, initials: Mapping[str, Position], registry: Registry, logs: LogRegistry
 ) -> None:
-    logs.leave({inlet.id for inlet in pipeline.inlets})
-    registry.readers.retire({inlet.id for inlet in pipeline.sources})
-    for inlet in pipeline.sources:
-        unit = unit_of(pipeline, inlet)
-        initial = registry.readers.admit(inlet.id, inlet.source.unit, initials[inlet.id])
+    logs.leave({source_node.id for source_node in pipeline.inputs})
+    registry.readers.retire({source_node.id for source_node in pipeline.sources})
+    for source_node in pipeline.sources:
+        unit = unit_of(pipeline, source_node)
+        initial = registry.readers.admit(source_node.id, source_node.source.unit, initials[source_node.id])
         if pipeline.program.log == "records":
-            logs.register(inlet.id, unit, initial)
+            logs.register(source_node.id, unit, initial)
         else:
-            logs.unlog(inlet.id)
-            registry.register_source(inlet.id, unit, initial)
-    for inlet in pipeline.inlets:
-        if isinstance(inlet.source, JoinSource):
-            logs.register_joined(inlet.id, unit_of(pipeline, inlet), list(inlet.source.members))
+            logs.unlog(source_node.id)
+            registry.register_source(source_node.id, unit, initial)
+    for source_node in pipeline.inputs:
+        if isinstance(source_node.source, JoinSource):
+            logs.register_joined(source_node.id, unit_of(pipeline, source_node), list(source_node.source.members))
 
 
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: one that is known by now is never new again
-    late = [inlet for inlet in pipeline.inlets if inlet.only]
-    logs.drop_catch_ups({inlet.id for inlet in late})
-    for inlet in late:
-        logs.register_catch_up(inlet.id, inlet.origin, inlet.only)
+    late = [source_node for source_node in pipeline.inputs if source_node.only]
+    logs.drop_catch_ups({source_node.id for source_node in late})
+    for source_node in late:
+        logs.register_catch_up(source_node.id, source_node.origin, source_node.only)
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:
     """Attach the log's manifest to sources read through their log, and the index to sources of dead letters."""
-    replays = [inlet.source for inlet in pipeline.inlets if isinstance(inlet.source, ReplaySource)]
+    replays = [source_node.source for source_node in pipeline.inputs if isinstance(source_node.source, ReplaySource)]
     if replays:
-        folder, every = archive_folder(base, pipeline.program.pipeline), [outlet.id for outlet in pipeline.outlets]
+        folder, every = (
+            archive_folder(base, pipeline.program.pipeline),
+            [destination_node.id for destination_node in pipeline.outputs],
+        )
         units = [source.unit for source in store.load().sources.values() if source.late]
         for source in replays:
             mine = [unit for unit in units if unit["source"] == source.origin]
             late = {unit["destination"]: range(unit.get("first", 0), unit["upto"]) for unit in mine}
             source.attach(store.replays, folder, late, every)
-    for inlet in pipeline.inlets:
-        for name, source in _logged(inlet).items():
+    for source_node in pipeline.inputs:
+        for name, source in _logged(source_node).items():
             source.attach(LogManifest(store.transactions.read, pipeline.program.pipeline, name, base))
 
 
-def _logged(inlet: SourceNode) -> Mapping[str, LogSource]:
-    source = inlet.source
+def _logged(source_node: SourceNode) -> Mapping[str, LogSource]:
+    source = source_node.source
     if isinstance(source, JoinSource):
         return source.members
-    return {inlet.origin: source} if isinstance(source, LogSource) else {}
+    return {source_node.origin: source} if isinstance(source, LogSource) else {}

@@ -12,7 +12,7 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import Past, Wait
+from conduit_dagster.recovery.policy import RestartHistory, Wait
 from conduit_dagster.state.steps import Decision, Plan, SourceCount
 
 _SAMPLE = 20
@@ -132,7 +132,7 @@ class PendingRestart:
     delay: float
     """Seconds, as decided."""
     at_ns: int
-    past: Past
+    past: RestartHistory
 
     @staticmethod
     def of(wait: Wait, failure: int | None) -> PendingRestart:

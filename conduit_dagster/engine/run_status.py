@@ -18,7 +18,7 @@ from conduit_dagster.engine.stop import Reason
 from conduit_dagster.recovery.classify import blame
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH, Past, Policy, Wait, decide, settled
+from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait, decide, settled
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
@@ -48,7 +48,7 @@ class RunOrigin:
     """The run's id in the history."""
     restart: int | None = None
     """The failure after which this run is the restart; None: somebody asked for it."""
-    past: Past = FRESH
+    past: RestartHistory = FRESH
     """The restarts before this one; the store's own count goes before it, where the store knows the failure."""
 
 
@@ -56,7 +56,7 @@ SOMEBODY = RunOrigin()
 """A run without recovery."""
 
 
-class RunLife:
+class RunStatusWriter:
     """Begins and ends one run of one pipeline under its lease."""
 
     def __init__(self, store: PipelineStore, about: RunOrigin, stop: StopFlag, progress: RunProgress) -> None:
@@ -171,7 +171,7 @@ def _forced_stop() -> FatalError:
 
 
 def unrecorded(
-    pipeline: str, error: ConduitError, policy: Policy | None, past: Past, progress: RunProgress
+    pipeline: str, error: ConduitError, policy: Policy | None, past: RestartHistory, progress: RunProgress
 ) -> RunResult:
     """Return the result of a failure that could not be stored; the caller keeps the restart count meanwhile."""
     if error.code in NO_FAILURE:

@@ -73,7 +73,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
     assert isinstance(destination, DirectDestination)
     acks = Acks(job.first)
     try:
-        sender = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.turn))
+        sender = destination.sender(SenderTask(job.delivery.hash, job.consumer, job.step, pipeline.idempotency))
     except Exception as error:  # noqa: BLE001  # as below
         return Sent(acks.acked(), [], task_error(error, f"{job.consumer} could not begin"))
     with AckFile(acks, job.delivery.staging, job.token, job.interval):

@@ -42,37 +42,41 @@ class SourceNode:
         return source.origin if isinstance(source, ReplaySource) else self.id
 
 
-def replay_inlets(program: Program, inlets: Sequence[SourceNode], edits: Sequence[Step]) -> Sequence[SourceNode]:
+def replay_inputs(program: Program, inputs: Sequence[SourceNode], edits: Sequence[Step]) -> Sequence[SourceNode]:
     """Return a source of dead letters for each source, if the program is that of a replay."""
     replay = program.replay
     if replay is None:
         return []
     return [
         SourceNode(
-            replay_id(inlet.id),
-            ReplaySource(inlet.source, inlet.id, replay.id, replay.start == "node"),
-            [*edits, *inlet.nodes],
+            replay_id(node.id),
+            ReplaySource(node.source, node.id, replay.id, replay.start == "node"),
+            [*edits, *node.nodes],
             len(edits),
         )
-        for inlet in inlets
-        if not inlet.only
+        for node in inputs
+        if not node.only
     ]
 
 
-def inlets_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[SourceNode]:
+def inputs_of(program: Program, sources: Sequence[SourceNode]) -> Sequence[SourceNode]:
     """Return the sources as steps read them: themselves, or their logs."""
     if program.log != "records":
         return sources
-    logged = {inlet.id: LogSource(inlet.source) for inlet in sources}
+    logged = {node.id: LogSource(node.source) for node in sources}
     if program.fan_in == "join":
         # the source's own processors have run when its records were logged
         return [SourceNode("+".join(logged), JoinSource(logged), ())]
     late = [spec.id for spec in program.destinations if spec.from_log]
     return [
-        *(SourceNode(inlet.id, logged[inlet.id], inlet.nodes) for inlet in sources),
-        *(_catch_up(inlet, consumer) for consumer in late for inlet in sources),
+        *(SourceNode(node.id, logged[node.id], node.nodes) for node in sources),
+        *(_catch_up(node, consumer) for consumer in late for node in sources),
     ]
 
 
-def _catch_up(inlet: SourceNode, consumer: str) -> SourceNode:
-    return SourceNode(catch_up_id(inlet.id, consumer), CatchUpSource(inlet.source, inlet.id, consumer), inlet.nodes)
+def _catch_up(node: SourceNode, consumer: str) -> SourceNode:
+    return SourceNode(
+        catch_up_id(node.id, consumer),
+        CatchUpSource(node.source, node.id, consumer),
+        node.nodes,
+    )

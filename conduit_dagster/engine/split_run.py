@@ -11,7 +11,7 @@ from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
 from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
 from conduit_dagster.engine.ledger import Ledger, NackRow, NackRows
 from conduit_dagster.engine.nodes import Step
-from conduit_dagster.engine.offset_updates import Tracker
+from conduit_dagster.engine.offset_updates import NamespaceTracker
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
@@ -23,8 +23,8 @@ class SplitRun:
     """Runner of one split's blocks, and listener for every record that does not reach every destination."""
 
     def __init__(self, split: SplitContext, writers: dict[str, Writer], ledger: Ledger, letters: SplitLetters) -> None:
-        pipeline, inlet, begin = split.pipeline, split.inlet, split.begin
-        self._pipeline, self._inlet, self._writers, self._ledger = pipeline, inlet, writers, ledger
+        pipeline, source_node, begin = split.pipeline, split.source_node, split.begin
+        self._pipeline, self._source_node, self._writers, self._ledger = pipeline, source_node, writers, ledger
         self._letters, self._ordinal = letters, split.ordinal
         self._begin = begin
         self._before: Callable[[], Any] = lambda: begin
@@ -32,15 +32,15 @@ class SplitRun:
         self._positions = BlockPositions(self._block, are_read=True)
         self._nacks = BlockNacks(self._block)
         self._rank = 0
-        self._count = ledger.sources.setdefault(inlet.id, SourceCount())
+        self._count = ledger.sources.setdefault(source_node.id, SourceCount())
         self._filtered = ledger.filtered
-        self._seen = Tracker(ledger.namespaces.setdefault(inlet.id, {}))
+        self._seen = NamespaceTracker(ledger.namespaces.setdefault(source_node.id, {}))
         program = pipeline.program
         # a dead letter that fails again is none that the pipeline has not borne before
-        self._cuts = program.window_size > 0 and not inlet.is_replay
+        self._cuts = program.window_size > 0 and not source_node.is_replay
         self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
-        outlets = enumerate(pipeline.outlets, 1)
-        self._branches = _ordered(Branch(i, o, o.nodes) for i, o in outlets if inlet.only in ("", o.id))
+        outputs = enumerate(pipeline.outputs, 1)
+        self._branches = _ordered(Branch(i, o, o.nodes) for i, o in outputs if source_node.only in ("", o.id))
 
     @property
     def ordinal(self) -> int:
@@ -61,7 +61,7 @@ class SplitRun:
         if block.nacks:
             records, origins = self._without_nacked(block)
         if block.replayed is None:
-            records, origins = self._through(self._inlet.nodes, records, origins)
+            records, origins = self._through(self._source_node.nodes, records, origins)
             self._seen.see(records, self._ordinal, origins)
             records, origins = self._through(self._pipeline.nodes, records, origins)
         else:
@@ -93,7 +93,7 @@ class SplitRun:
         """Run dead letters along their remaining nodes; one that fails again stays a dead letter."""
         if NOBODY in replayed.missed:
             return [], []  # they are closed with the others
-        way = way_of(self._pipeline, self._inlet, replayed)
+        way = way_of(self._pipeline, self._source_node, replayed)
         if isinstance(way, Nack):
             for record, origin in zip(records, origins, strict=True):
                 self._nacks.add(origin, 0, replayed.node, way, record, stands=True)
@@ -113,27 +113,27 @@ class SplitRun:
         for branch in self._branches:
             if records:
                 self._rank = branch.rank
-                own = branch.outlet.needs_own_records and branch.rank != last
+                own = branch.destination_node.needs_own_records and branch.rank != last
                 self._branch(branch, [copy(r) for r in records] if own else records, origins)
 
     def _branch(self, branch: Branch, records: list[Record], origins: Sequence[int]) -> None:
         records, origins = self._through(branch.nodes, records, origins)
         self._nacks.went_on(self._rank, origins)
-        outlet = branch.outlet
+        destination_node = branch.destination_node
         if not records:
             return
-        if outlet.destination.changes_records:
+        if destination_node.destination.changes_records:
             for record in records:
                 record.metadata = dict(record.metadata)
-        if outlet.destination.prints and self._pipeline.redaction:
+        if destination_node.destination.prints and self._pipeline.redaction:
             records = list(map(self._pipeline.redaction.record, records))
-        writer = self._writers[outlet.id]
+        writer = self._writers[destination_node.id]
         if isinstance(writer, TracedWriter):
             writer.block(self._positions)
-        writer.place(self._inlet.id, self._ordinal, origins)
-        refused = dict(blamed(outlet.node, writer.write, records))
+        writer.place(self._source_node.id, self._ordinal, origins)
+        refused = dict(blamed(destination_node.node, writer.write, records))
         for place, nack in refused.items():
-            self.nacked(outlet.node, origins[place], nack, records[place])
+            self.nacked(destination_node.node, origins[place], nack, records[place])
         if refused:
             self._nacks.went_on(self._rank, [origin for place, origin in enumerate(origins) if place not in refused])
 
@@ -159,14 +159,14 @@ class SplitRun:
 
     def _row(self, place: int, nacked: Nacked) -> NackRow:
         before = self._boundary_before(place) if self._cuts else None
-        by_destination = nacked.rank > 0 and nacked.node == self._outlet_node(nacked.rank)
+        by_destination = nacked.rank > 0 and nacked.node == self._destination_node(nacked.rank)
         position, code, message = clean(str(nacked.record.position)), nacked.nack.code, said(nacked.nack)
         return NackRow(
-            self._inlet.id, self._ordinal + place, position, nacked.node, code, message, by_destination, before
+            self._source_node.id, self._ordinal + place, position, nacked.node, code, message, by_destination, before
         )
 
-    def _outlet_node(self, rank: int) -> str:
-        return self._pipeline.outlets[rank - 1].node
+    def _destination_node(self, rank: int) -> str:
+        return self._pipeline.outputs[rank - 1].node
 
     def _boundary_before(self, origin: int) -> Any:
         return self._block.boundary(origin - 1) if origin else self._before()
@@ -174,7 +174,7 @@ class SplitRun:
 
 def _ordered(branches: Iterable[Branch]) -> list[Branch]:
     """Return the branches with those that change records last: the last branch may have the originals."""
-    return sorted(branches, key=lambda branch: branch.outlet.needs_own_records)
+    return sorted(branches, key=lambda branch: branch.destination_node.needs_own_records)
 
 
 def _distinct(origins: Sequence[int], nacked: BlockNacks) -> int:

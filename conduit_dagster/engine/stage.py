@@ -75,8 +75,8 @@ class _Task:
         self._last: tuple[SplitOf, Block] | None = None
 
     def _writer(self, consumer: str) -> Writer:
-        name, turn = self._job.hashes.get(consumer, ""), self._pipeline.turn
-        task = WriterTask(self._job.staging[consumer], self._number, self._token, name, turn)
+        name, idempotency = self._job.hashes.get(consumer, ""), self._pipeline.idempotency
+        task = WriterTask(self._job.staging[consumer], self._number, self._token, name, idempotency)
         destination = self._pipeline.consumers()[consumer]
         writer = destination.writer(task)
         if consumer == DEAD_LETTERS or not keeps_origins(destination):
@@ -117,11 +117,11 @@ class _Task:
         return node_id(self._pipeline.program.pipeline, name)
 
     def _run_split(self, split: SplitOf) -> None:
-        inlet = self._pipeline.inlet(split.source)
-        begin, blocks = self._opened(inlet, split.split)
+        source_node = self._pipeline.source_node(split.source)
+        begin, blocks = self._opened(source_node, split.split)
         ordinal, writers = split.split.ordinal, self._writers
-        originals = Originals(lambda: self._read(inlet, split.split, ReadOptions()), ordinal)
-        context = SplitContext(self._pipeline, self._job, inlet, ordinal, begin)
+        originals = Originals(lambda: self._read(source_node, split.split, ReadOptions()), ordinal)
+        context = SplitContext(self._pipeline, self._job, source_node, ordinal, begin)
         letters = SplitLetters(context, writers[DEAD_LETTERS], self._archive, originals)
         run = SplitRun(context, writers, self._ledger, letters)
         try:
@@ -161,22 +161,22 @@ class _Task:
                 yield from block.again(range(len(block.records)))
                 return
             options = self._sized(ReadOptions())
-            for again in self._read(self._pipeline.inlet(split.source), split.split, options):
+            for again in self._read(self._pipeline.source_node(split.source), split.split, options):
                 if again.boundary(0) == block.boundary(0):
                     yield from again.records
                     return
         except Exception:  # noqa: BLE001  # what is told is the error before
             return
 
-    def _opened(self, inlet: SourceNode, split: Split) -> tuple[Any, Iterator[Block]]:
+    def _opened(self, source_node: SourceNode, split: Split) -> tuple[Any, Iterator[Block]]:
         """Return the boundary before the split's first record, and its blocks."""
-        to = self._job.tees.get(inlet.id)
+        to = self._job.tees.get(source_node.id)
         if to is not None:
-            return to.first + split.ordinal, self._tee(inlet, to, split.ordinal).blocks(split)
+            return to.first + split.ordinal, self._tee(source_node, to, split.ordinal).blocks(split)
         whole = bool(self._job.as_records)
         keys = Keys.ALL if whole else self._pipeline.reads_keys
-        options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(inlet))
-        return split.start, read_or_fail(self._read(inlet, split, self._sized(options)))
+        options = ReadOptions(keys, rows=not whole and self._pipeline.takes_rows(source_node))
+        return split.start, read_or_fail(self._read(source_node, split, self._sized(options)))
 
     def _sized(self, options: ReadOptions) -> ReadOptions:
         """Return options with larger blocks if processors query Spark: few records cost a query as much as many."""
@@ -184,11 +184,11 @@ class _Task:
             return options
         return options._replace(block_records=_ASKED_RECORDS, block_bytes=_ASKED_BYTES)
 
-    def _read(self, inlet: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
-        return read_blocks(self._pipeline, inlet.id, inlet.source, split, options)
+    def _read(self, source_node: SourceNode, split: Split, options: ReadOptions) -> Iterator[Block]:
+        return read_blocks(self._pipeline, source_node.id, source_node.source, split, options)
 
-    def _tee(self, inlet: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
+    def _tee(self, source_node: SourceNode, to: LogRequest, ordinal: int) -> LogWriter:
         """Return the log writer of a source: consecutive splits share one file."""
-        if not self._tees or self._tees[-1].source != inlet.id:
-            self._tees.append(LogWriter(self._pipeline, inlet, to, ordinal))
+        if not self._tees or self._tees[-1].source != source_node.id:
+            self._tees.append(LogWriter(self._pipeline, source_node, to, ordinal))
         return self._tees[-1]

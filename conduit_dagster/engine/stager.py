@@ -107,14 +107,14 @@ class Stager:
     def _tasks(self, plan: Plan) -> Tasks:
         splits: list[SplitOf] = []
         for span in plan.ranges:
-            source = self._pipeline.inlet(span.source).source
+            source = self._pipeline.source_node(span.source).source
             splits.extend(SplitOf(span.source, split) for split in source.split(span.start, span.end, self._slots))
         return group(splits, self._slots)
 
     def relocated(self, tasks: Tasks) -> Tasks:
         """Return tasks of an earlier execution, with their data's current location."""
-        inlet = self._pipeline.inlet
-        return [[SplitOf(s.source, inlet(s.source).source.relocate(s.split)) for s in task] for task in tasks]
+        node = self._pipeline.source_node
+        return [[SplitOf(s.source, node(s.source).source.relocate(s.split)) for s in task] for task in tasks]
 
     def _folders(self, step: int) -> dict[str, str]:
         execution = f"{self._epoch:08d}-{step:012d}-{secrets.token_hex(8)}"
@@ -138,7 +138,7 @@ class Stager:
     def _verify(self, plan: Plan) -> None:
         # the identity of what was read is checked again at the end: a range that is gone is fatal, never skipped
         for span in plan.ranges:
-            self._pipeline.inlet(span.source).source.verify(span.start, span.end)
+            self._pipeline.source_node(span.source).source.verify(span.start, span.end)
 
     def sync(self, staging: dict[str, str], consumers: Sequence[str]) -> None:
         """Make the staged files' names durable; their bytes have been durable since the tasks ended."""

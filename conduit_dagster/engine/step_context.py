@@ -37,16 +37,16 @@ class SourceAcks:
         self._pipeline = pipeline
         self._closed = threading.Event()
 
-    def ack(self, inlet: SourceNode, position: Position, generation: int) -> None:
+    def ack(self, source_node: SourceNode, position: Position, generation: int) -> None:
         """Ack everything up to ``position`` to a source. The position must be durable in the state store.
 
         Raises ``TransientError`` (``source.closed``) after :meth:`refuse`: what still runs then is of a run that was
         given up, and the next one may have another answer.
         """
-        node = node_id(self._pipeline.program.pipeline, inlet.id)
+        node = node_id(self._pipeline.program.pipeline, source_node.id)
         if self._closed.is_set():
             raise TransientError("the source is closed: its run was given up", code="source.closed", node=node)
-        blamed(node, inlet.source.ack, position, generation)
+        blamed(node, source_node.source.ack, position, generation)
 
     def refuse(self) -> None:
         """Refuse all further acks."""
@@ -55,11 +55,13 @@ class SourceAcks:
     def close(self) -> None:
         """Refuse further acks and close every source. A failing close is only logged: the run has its result."""
         self.refuse()
-        for inlet in {id(inlet.source): inlet for inlet in (*self._pipeline.inlets, *self._pipeline.sources)}.values():
+        for source_node in {
+            id(source_node.source): source_node for source_node in (*self._pipeline.inputs, *self._pipeline.sources)
+        }.values():
             try:
-                inlet.source.close()
+                source_node.source.close()
             except Exception as error:  # noqa: BLE001  # the others are closed all the same
-                log.warning("a source could not be closed", source=inlet.id, cause=str(error))
+                log.warning("a source could not be closed", source=source_node.id, cause=str(error))
 
 
 @dataclass(frozen=True)
@@ -134,8 +136,12 @@ class StepContext:
         To any other source a stored position means nothing.
         """
         if self._acked is None:
-            inlets = self.pipeline.inlets
-            self._acked = {inlet.id: inlet for inlet in inlets if reads_same(self.pipeline, inlet, self.state)}
+            inputs = self.pipeline.inputs
+            self._acked = {
+                source_node.id: source_node
+                for source_node in inputs
+                if reads_same(self.pipeline, source_node, self.state)
+            }
         return self._acked
 
     def delivered(self, plan: Plan, staged: StagedDelivery, records: int, target: Target, offsets: Offsets) -> None:

@@ -24,7 +24,7 @@ from conduit_dagster.state.pipeline_state import SourceState
 from conduit_dagster.state.steps import LoggedRange, Plan, Range
 
 
-class Ahead(NamedTuple):
+class PlannedLogRanges(NamedTuple):
     """A step's ranges where its records will lie in the log, and where they lie in the sources themselves."""
 
     ranges: list[Range]
@@ -41,7 +41,7 @@ class StepLog:
         self._context, self._pipeline, self._appender, self._stager = context, context.pipeline, appender, stager
         self._slots, self._fits = context.step_slots, self.fits(context.pipeline)
         self._first: list[Append] = []
-        self._planned: tuple[Ahead, list[Append], Tasks] | None = None
+        self._planned: tuple[PlannedLogRanges, list[Append], Tasks] | None = None
 
     @staticmethod
     def fits(pipeline: CompiledPipeline) -> bool:
@@ -49,24 +49,26 @@ class StepLog:
 
         A join pairs what was logged before; ``alternate`` takes one source at a time.
         """
-        return pipeline.program.fan_in == "merge" and all(inlet.source.replayable for inlet in pipeline.sources)
+        return pipeline.program.fan_in == "merge" and all(
+            source_node.source.replayable for source_node in pipeline.sources
+        )
 
     # -- line 1 -------------------------------------------------------------------------------------------------
 
-    def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> Ahead:
+    def ahead(self, horizons: Mapping[str, Any] | None, known: Mapping[str, SourceState]) -> PlannedLogRanges:
         """Return a step's ranges; empty if nothing is new, or if it has to be logged first (:meth:`log_first`)."""
         # everything that is in the log is on its way: now a source's failure takes its course
         self._appender.raise_failure()
         self._planned, self._first = None, self._appender.new(horizons)
-        found = Ahead([], {})
+        found = PlannedLogRanges([], {})
         if not self._fits or not self._first:
             return found
         splits = self._splits(self._first)
         for append, mine in zip(self._first, splits, strict=True):
             count = _count(mine)
             if not count:
-                return Ahead([], {})
-            name, offset = append.inlet.id, append.offset
+                return PlannedLogRanges([], {})
+            name, offset = append.node.id, append.offset
             found.ranges.append(Range(name, known[name].generation, offset, offset + count, offset))
             found.logs[name] = LoggedRange(append.start, append.end)
         self._planned, self._first = (found, self._first, self._tasks(self._first, splits)), []
@@ -77,7 +79,7 @@ class StepLog:
 
     def _tasks(self, appends: Sequence[Append], splits: Sequence[Sequence[Split]]) -> Tasks:
         pairs = zip(appends, splits, strict=True)
-        return group([SplitOf(append.inlet.id, split) for append, mine in pairs for split in mine], self._slots)
+        return group([SplitOf(append.node.id, split) for append, mine in pairs for split in mine], self._slots)
 
     def log_first(self) -> bool:
         """Log what :meth:`ahead` found and could not plan; return False if there was nothing."""
@@ -89,7 +91,7 @@ class StepLog:
     def can_stage(self, plan: Plan) -> bool:
         """Return whether a step of an earlier run can be staged: its records are in the log, or staging logs them."""
         if self._is_due(plan):
-            sources = {inlet.id: inlet.source for inlet in self._pipeline.sources}
+            sources = {source_node.id: source_node.source for source_node in self._pipeline.sources}
             return not any(sources[name].gives_up(reach.start, reach.end) for name, reach in plan.logs.items())
         return all(self._appender.state(name).next_offset >= _span(plan, name).end for name in plan.logs)
 
@@ -111,7 +113,7 @@ class StepLog:
             return None
         appends, tasks = found
         reached("before-log", self._context.name)
-        tees = {append.inlet.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
+        tees = {append.node.id: LogRequest(append.folder.segment(append.segment), append.offset) for append in appends}
         staged = self._stager.stage(plan, tasks, tees=tees)
         if staged.failures:
             return staged  # nothing of it counts: the step is cut, and its shorter successor logged
@@ -120,7 +122,7 @@ class StepLog:
         reached("after-log-stage", self._context.name)
         logged = [(append, _parts(append, staged.ledgers)) for append in appends]
         for append, parts in logged:
-            _require_whole(self._context.node(append.inlet.id), _span(plan, append.inlet.id), parts)
+            _require_whole(self._context.node(append.node.id), _span(plan, append.node.id), parts)
         # the log is committed before the step can be prepared: it covers only what the manifest names
         self._appender.commit(logged)
         reached("after-log", self._context.name)
@@ -136,9 +138,9 @@ class StepLog:
         return appends, self._tasks(appends, self._splits(appends))
 
     def _append(self, plan: Plan, source: str) -> Append:
-        inlet = next(inlet for inlet in self._pipeline.sources if inlet.id == source)
+        source_node = next(source_node for source_node in self._pipeline.sources if source_node.id == source)
         reach = plan.logs[source]
-        return self._appender.to(inlet, reach.start, reach.end, _span(plan, source).start)
+        return self._appender.to(source_node, reach.start, reach.end, _span(plan, source).start)
 
 
 def _count(splits: Sequence[Split]) -> int | None:
@@ -153,7 +155,7 @@ def _span(plan: Plan, source: str) -> Range:
 
 
 def _parts(append: Append, ledgers: Sequence[Ledger]) -> list[LogPart]:
-    teed = [one for ledger in ledgers for one in ledger.teed if one.source == append.inlet.id]
+    teed = [one for ledger in ledgers for one in ledger.teed if one.source == append.node.id]
     return parts_of(append, [(one.written, one.boundary) for one in teed if one.written is not None])
 
 
@@ -170,7 +172,7 @@ def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
 
 def _in_log(logged: Sequence[tuple[Append, Sequence[LogPart]]], ledgers: Sequence[Ledger]) -> Tasks:
     """Return what each task read, as splits of the log, for staging it again if its parts are lost."""
-    known = {(append.inlet.id, part.first): (append, part) for append, parts in logged for part in parts}
+    known = {(append.node.id, part.first): (append, part) for append, parts in logged for part in parts}
     return [
         [
             SplitOf(one.source, _split(*known[one.source, one.written.first], one.ordinal))

@@ -11,7 +11,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.bounded import Hung, bounded, watching, within
+from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
 from conduit_dagster.engine.dead_letters.replaying import with_open_replay
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
@@ -19,7 +19,7 @@ from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
-from conduit_dagster.engine.run_status import AWAY, RunLife, unrecorded
+from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
 from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.node_ids import node_id
@@ -58,7 +58,7 @@ def run_pipeline(
     attempt = _Attempt(RunRequest(bound, database, options, stop, observe), opener, progress or RunProgress())
     try:
         return bounded(attempt.run, stop, bound.config.delivery.shutdown_timeout, f"run-{bound.id}")
-    except Hung as hung:
+    except RunHung as hung:
         return attempt.give_up(hung.where)
 
 
@@ -68,7 +68,7 @@ class _Attempt:
     def __init__(self, request: RunRequest, opener: Callable[[], SparkSession], progress: RunProgress) -> None:
         self._request, self._bound, self._stop = request, request.bound, request.stop
         self._opener, self._progress = opener, progress
-        self._life: RunLife | None = None
+        self._life: RunStatusWriter | None = None
         self._lease: Lease | None = None
         self._run: _Run | None = None
 
@@ -83,7 +83,7 @@ class _Attempt:
             return unrecorded(bound.id, error, about.recovery, about.past, progress)
         reached("after-lease", bound.id)
         store = PipelineStore(database, lease, options.patience, lambda: self._stop.forced)
-        life = RunLife(store, about, self._stop, progress)
+        life = RunStatusWriter(store, about, self._stop, progress)
         self._life, self._lease = life, lease
         run = _Run(request, self._opener, store, life)
         self._run = run
@@ -111,7 +111,7 @@ class _Attempt:
 
 class _Run:
     def __init__(
-        self, request: RunRequest, opener: Callable[[], SparkSession], store: PipelineStore, life: RunLife
+        self, request: RunRequest, opener: Callable[[], SparkSession], store: PipelineStore, life: RunStatusWriter
     ) -> None:
         self._request, self._opener, self._store, self._life = request, opener, store, life
         self._bound, self._options, self._stop = request.bound, request.options, request.stop
@@ -198,7 +198,7 @@ class _Run:
 
     def _horizons(self) -> dict[str, Any]:
         sources = self._pipeline.sources
-        return {inlet.id: blamed(node_id(self._bound.id, inlet.id), inlet.source.horizon) for inlet in sources}
+        return {node.id: blamed(node_id(self._bound.id, node.id), node.source.horizon) for node in sources}
 
     def _report(self, step: StepReport) -> None:
         self._life.progress.add(step)

@@ -55,15 +55,21 @@ class _Fate:
         self.nacked_.append(TracedNack(nack, copy(record)))
 
 
-def trace(pipeline: CompiledPipeline, inlet: SourceNode, record: Record, now_ns: int) -> Traced:
+def trace(pipeline: CompiledPipeline, source_node: SourceNode, record: Record, now_ns: int) -> Traced:
     """Node by node, from the source to the destinations, which are not written to.
 
     ``now_ns``: the time that processors see. A record that is split goes on as all of its parts.
     """
     pipeline.begin_step(now_ns)
     found: list[TracedNode] = []
-    records = _through((*inlet.nodes, *pipeline.nodes), [copy(record)], found)
-    return Traced(found, {outlet.id: _through(outlet.nodes, records, found) for outlet in pipeline.outlets})
+    records = _through((*source_node.nodes, *pipeline.nodes), [copy(record)], found)
+    return Traced(
+        found,
+        {
+            destination_node.id: _through(destination_node.nodes, records, found)
+            for destination_node in pipeline.outputs
+        },
+    )
 
 
 def _through(steps: Sequence[Step], records: Sequence[Record], found: list[TracedNode]) -> Sequence[Record]:

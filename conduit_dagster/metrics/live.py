@@ -44,8 +44,8 @@ class PipelineMetrics:
         self._facts = PipelineFacts(
             bound.id,
             PipelineStatus.RUNNING,
-            {inlet.id: SourceFacts(unit=inlet.source.lag_unit) for inlet in bound.compiled.sources},
-            {outlet.id: DestinationFacts(0, 0) for outlet in bound.compiled.outlets},
+            {source_node.id: SourceFacts(unit=source_node.source.lag_unit) for source_node in bound.compiled.sources},
+            {destination_node.id: DestinationFacts(0, 0) for destination_node in bound.compiled.outputs},
             dead_letters=0,
             restarts=0,
         )
@@ -106,8 +106,12 @@ class PipelineMetrics:
 def _readers(bound: BoundPipeline) -> dict[str, Source]:
     """Return what steps read of each source: itself, or its log, which knows the source's own position."""
     found = dict[str, Source]()
-    for inlet in bound.compiled.inlets:
-        found.update(inlet.source.members if isinstance(inlet.source, JoinSource) else {inlet.id: inlet.source})
+    for source_node in bound.compiled.inputs:
+        found.update(
+            source_node.source.members
+            if isinstance(source_node.source, JoinSource)
+            else {source_node.id: source_node.source}
+        )
     return found
 
 

@@ -20,7 +20,7 @@ log = structlog.get_logger("conduit.metrics")
 
 
 @dataclass(frozen=True)
-class Served:
+class MetricsServer:
     """A page that is served."""
 
     url: str
@@ -53,7 +53,7 @@ class _Guarded(Collector):
         yield from found
 
 
-def serve(host: str, port: int, collector: Collector) -> Served:
+def serve(host: str, port: int, collector: Collector) -> MetricsServer:
     """Serve ``/metrics`` until it is closed, or the process ends. Port 0: any free one.
 
     Raises ``FatalError`` (``environment.metrics_address``).
@@ -64,7 +64,7 @@ def serve(host: str, port: int, collector: Collector) -> Served:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:
         raise _unusable(host, port, error) from error
-    served = Served(f"http://{_shown(host)}:{server.server_port}/metrics", server, thread)
+    served = MetricsServer(f"http://{_shown(host)}:{server.server_port}/metrics", server, thread)
     log.info("metrics are served", url=served.url)
     return served
 

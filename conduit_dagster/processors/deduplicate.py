@@ -15,7 +15,7 @@ from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.expressions import Compiled, EvaluationError, compile_expression, reads_key
 from conduit_dagster.json_values import is_json
 from conduit_dagster.processors.common.setting_kinds import Expression, failure, refused
-from conduit_dagster.processors.common.stateful import Entries, Key, Remembering
+from conduit_dagster.processors.common.stateful import Entries, Key, StatefulProcessor
 from conduit_dagster.sdk import (
     DROP,
     Example,
@@ -62,7 +62,7 @@ class DeduplicateSettings(ProcessorSettings):
         return self
 
 
-class Deduplicate(Remembering):
+class Deduplicate(StatefulProcessor):
     """Pass the first record with a key, and drop those that follow within a window. Dropped records are acked.
 
     The keys are stored with the steps, so deduplication survives restarts and crashes: a record is a duplicate of any

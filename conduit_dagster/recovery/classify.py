@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
 from conduit_dagster.recovery.codes import class_of
-from conduit_dagster.recovery.error_text import Rank, Said, said_by
+from conduit_dagster.recovery.error_text import FoundError, Rank, said_by
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.spark.explain import explain, is_sparks
 
@@ -43,7 +43,7 @@ def classified(error: BaseException) -> ConduitError | None:
     """
     if isinstance(error, ConduitError):
         return error
-    coded: list[Said] = []
+    coded: list[FoundError] = []
     for level in _levels(error):
         said = [found for one in level if (found := _said(one)) is not None]
         raised = [found.error for found in said if found.rank is Rank.RAISED]
@@ -87,11 +87,11 @@ def _cause(text: str) -> str:
     return _DAGSTERS_CLASS.sub("", " ".join(told.split())) or "the step failed without a word"
 
 
-def _said(error: BaseException) -> Said | None:
+def _said(error: BaseException) -> FoundError | None:
     if isinstance(error, ConduitError):
         kind = FatalError if error.fatal else TransientError
         copy = kind(error.message, code=error.code, place=error.place, fix=error.fix, node=error.node)
-        return Said(Rank.RAISED, copy)
+        return FoundError(Rank.RAISED, copy)
     return said_by("\n".join((_text(error), *getattr(error, "__notes__", ()))))
 
 

@@ -21,7 +21,7 @@ class Rank(IntEnum):
     UNKNOWN = 2
 
 
-class Said(NamedTuple):
+class FoundError(NamedTuple):
     """An error found inside another error's text."""
 
     rank: Rank
@@ -41,7 +41,7 @@ _MOST_OBJECTS = 200
 _DECODER = json.JSONDecoder(strict=False)
 
 
-def said_by(text: str) -> Said | None:
+def said_by(text: str) -> FoundError | None:
     """Return the outermost classified error in a text; None if there is none.
 
     Recognizes notes of ``ConduitError`` after any wrapper's text, and JSON ``{"code": 422, "message": "..."}``: alone
@@ -51,7 +51,7 @@ def said_by(text: str) -> Said | None:
     parts = _CHAIN.split(text)[::-1] if MARK in text or "{" in text else []
     for part in parts:
         if (noted := _noted(part)) is not None:
-            return Said(Rank.RAISED, noted)
+            return FoundError(Rank.RAISED, noted)
     found = [said for part in parts for said in _coded(_FRAME.sub("", part))]
     return min(found, key=lambda said: said.rank, default=None)
 
@@ -83,14 +83,14 @@ def _noted(part: str) -> ConduitError | None:
     return next((error for error in members if found[0][0] and error.fatal), found[0][1])
 
 
-def _coded(text: str) -> Iterator[Said]:
+def _coded(text: str) -> Iterator[FoundError]:
     for start, fields in _objects(text):
         line = text[text.rfind("\n", 0, start) + 1 : start]
         if fields["code"] is None or not (_CLASS_BEFORE.fullmatch(line) or isinstance(fields.get("message"), str)):
             continue
         code = fields["code"]
         known = isinstance(fields.get("fatal"), bool) or (is_code(code) and class_of(code) is not None)
-        yield Said(Rank.CODED if known else Rank.UNKNOWN, from_fields(fields))
+        yield FoundError(Rank.CODED if known else Rank.UNKNOWN, from_fields(fields))
 
 
 def _objects(text: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -45,7 +45,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Past:
+class RestartHistory:
     """Stored history of a pipeline's restarts. A start by hand resets it."""
 
     attempt: int = 0
@@ -54,7 +54,7 @@ class Past:
     """Due times in nanoseconds since the epoch, oldest first: of the last restart and of those that may still count."""
 
 
-FRESH: Final = Past()
+FRESH: Final = RestartHistory()
 """No restarts."""
 
 
@@ -67,7 +67,7 @@ class Wait:
     delay: float
     """Delay in seconds."""
     at_ns: int
-    past: Past
+    past: RestartHistory
     """History to store for the next decision."""
 
 
@@ -81,7 +81,9 @@ class GiveUp:
     """Human-readable explanation, one sentence."""
 
 
-def decide(policy: Policy, past: Past, now_ns: int, spread: Callable[[], float] = random.random) -> Wait | GiveUp:
+def decide(
+    policy: Policy, past: RestartHistory, now_ns: int, spread: Callable[[], float] = random.random
+) -> Wait | GiveUp:
     """Decide what follows a transient error at ``now_ns`` (CASES B1-B5). Call once per error.
 
     ``spread`` returns the jitter, in [0, 1]; it is not called if the policy has no jitter.
@@ -95,10 +97,10 @@ def decide(policy: Policy, past: Past, now_ns: int, spread: Callable[[], float] 
     at_ns = now_ns + round(delay * _SECOND)
     # a restart that no longer counts never will again; without a limit none counts, and only the last one matters
     kept = counting if policy.max_retries > 0 else ()
-    return Wait(attempt, delay, at_ns, Past(attempt, (*kept, at_ns)))
+    return Wait(attempt, delay, at_ns, RestartHistory(attempt, (*kept, at_ns)))
 
 
-def settled(policy: Policy, past: Past, now_ns: int) -> bool:
+def settled(policy: Policy, past: RestartHistory, now_ns: int) -> bool:
     """Return whether the pipeline, without an error since, has run for one window since its last restart was due.
 
     It then counts as running again, and its next error as the first one. True if it was never restarted.
@@ -106,12 +108,12 @@ def settled(policy: Policy, past: Past, now_ns: int) -> bool:
     return not past.restarts or now_ns - past.restarts[-1] >= _ns(policy.window)
 
 
-def _until(past: Past, now_ns: int) -> Past:
+def _until(past: RestartHistory, now_ns: int) -> RestartHistory:
     # a clock that was set back must not make a restart count for longer than a window from now
-    return Past(past.attempt, tuple(min(due, now_ns) for due in past.restarts))
+    return RestartHistory(past.attempt, tuple(min(due, now_ns) for due in past.restarts))
 
 
-def _counting(policy: Policy, past: Past, now_ns: int) -> tuple[int, ...]:
+def _counting(policy: Policy, past: RestartHistory, now_ns: int) -> tuple[int, ...]:
     return tuple(due for due in past.restarts if now_ns - due < _ns(policy.window))
 
 

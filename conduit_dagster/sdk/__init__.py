@@ -29,7 +29,7 @@ from conduit_dagster.sdk.processor import (
     Result,
     Results,
 )
-from conduit_dagster.sdk.source import Block, Keys, Limit, Plain, Position, ReadOptions, Replayed, Source, Split
+from conduit_dagster.sdk.source import Block, Keys, Limit, PlainBlock, Position, ReadOptions, Replayed, Source, Split
 from conduit_dagster.sdk.staging import (
     Delivery,
     Encoder,
@@ -64,7 +64,7 @@ __all__ = [
     "Nack",
     "NewPart",
     "Part",
-    "Plain",
+    "PlainBlock",
     "Position",
     "ProcessError",
     "Processor",

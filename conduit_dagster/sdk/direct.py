@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
+from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk.destination import RecordStaging
-from conduit_dagster.turn import Turn
 
 
 class Receipt(NamedTuple):
@@ -30,8 +30,8 @@ class SenderTask:
     """The delivery hash: the same for every attempt."""
     consumer: str
     step: int
-    turn: Turn = field(default_factory=Turn)
-    """Names of single records: ``turn.key_of(record)``."""
+    idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
+    """Names of single records: ``idempotency.key_of(record)``."""
 
 
 class Sender(ABC):

@@ -10,10 +10,10 @@ from typing import ClassVar, Final
 from pydantic import BaseModel, ConfigDict
 
 from conduit_dagster.expressions import Clock
+from conduit_dagster.idempotency_keys import IdempotencyKeys, RecordKey
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.spark.sql.query import SqlQuery
-from conduit_dagster.turn import RecordKey, Turn
 
 
 class Drop(enum.Enum):
@@ -69,18 +69,18 @@ class ProcessorContext:
     """The step's recorded time, so that a repeat of the step gives the same bytes (DELIVERY.md, Plan)."""
     consumer: str = ""
     """The destination that the processor belongs to; empty before the fan-out."""
-    turn: Turn = field(default_factory=Turn)
+    idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
     mask: Callable[[Record], Record] = _same
     """Gives the record without the values that the pipeline's file redacts: for whatever is printed."""
 
     @property
     def delivery_hash(self) -> str:
         """The hash of what is being delivered: the same for every attempt. Store it with a side effect (CASES D12)."""
-        return self.turn.hash_of(self.consumer)
+        return self.idempotency.hash_of(self.consumer)
 
     def record_key(self, record: Record) -> RecordKey:
         """Source, generation and position: the record's own name for side effects, the same for every attempt."""
-        return self.turn.key_of(record)
+        return self.idempotency.key_of(record)
 
 
 class ProcessError(Exception):

@@ -37,7 +37,7 @@ class Split(msgspec.Struct):
     """Whatever else ``read`` needs; a JSON object."""
 
 
-class Plain(NamedTuple):
+class PlainBlock(NamedTuple):
     """A block of records of which there is nothing else to tell."""
 
     payloads: Any
@@ -75,7 +75,7 @@ class Block(NamedTuple):
     """Fills in the key and position of record i where ``read`` left them out (``ReadOptions.keys``)."""
     nacks: Mapping[int, tuple[str, Nack]] = {}
     """Records that were nacked before they were logged: by which node, and why."""
-    plain: Callable[[], Plain] | None = None
+    plain: Callable[[], PlainBlock] | None = None
     """For a log of records, at a fraction of the cost of looking at each: only where all records are creates that
     share one metadata, with raw payloads and nothing before."""
     again: Callable[[Sequence[int]], list[Record]] | None = None

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
 from conduit_dagster import storage
+from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.state.steps import Part
-from conduit_dagster.turn import Turn
 
 
 class Refusal(NamedTuple):
@@ -32,8 +32,8 @@ class WriterTask:
     """Random, one per task attempt: a zombie's files never meet ours (DELIVERY.md, Stage)."""
     hash: str = ""
     """The delivery hash: the same for every attempt. For side effects of a writer's own."""
-    turn: Turn = field(default_factory=Turn)
-    """Names of single records: ``turn.key_of(record)``."""
+    idempotency: IdempotencyKeys = field(default_factory=IdempotencyKeys)
+    """Names of single records: ``idempotency.key_of(record)``."""
 
 
 class Writer(ABC):

@@ -17,7 +17,7 @@ from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
 
 
-class Chosen(NamedTuple):
+class ChosenLetter(NamedTuple):
     """A letter selected for a replay."""
 
     step: int
@@ -72,17 +72,17 @@ class LetterReplays:
 
         return self._transactions.read(work)
 
-    def between(self, replay: int, origin: str, start: Key | None, end: Key) -> list[Chosen]:
+    def between(self, replay: int, origin: str, start: Key | None, end: Key) -> list[ChosenLetter]:
         """Return the letters of a step, in order; also of one that is prepared or done."""
 
-        def work(connection: sa.Connection) -> list[Chosen]:
+        def work(connection: sa.Connection) -> list[ChosenLetter]:
             column = dead_letters.c
             mine = (*self._mine(replay, origin, start, None), up_to(end))
             found = sa.select(
                 column.step, column.number, column.part, column.line, column.node, column.missed, column.offset
             )
             rows = connection.execute(found.where(*mine).order_by(column.step, column.number))
-            return [Chosen(*row) for row in rows]
+            return [ChosenLetter(*row) for row in rows]
 
         return self._transactions.read(work)
 

@@ -25,7 +25,7 @@ class StepDeadLetters(NamedTuple):
     """Batches of a few thousand letters; called once per attempt of the transaction."""
 
 
-class Missed(NamedTuple):
+class MissedCopy(NamedTuple):
     """A record whose copy fails for another destination in the same step: it already has its letter."""
 
     source: str
@@ -79,7 +79,7 @@ def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLet
     _insert(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, [row])
 
 
-def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Missed) -> None:
+def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: MissedCopy) -> None:
     """Add further destinations without a copy to the existing letter of a record."""
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     at = (dead_letters.c.source == missed.source, dead_letters.c.offset == missed.offset)

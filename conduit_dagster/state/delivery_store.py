@@ -10,7 +10,7 @@ import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.consumer_offsets import Moves, move_offsets
-from conduit_dagster.state.dead_letters import Missed, add_letter, add_missed, fail_again, insert_parts
+from conduit_dagster.state.dead_letters import MissedCopy, add_letter, add_missed, fail_again, insert_parts
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LateLetter, LetterPart, Plan
@@ -78,7 +78,7 @@ class DeliveryStore:
         values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
         connection.execute(sa.update(sources).where(*mine).values(**values))
 
-    def missed(self, step: int, consumer: str, progress: DeliveryProgress, missed: Missed, moves: Moves) -> None:
+    def missed(self, step: int, consumer: str, progress: DeliveryProgress, missed: MissedCopy, moves: Moves) -> None:
         """Record progress past a record that has its dead letter already and that this destination missed as well."""
 
         def work(connection: sa.Connection) -> None:

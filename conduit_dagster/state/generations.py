@@ -65,7 +65,7 @@ def inside(path: str, root: str) -> str:
     return path.removeprefix(root.rstrip("/") + "/")
 
 
-class Left(NamedTuple):
+class LastPosition(NamedTuple):
     """Generation and position of a source when it last read some data."""
 
     generation: int
@@ -99,7 +99,7 @@ class Generations:
         self._put(source, generation, unit, "")
         return generation
 
-    def leave(self, source: str, unit: str, left: Left) -> None:
+    def leave(self, source: str, unit: str, left: LastPosition) -> None:
         """Store a source's position, so that :meth:`recall` finds it if the source reads that data again."""
         self._put(source, left.generation, unit, json.dumps(left.position))
 
@@ -107,28 +107,28 @@ class Generations:
         own = {"pipeline": self._id, "source": source, "generation": generation}
         put(self._connection, generations, [{**own, "unit": unit, "position": position}])
 
-    def recall(self, source: str, unit: SourceUnit) -> Left | None:
+    def recall(self, source: str, unit: SourceUnit) -> LastPosition | None:
         """Return where this data was left; None if this id never read it."""
         columns = (generations.c.generation, generations.c.unit, generations.c.position)
         mine = (generations.c.pipeline == self._id, generations.c.source == source, generations.c.position != "")
         rows = self._connection.execute(sa.select(*columns).where(*mine).order_by(generations.c.generation.desc()))
         for row in rows:
             if unit.is_same_as(json.loads(row.unit)):
-                return Left(row.generation, json.loads(row.position))
+                return LastPosition(row.generation, json.loads(row.position))
         return None
 
 
 def change_unit(
     connection: sa.Connection, pipeline: str, row: Mapping[Any, Any], position: Any, unit: SourceUnit, initial: Any
-) -> Left:
+) -> LastPosition:
     """Switch a source to other data; return where it goes on: where that data was left, else at ``initial``.
 
     ``row``: the source's current row; ``position``: the position at which its previous data is left.
     """
     source, known = row["source"], Generations(connection, pipeline)
     was = {key: value for key, value in json.loads(row["unit"]).items() if key not in _MARKS}
-    known.leave(source, json.dumps(was, sort_keys=True), Left(row["generation"], position))
-    left = known.recall(source, unit) or Left(known.new(source, unit.text()), initial)
+    known.leave(source, json.dumps(was, sort_keys=True), LastPosition(row["generation"], position))
+    left = known.recall(source, unit) or LastPosition(known.new(source, unit.text()), initial)
     told = {"source": source, "position": position, "generation": row["generation"]}
     record_event(connection, pipeline, "source_changed", was=was, now=json.loads(unit.text()), **told)
     return left

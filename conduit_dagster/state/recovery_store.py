@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
-from conduit_dagster.recovery.policy import FRESH, Past
+from conduit_dagster.recovery.policy import FRESH, RestartHistory
 from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.tables import recoveries
@@ -30,7 +30,7 @@ class RecoveryState:
     """The last run whose failure another process reported."""
     failure: int = 0
     """Number of failures so far; it identifies the restart that follows the last one."""
-    past: Past = FRESH
+    past: RestartHistory = FRESH
     restart_at_ns: int = 0
     """When the pending restart is due; 0 if none is pending."""
     cause: dict[str, Any] | None = None
@@ -70,7 +70,7 @@ def _state(row: Any) -> RecoveryState:
         row["run"],
         row["reported"],
         row["failure"],
-        Past(row["attempt"], tuple(json.loads(row["restarts"]))),
+        RestartHistory(row["attempt"], tuple(json.loads(row["restarts"]))),
         row["restart_at_ns"],
         json.loads(row["cause"]) if row["cause"] else None,
         row["asked"],

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.recovery.policy import FRESH, GiveUp, Past, Policy, Wait, decide
+from conduit_dagster.recovery.policy import FRESH, GiveUp, Policy, RestartHistory, Wait, decide
 from conduit_dagster.state import recovery_store
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions
@@ -32,7 +32,7 @@ class RunStart:
     digest: str = ""
     restart: int | None = None
     """The number of the failure that this run restarts after; None for a requested start."""
-    past: Past = FRESH
+    past: RestartHistory = FRESH
     """Initial count of a requested start: restarts that could not be recorded."""
 
 
@@ -184,7 +184,7 @@ class StatusStore:
         record_event(connection, self._id, event, **detail)
 
 
-def _decide(error: Error, policy: Policy | None, past: Past, now_ns: int) -> Wait | GiveUp | None:
+def _decide(error: Error, policy: Policy | None, past: RestartHistory, now_ns: int) -> Wait | GiveUp | None:
     if error["fatal"] or policy is None:
         return None
     return decide(policy, past, now_ns)

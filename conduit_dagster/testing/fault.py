@@ -20,7 +20,7 @@ from conduit_dagster.sdk import ConnectorContext, ConnectorSettings
 from conduit_dagster.storage import safe_name
 
 
-class Tally:
+class SharedCounter:
     """A number that only grows, seen alike by the driver and by all tasks. It survives ``kill -9``, not a power cut.
 
     For folders on a local disk of one machine. To start over, delete the file.
@@ -125,9 +125,9 @@ _POLL = 0.02
 _FIX = "it is meant to fail; remove fail-on from the connector's settings to end that"
 
 
-def _tally(root: str | Path, pipeline: str, connector: str, point: str, what: str) -> Tally:
+def _tally(root: str | Path, pipeline: str, connector: str, point: str, what: str) -> SharedCounter:
     name = "-".join([safe_name(pipeline), safe_name(connector), point])
-    return Tally(Path(root, ".conduit", "chaos", f"{name}.{what}"))
+    return SharedCounter(Path(root, ".conduit", "chaos", f"{name}.{what}"))
 
 
 def failures(root: str | Path, pipeline: str, connector: str, point: str) -> int:

@@ -21,7 +21,7 @@ from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_wante
 
 
 @dataclass(frozen=True)
-class Held:
+class ForkedChild:
     """Role of a newly forked child, and the connection that lets it begin."""
 
     wanted: ForkRequest
@@ -29,7 +29,7 @@ class Held:
     connection: socket.socket
 
 
-def become(held: Held) -> None:
+def become(held: ForkedChild) -> None:
     """Run the module; return or raise as it does. Its streams, folder and environment are the client's."""
     with held.connection as connection:
         connection.settimeout(None)
@@ -84,7 +84,7 @@ class Parent:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakes.fileno(), warn_on_full_buffer=False)
 
-    def serve(self) -> Held | None:
+    def serve(self) -> ForkedChild | None:
         """None at its end; in a forked child what that shall become.
 
         The child leaves this stack behind, and with it all connections but its own.
@@ -115,7 +115,7 @@ class Parent:
         except FileNotFoundError:
             return True
 
-    def _answer(self) -> Held | None:
+    def _answer(self) -> ForkedChild | None:
         connection, _ = self._listener.accept()
         self._busy_at = time.monotonic()
         try:
@@ -131,7 +131,7 @@ class Parent:
             return None
         pid = os.fork()
         if pid == 0:
-            return Held(wanted, streams, connection)
+            return ForkedChild(wanted, streams, connection)
         for stream in streams:
             os.close(stream)
         self._children[pid] = connection
@@ -171,7 +171,7 @@ def _changed_at(name: str) -> int:
         return 0
 
 
-def _serve(path: Path, modules: list[str]) -> Held | None:
+def _serve(path: Path, modules: list[str]) -> ForkedChild | None:
     with path.with_suffix(".lock").open("ab") as lock:
         if not try_lock(lock):
             return None  # of two that are started at the same moment one serves

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from conduit_dagster.alerts.decide import Alert, Standing, body
+from conduit_dagster.alerts.decide import Alert, PipelineStanding, body
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "alerts.md"
 AT = 1_785_664_800 * 1_000_000_000  # 2026-08-02T10:00:00Z
@@ -22,7 +22,9 @@ ERROR: dict[str, Any] = {
 
 
 def degraded(**error: Any) -> dict[str, Any]:
-    return body(Alert("degraded", Standing("orders", "degraded", "r:1", "", {**ERROR, **error}, 12)), "shop", AT)
+    return body(
+        Alert("degraded", PipelineStanding("orders", "degraded", "r:1", "", {**ERROR, **error}, 12)), "shop", AT
+    )
 
 
 def test_the_document_shows_a_real_one() -> None:
@@ -31,7 +33,9 @@ def test_the_document_shows_a_real_one() -> None:
 
 
 def test_dead_letters_in_words_and_numbers() -> None:
-    alert = Alert("dead-letters", Standing("orders", "running", dead_letters=1_012), 1_000, AT - 60 * 1_000_000_000)
+    alert = Alert(
+        "dead-letters", PipelineStanding("orders", "running", dead_letters=1_012), 1_000, AT - 60 * 1_000_000_000
+    )
     said = body(alert, "shop", AT)
     assert said["text"] == "orders: 1,000 new dead letters since 2026-08-02T09:59:00Z, 1,012 in all"
     assert said["dead_letters"] == {"total": 1012, "new": 1000, "since": "2026-08-02T09:59:00Z"}
@@ -40,7 +44,7 @@ def test_dead_letters_in_words_and_numbers() -> None:
 
 def test_an_error_without_node_or_fix() -> None:
     assert degraded(node=None, fix=None)["text"] == "orders is degraded: postgres.no_table: there is no table orders"
-    alone = body(Alert("degraded", Standing("orders", "degraded")), "shop", AT)
+    alone = body(Alert("degraded", PipelineStanding("orders", "degraded")), "shop", AT)
     assert (alone["text"], alone["error"]) == ("orders is degraded", None)
 
 

@@ -7,20 +7,29 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.alerts.decide import Alert, Decided, ReportedState, Rules, Standing, decide, seen_of, unsent
+from conduit_dagster.alerts.decide import (
+    Alert,
+    AlertDecision,
+    AlertRules,
+    PipelineStanding,
+    ReportedState,
+    decide,
+    seen_of,
+    unsent,
+)
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND
-RULES = Rules(growth=3, interval=60.0)
+RULES = AlertRules(growth=3, interval=60.0)
 
 
 class Ticks:
     """The sensor's ticks, one after the other."""
 
-    def __init__(self, rules: Rules = RULES, seen: ReportedState | None = None) -> None:
+    def __init__(self, rules: AlertRules = RULES, seen: ReportedState | None = None) -> None:
         self.rules, self.seen, self.now = rules, ReportedState() if seen is None else seen, NOW
 
-    def tick(self, *rows: Standing, after: float = 30.0) -> list[Alert]:
+    def tick(self, *rows: PipelineStanding, after: float = 30.0) -> list[Alert]:
         self.now += round(after * SECOND)
         decided = decide(self.seen, rows, self.rules, self.now)
         self.seen = decided.seen
@@ -31,8 +40,8 @@ class Ticks:
         return [sum(alert.new for alert in self.tick(row(dead_letters=total), after=after)) for total in totals]
 
 
-def row(pipeline: str = "p", status: str = "running", **more: Any) -> Standing:
-    return Standing(pipeline, status, **{"outage": "r:1", **more})
+def row(pipeline: str = "p", status: str = "running", **more: Any) -> PipelineStanding:
+    return PipelineStanding(pipeline, status, **{"outage": "r:1", **more})
 
 
 def kinds(alerts: list[Alert]) -> list[tuple[str, str]]:
@@ -116,15 +125,15 @@ def test_a_clock_that_was_set_back_delays_an_alert_by_one_interval_at_most() -> 
 
 def test_only_what_was_asked_for() -> None:
     down = row(status="degraded", dead_letters=500)
-    assert kinds(Ticks(Rules(frozenset({"degraded"}))).tick(down)) == [("degraded", "p")]
-    assert kinds(Ticks(Rules(frozenset({"dead-letters"}))).tick(down)) == [("dead-letters", "p")]
-    assert Ticks(Rules(frozenset())).tick(down) == []
+    assert kinds(Ticks(AlertRules(frozenset({"degraded"}))).tick(down)) == [("degraded", "p")]
+    assert kinds(Ticks(AlertRules(frozenset({"dead-letters"}))).tick(down)) == [("dead-letters", "p")]
+    assert Ticks(AlertRules(frozenset())).tick(down) == []
 
 
 # -- what could not be sent -----------------------------------------------------------------------------------------
 
 
-def failed(before: ReportedState | None, *rows: Standing, fails: str) -> tuple[Decided, ReportedState]:
+def failed(before: ReportedState | None, *rows: PipelineStanding, fails: str) -> tuple[AlertDecision, ReportedState]:
     decided = decide(before, rows, RULES, NOW)
     seen = decided.seen
     for alert in decided.alerts:

@@ -214,6 +214,7 @@ def test_a_record_that_failed_in_pieces_is_not_doubled(run, lab: Lab) -> None:
     assert delivered(lab) == Counter([0, 100, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["run", "replay"])
 def test_what_is_running_is_left_alone(run, lab: Lab, verb: str) -> None:
     """A replay while the pipeline runs, and two replays at once: the second one is told so, and changes nothing."""

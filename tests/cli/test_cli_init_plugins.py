@@ -14,6 +14,7 @@ from support import Lab, processor, queue, source
 pytestmark = pytest.mark.usefixtures("shared_session")
 
 
+@pytest.mark.slow
 def test_what_is_made_runs_in_a_real_pipeline(run: Any, lab: Lab) -> None:
     for kind, name in (("connector", "paper.box"), ("processor", "cap-it")):
         made = result(run("init", kind, name, "--json"))

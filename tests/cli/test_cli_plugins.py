@@ -76,6 +76,7 @@ def test_a_plugin_of_the_project_is_described_by_its_docstrings(run, own: Path) 
     ]
 
 
+@pytest.mark.slow
 def test_every_builtin_setting_is_described(run, project: Path) -> None:
     for noun in ("connector", "processor"):
         for row in run(f"{noun}s", "list", "--json").envelope["result"][f"{noun}s"]:

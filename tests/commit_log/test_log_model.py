@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+import pytest
 from commit_log_lab import LogLab, surviving
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -118,6 +119,7 @@ class LogMachine(RuleBasedStateMachine):
         assert sum(part.entries for part in parts) == len(found)
 
 
+@pytest.mark.slow
 def test_against_the_model(new_log: Callable[[], LogLab]) -> None:
     machine = type("Machine", (LogMachine,), {"new_log": staticmethod(new_log)})
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.config import Loaded, dagster_name, load
+from conduit_dagster.config import LoadedFiles, dagster_name, load
 
 TEXT = """\
 version: "2.2"
@@ -21,7 +21,7 @@ def write(folder: Path, name: str, pipeline: str, label: str = "") -> str:
     return str(path)
 
 
-def places(loaded: Loaded) -> list[tuple[str, str, int, int, str]]:
+def places(loaded: LoadedFiles) -> list[tuple[str, str, int, int, str]]:
     return [(f.code, Path(f.file).name, f.line, f.column, f.path) for f in loaded.findings]
 
 

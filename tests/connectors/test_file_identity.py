@@ -12,7 +12,7 @@ from file_changes import NEW, OLD, rotate, write
 from file_reading import Reader, append
 
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import FoundFile, Tracked
+from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -78,13 +78,13 @@ def test_the_same_inode_with_another_birth_and_lines_that_were_not_read(
 )
 def test_what_makes_a_file_the_same(found: dict[str, int], same: bool) -> None:
     """Inode and birth; where one look has no birth, no time may have gone back."""
-    tracked = Tracked("a", 0, 7, modified=20, changed=30, birth=5)
+    tracked = TrackedFile("a", 0, 7, modified=20, changed=30, birth=5)
     values = {"inode": 7, "size": 1, "modified": 20, "changed": 30, **found}
     assert tracked.may_be(FoundFile("/elsewhere/b", "b", **values)) is same
 
 
 def test_a_remote_file_is_known_by_its_name() -> None:
-    tracked = Tracked("a", 0, 0)
+    tracked = TrackedFile("a", 0, 0)
     assert tracked.may_be(FoundFile("memory://x/a", "a", 0, 1, 0))
     assert not tracked.may_be(FoundFile("memory://x/b", "b", 0, 1, 0))
 

@@ -52,6 +52,7 @@ def histories(draw: st.DrawFn) -> list[Record]:
     return [change(op, key, **{name: {"a": a, "b": b}[name] for name in shape}) for op, key, a, b, shape in steps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_conflict", ["error", "update", "ignore"])
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories(), border=st.integers(0, 12), block=st.sampled_from([1, 4, 100]))

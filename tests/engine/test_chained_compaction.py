@@ -12,7 +12,7 @@ from kills import at
 from pyspark.sql import SparkSession
 from support import Crashes, Lab, destination
 
-from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.recovery.errors import FatalError
 
 
@@ -23,6 +23,7 @@ def lab(tmp_path: Path, spark: SparkSession) -> Lab:
     return lab
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("point", "kept"), [("after-plan:3", 40), ("before-stage:3", 40), ("after-done:3", 60)])
 def test_compaction_keeps_what_the_reader_has_not_acked(lab: Lab, crashes: Crashes, point: str, kept: int) -> None:
     """A step that was planned is staged after the log was compacted."""
@@ -50,6 +51,7 @@ def test_compaction_between_plan_and_stage_and_while_tasks_are_about_to_read(lab
     assert entries(lab)[:5] == [1, 1, 1, 1, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delivery", [{}, {"log": "records"}])
 def test_a_prepared_step_whose_staging_is_lost_is_rebuilt_after_a_compaction(
     lab: Lab, crashes: Crashes, delivery: Any
@@ -70,6 +72,7 @@ def test_one_that_comes_late_begins_with_what_is_whole(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == ROWS[90:]
 
 
+@pytest.mark.slow
 def test_of_two_readers_the_slower_one_counts(lab: Lab, crashes: Crashes) -> None:
     upstream(lab, delivery=SMALL)
     downstream(lab, delivery={"batch-size": 20})
@@ -104,7 +107,7 @@ def test_one_that_is_dropped_holds_the_log_no_more_and_is_told_what_is_gone(lab:
     assert lab.documents("out.jsonl") == ROWS[:40]
     # as the error says
     assert "conduit-dagster positions rewind p in --to 90 --force" in (result.error.fix or "")
-    assert rewound(lab, "p", "in", Wish("position", 90), force=True)["skipped"] == 50
+    assert rewound(lab, "p", "in", RewindTarget("position", 90), force=True)["skipped"] == 50
     runs(lab, "p")
     assert lab.documents("out.jsonl") == [*ROWS[:40], *ROWS[90:]]
 
@@ -124,11 +127,11 @@ def test_a_reader_is_rewound(lab: Lab) -> None:
     upstream(lab)
     downstream(lab)
     runs(lab, "a", "p")
-    assert rewound(lab, "p", "in", Wish("position", 90))["now"] == 90
+    assert rewound(lab, "p", "in", RewindTarget("position", 90))["now"] == 90
     assert readers(lab) == {"p:in": 90}
     runs(lab, "p")
     assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]
-    assert rewound(lab, "p", "in", Wish("start"))["now"] == 0
+    assert rewound(lab, "p", "in", RewindTarget("start"))["now"] == 0
     runs(lab, "p")
     assert len(lab.lines("out.jsonl")) == 210
 
@@ -138,7 +141,7 @@ def test_a_rewind_behind_what_is_gone_is_refused(lab: Lab) -> None:
     downstream(lab)
     runs(lab, "p", "a", "p", "a")
     with pytest.raises(FatalError, match="are gone"):
-        rewound(lab, "p", "in", Wish("position", 55))
-    assert rewound(lab, "p", "in", Wish("start"))["now"] == 90
+        rewound(lab, "p", "in", RewindTarget("position", 55))
+    assert rewound(lab, "p", "in", RewindTarget("start"))["now"] == 90
     runs(lab, "p")
     assert lab.documents("out.jsonl") == [*ROWS, *ROWS[90:]]

@@ -21,6 +21,7 @@ def lab(tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer) ->
     return lab
 
 
+@pytest.mark.slow
 def test_a_log_is_read_over_a_crash_and_a_compaction(lab: Lab, crashes: Crashes) -> None:
     upstream(lab, delivery={"log-segment-size": "1KB", "batch-size": 10})
     downstream(lab, delivery={"batch-size": 20})

@@ -14,7 +14,7 @@ from support import DECODE, Crashes, Lab, destination, processor, source
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.engine.trial.dry_run import dry_run
 
 
@@ -137,7 +137,7 @@ def test_the_other_pipeline_is_rewound_and_its_log_has_nothing_new(lab: Lab) -> 
     upstream(lab)
     downstream(lab)
     runs(lab, "a", "p")
-    rewound(lab, "a", "in", Wish("start"))
+    rewound(lab, "a", "in", RewindTarget("start"))
     runs(lab, "a", "p")
     assert lab.documents("first.jsonl") and len(lab.lines("first.jsonl")) == 200
     assert lab.documents("out.jsonl") == ROWS

@@ -76,6 +76,7 @@ def test_each_row_once_over_steps_and_runs(lab: Lab, kind: str, log: str) -> Non
     assert rows(lab, kind) == [*ALL, {"i": 40, "s": "40"}, {"i": 41, "s": "41"}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "delta"])
 def test_killed_at_each_line(lab: Lab, kind: str) -> None:
     passed = Counter[str]()
@@ -138,8 +139,8 @@ def test_rows_stay_columns_where_nothing_asks_for_documents(lab: Lab, asks: int 
     build(lab, **{"connectors": [INPUT, columns], **({} if asks is None else DOCUMENTS[asks](columns))})
     bound = lab.catalogue().get("p")
     assert bound is not None
-    (inlet,) = bound.compiled.inlets
-    assert bound.compiled.takes_rows(inlet) == (asks is None)
+    (node,) = bound.compiled.inputs
+    assert bound.compiled.takes_rows(node) == (asks is None)
     assert lab.run().error is None
     arrived = [row["x"] for row in rows(lab) if row["x"] is not None]
     assert arrived == ([float("inf")] if asks is None else [])

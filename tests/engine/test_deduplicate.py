@@ -70,6 +70,7 @@ def test_each_key_once_over_steps_and_runs(lab: Lab, log: str) -> None:
     assert places(lab) == [*FIRST, 16]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stands", ["pipeline", "destination"])
 def test_killed_at_each_line(lab: Lab, stands: str) -> None:
     """The step that is repeated meets the memory that it began with, and what did not count left nothing in it."""
@@ -192,6 +193,7 @@ def test_another_key_knows_nothing(lab: Lab) -> None:
     assert places(lab) == [*FIRST, 1, 2, 20]
 
 
+@pytest.mark.slow
 def test_many_files_become_one_and_what_is_over_goes(lab: Lab) -> None:
     """Forty steps; once there are sixteen files the next one takes their place."""
     keys = [i % 30 for i in range(40)]

@@ -18,7 +18,7 @@ from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.operate.mark import mark
 from conduit_dagster.engine.operate.one_record import step
-from conduit_dagster.engine.operate.open_delivery import Claiming, open_delivery
+from conduit_dagster.engine.operate.open_delivery import NackClaims, open_delivery
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
@@ -50,7 +50,7 @@ def lab(tmp_path: Path, spark: SparkSession, url: str) -> Lab:
 
 
 @contextmanager
-def desk(lab: Lab, spark: SparkSession) -> Iterator[PipelineLock]:
+def lock(lab: Lab, spark: SparkSession) -> Iterator[PipelineLock]:
     catalogue = lab.catalogue()
     bound, project = catalogue.get("p"), catalogue.project
     assert bound is not None
@@ -77,7 +77,7 @@ def test_marked_records_are_claimed_and_the_rest_is_delivered(
     lab: Lab, spark: SparkSession, url: str, crashes: Any
 ) -> None:
     crashes(lab, "before-publish")
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         facts = mark(held, "out", 1)
         assert (facts["did"], facts["offsets"], facts["delivered"], facts["next"]) == ("marked", [0, 1], 0, 2)
         assert claims(url) == ["nacked", "nacked", "split"]
@@ -93,16 +93,16 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
     # a connection that was idle for longer is looked at first, and made anew at once
     monkeypatch.setattr("conduit_dagster.connectors.postgres.connection._IDLE", 3_600.0)
     crashes(lab, "before-publish")
-    with desk(lab, spark) as frozen:
+    with lock(lab, spark) as frozen:
         late = open_delivery(frozen, "out")
         assert late is not None
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         mark(held, "out", 3)
     with pytest.raises(ConduitError):  # the operator's fence ended its connection
         late.destination.publish(late.shipment.whole())
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.whole())
-    name = Names(late.desk.pipeline).child(late.shipment.plan, "out", 0, 1)
+    name = Names(late.lock.pipeline).child(late.shipment.plan, "out", 0, 1)
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.child(name, 0, 1))
     assert lab.run().progress.read == 0
@@ -115,7 +115,7 @@ def test_what_turns_out_to_be_delivered_counts_as_delivered(
 ) -> None:
     """Another owner had sent the first record when the operator marks two."""
     crashes(lab, "before-publish")
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         assert step(held, "out")["did"] == "sent"
         opened = open_delivery(held, "out", change=False)
         assert opened is not None
@@ -123,7 +123,7 @@ def test_what_turns_out_to_be_delivered_counts_as_delivered(
         opened.shipment.progress = Shipment(
             opened.shipment.plan, opened.shipment.decision, opened.shipment.staged
         ).progress
-        claiming = Claiming(opened)
+        claiming = NackClaims(opened)
         claiming.skip_to(2)
         assert claiming.delivered == 1
         assert (opened.shipment.progress.handled, opened.shipment.progress.refused) == (2, 1)
@@ -131,7 +131,7 @@ def test_what_turns_out_to_be_delivered_counts_as_delivered(
 
 def test_a_step_sends_one_row(lab: Lab, spark: SparkSession, url: str, crashes: Any) -> None:
     crashes(lab, "before-publish")
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         first, second = step(held, "out"), step(held, "out")
     assert [(facts["did"], facts["offset"]) for facts in (first, second)] == [("sent", 0), ("sent", 1)]
     assert rows(url) == [0, 1]
@@ -142,7 +142,7 @@ def test_a_step_sends_one_row(lab: Lab, spark: SparkSession, url: str, crashes: 
 
 def test_backwards_is_refused_where_rows_are_kept_under_their_hash(lab: Lab, spark: SparkSession, crashes: Any) -> None:
     crashes(lab, "before-publish")
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         step(held, "out")
         step(held, "out")
         with pytest.raises(ConduitError) as raised:
@@ -152,7 +152,7 @@ def test_backwards_is_refused_where_rows_are_kept_under_their_hash(lab: Lab, spa
 
 def test_all_of_a_delivery_that_was_delivered_meanwhile(lab: Lab, spark: SparkSession, url: str, crashes: Any) -> None:
     crashes(lab, "after-publish")
-    with desk(lab, spark) as held:
+    with lock(lab, spark) as held:
         assert mark(held, "out", 0)["did"] == "held"
     assert lab.run().error is None
     assert rows(url) == [0, 1, 2, 3]

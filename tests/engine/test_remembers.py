@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.processor_state import Memories, Remembers
+from conduit_dagster.engine.processor_state import Memories, StatefulNode
 from conduit_dagster.expressions import Clock
 from conduit_dagster.processors.deduplicate import Deduplicate, DeduplicateSettings
 from conduit_dagster.record import Record
@@ -30,7 +30,7 @@ class Worker:
         self.processor = Deduplicate(
             DeduplicateSettings.model_validate(settings), ProcessorContext("p", "p:x", self.clock)
         )
-        self._remembers = Remembers(self.processor)
+        self._remembers = StatefulNode(self.processor)
 
     def step(self, number: int, began: Memory, now: int, values: list[int], first: int) -> tuple[list[bool], Memory]:
         """Which of the records are dropped, and what the next step begins with."""

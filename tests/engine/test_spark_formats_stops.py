@@ -110,6 +110,7 @@ def came(lab: Lab, waits: str) -> bool:
     return lab.documents("out.jsonl") == [{"i": i} for i in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", ["batch", "stream", "append"])
 def test_a_forced_stop_ends_what_spark_does_for_a_connector(lab: Lab, waits: str) -> None:
     """However long it would take, and nothing of it counts."""

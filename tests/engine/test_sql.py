@@ -159,6 +159,7 @@ def test_a_query_that_spark_does_not_take_is_fatal(lab: Lab) -> None:
 # -- crashes ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_killed_at_each_line(lab: Lab) -> None:
     """Exactly once, whichever point of the protocol a run ends at."""
     passed = Counter[str]()

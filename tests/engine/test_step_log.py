@@ -125,6 +125,7 @@ INPUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_the_log_is_the_same_as_if_it_were_written_first(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -145,6 +146,7 @@ def test_the_log_is_the_same_as_if_it_were_written_first(
     assert len(logs[0]) >= 70
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", INPUTS)
 def test_what_is_staged_again_from_the_log_is_the_same(lab: Lab, crashes: Crashes, kind: str) -> None:
     """Else the run would end with ``delivery.rebuild_differs``."""

@@ -71,9 +71,9 @@ def test_steps_are_sorted_by_their_time(lived: Lived) -> None:
 
 
 def test_the_lag_is_the_sources_own(lived: Lived, bound: BoundPipeline) -> None:
-    (inlet,) = bound.compiled.sources
+    (node,) = bound.compiled.sources
     assert lived.tally.facts().sources["in"].lag is None
-    facts = lived.step(read=1, position=inlet.source.initial())
+    facts = lived.step(read=1, position=node.source.initial())
     assert (facts.sources["in"].lag, facts.sources["in"].unit) == (40, "bytes")
     assert lived.step(read=1, position=7).sources["in"].lag is None
 

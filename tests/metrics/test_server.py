@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from structlog.testing import capture_logs
 
-from conduit_dagster.metrics.metrics_server import Served, serve
+from conduit_dagster.metrics.metrics_server import MetricsServer, serve
 from conduit_dagster.recovery.errors import FatalError
 
 
@@ -33,14 +33,14 @@ def answer() -> Answer:
 
 
 @pytest.fixture
-def served(answer: Answer) -> Iterator[Served]:
+def served(answer: Answer) -> Iterator[MetricsServer]:
     with capture_logs():
         found = serve("127.0.0.1", 0, answer)
     yield found
     found.close()
 
 
-def get(served: Served) -> str:
+def get(served: MetricsServer) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(served.url, timeout=60) as response:
         content: Any = response.read()
@@ -48,13 +48,13 @@ def get(served: Served) -> str:
     return content.decode()
 
 
-def test_it_is_scraped(served: Served) -> None:
+def test_it_is_scraped(served: MetricsServer) -> None:
     text = get(served)
     assert "\nmine 7.0\n" in text
     assert "\nconduit_metrics_up 1.0\n" in text
 
 
-def test_a_scrape_that_fails_says_so_and_the_next_one_works(served: Served, answer: Answer) -> None:
+def test_a_scrape_that_fails_says_so_and_the_next_one_works(served: MetricsServer, answer: Answer) -> None:
     answer.error = RuntimeError("postgresql://me:hunter2@host is away")
     with capture_logs() as logs:
         text = get(served)
@@ -66,7 +66,7 @@ def test_a_scrape_that_fails_says_so_and_the_next_one_works(served: Served, answ
     assert "\nmine 7.0\n" in get(served)
 
 
-def test_an_address_in_use_is_one_error(served: Served, answer: Answer) -> None:
+def test_an_address_in_use_is_one_error(served: MetricsServer, answer: Answer) -> None:
     port = served.server.server_port
     with pytest.raises(FatalError) as caught:
         serve("127.0.0.1", port, answer)

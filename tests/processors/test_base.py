@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from conduit_dagster.expressions import Clock
+from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings
-from conduit_dagster.turn import Turn
 
 
 class Raising(Processor):
     name = "raising"
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(ProcessorSettings(), ProcessorContext("p", "raising", Clock(), "", Turn()))
+        super().__init__(ProcessorSettings(), ProcessorContext("p", "raising", Clock(), "", IdempotencyKeys()))
         self._error = error
 
     def process(self, record: Record) -> Record:

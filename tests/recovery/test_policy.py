@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conduit_dagster.config.delivery import Recovery
-from conduit_dagster.recovery.policy import GiveUp, Past, Policy, Wait, decide, settled
+from conduit_dagster.recovery.policy import GiveUp, Policy, RestartHistory, Wait, decide, settled
 
 SECOND = 1_000_000_000
 START = 1_780_000_000 * SECOND
@@ -22,14 +22,14 @@ def at(clock: str) -> int:
     return int((day + timedelta(hours=hours, minutes=minutes, seconds=sum(seconds))).timestamp()) * SECOND
 
 
-def waits(policy: Policy, past: Past, now_ns: int) -> Wait:
+def waits(policy: Policy, past: RestartHistory, now_ns: int) -> Wait:
     """The wait that follows an error now."""
     decision = decide(policy, past, now_ns, _never)
     assert isinstance(decision, Wait)
     return decision
 
 
-def gives_up(policy: Policy, past: Past, now_ns: int) -> GiveUp:
+def gives_up(policy: Policy, past: RestartHistory, now_ns: int) -> GiveUp:
     decision = decide(policy, past, now_ns, _never)
     assert isinstance(decision, GiveUp)
     return decision
@@ -42,7 +42,7 @@ def _never() -> float:
 def always_failing(policy: Policy, count: int) -> list[Wait]:
     """The waits of a pipeline that fails as soon as it is restarted."""
     found: list[Wait] = []
-    past, now = Past(), START
+    past, now = RestartHistory(), START
     for _ in range(count):
         found.append(waits(policy, past, now))
         past, now = found[-1].past, found[-1].at_ns
@@ -69,7 +69,7 @@ TWICE = Policy(max_retries=2, window=600)
 
 def test_b02_the_third_error_within_the_window() -> None:
     """Reference 2, scenario 1."""
-    first = waits(TWICE, Past(), at("15:10"))
+    first = waits(TWICE, RestartHistory(), at("15:10"))
     assert (first.attempt, first.delay, first.at_ns) == (1, 1, at("15:10:01"))
     second = waits(TWICE, first.past, at("15:11"))
     assert (second.attempt, second.delay, second.at_ns) == (2, 2, at("15:11:02"))
@@ -82,17 +82,17 @@ def test_b02_the_third_error_within_the_window() -> None:
 
 def test_b03_a_later_error_after_the_window() -> None:
     """Reference 2, scenario 2: at 15:20:01 the first restart counts no more, at 15:35 neither of them."""
-    first = waits(TWICE, Past(), at("15:10"))
+    first = waits(TWICE, RestartHistory(), at("15:10"))
     second = waits(TWICE, first.past, at("15:11"))
     assert gives_up(TWICE, second.past, at("15:20")).attempt == 2
     assert waits(TWICE, second.past, at("15:20:01")).attempt == 3
     third = waits(TWICE, second.past, at("15:35"))
     assert (third.attempt, third.delay, third.at_ns) == (1, 1, at("15:35:01"))
-    assert third.past == Past(1, (at("15:35:01"),))
+    assert third.past == RestartHistory(1, (at("15:35:01"),))
 
 
 def test_b04_no_retries() -> None:
-    spent = gives_up(Policy(max_retries=0), Past(), START)
+    spent = gives_up(Policy(max_retries=0), RestartHistory(), START)
     assert spent == GiveUp(0, "recovery is switched off (max-retries: 0)")
 
 
@@ -100,7 +100,7 @@ def test_b05_unlimited_retries() -> None:
     """Also the ten thousandth restart waits, without an overflow, and what is kept does not grow."""
     last = always_failing(Policy(), 10_000)[-1]
     assert (last.attempt, last.delay) == (10_000, 600)
-    assert last.past == Past(10_000, (last.at_ns,))
+    assert last.past == RestartHistory(10_000, (last.at_ns,))
 
 
 def test_one_window_without_an_error_begins_anew() -> None:
@@ -114,11 +114,11 @@ def test_one_window_without_an_error_begins_anew() -> None:
 
 
 def test_a_pipeline_that_was_never_restarted_is_settled() -> None:
-    assert settled(Policy(), Past(), START)
+    assert settled(Policy(), RestartHistory(), START)
 
 
 def test_a_pending_restart_is_not_settled() -> None:
-    assert not settled(Policy(), Past(1, (START + 1,)), START)
+    assert not settled(Policy(), RestartHistory(1, (START + 1,)), START)
 
 
 def test_a_clock_set_back_neither_hurries_nor_blocks() -> None:
@@ -147,7 +147,9 @@ def test_jitter_is_uniform_between_min_delay_and_the_delay(spread: float, delay:
 
 def test_the_reason_says_odd_windows_too() -> None:
     policy = Policy(max_retries=1, window=5402.5)
-    assert gives_up(policy, Past(1, (START,)), START).reason.startswith("it was restarted once within 1h30m2.5s and")
+    assert gives_up(policy, RestartHistory(1, (START,)), START).reason.startswith(
+        "it was restarted once within 1h30m2.5s and"
+    )
 
 
 def test_a_pipelines_own_section_goes_over_the_projects() -> None:
@@ -171,7 +173,7 @@ runs = st.lists(st.integers(0, 4000 * SECOND) | st.integers(0, SECOND), max_size
 def history(policy: Policy, steps: list[int], spread: float) -> list[tuple[int, Wait]]:
     """Restarts with the times of their errors; after giving up somebody waits for one window and the story goes on."""
     found: list[tuple[int, Wait]] = []
-    past, now = Past(), START
+    past, now = RestartHistory(), START
     for step in steps:
         now += step
         decision = decide(policy, past, now, lambda: spread)
@@ -215,7 +217,7 @@ def test_delays_grow_until_they_begin_anew(policy: Policy, steps: list[int]) -> 
 @given(policies, st.lists(st.integers(-(10**20), 10**19), max_size=20))
 def test_no_clock_makes_a_wait_negative_or_endless(policy: Policy, jumps: list[int]) -> None:
     """The clock may be set to anything, backwards too: the wait from then on keeps its limits."""
-    past, now = Past(), START
+    past, now = RestartHistory(), START
     for jump in jumps:
         now += jump
         decision = decide(policy, past, now, lambda: 1.0)

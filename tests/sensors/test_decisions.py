@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.recovery.policy import Past, Policy
+from conduit_dagster.recovery.policy import Policy, RestartHistory
 from conduit_dagster.state.recovery_store import RecoveryState
-from sensors.decisions import Ask, Report, Restart, Start, Stopped, lifecycle, recovery
-from sensors.known import File, Known, LastRun, Stored
+from sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
+from sensors.known import File, KnownPipeline, LastRun, Stored
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND
@@ -25,7 +25,7 @@ def run(run_id: str = "r1", state: str = "failed", **more: Any) -> LastRun:
 
 def waiting(due_in: float, **more: Any) -> Stored:
     """Failure 3 is recorded, its restart is due."""
-    state = RecoveryState("r1", "", 3, Past(2, (NOW,)), NOW + round(due_in * SECOND), digest="d1", **more)
+    state = RecoveryState("r1", "", 3, RestartHistory(2, (NOW,)), NOW + round(due_in * SECOND), digest="d1", **more)
     return Stored("recovering", "", False, state)
 
 
@@ -34,11 +34,11 @@ def began(status: str = "running", reason: str = "", owned: bool = False, **more
 
 
 def recover(stored: Stored, last: LastRun | None, **more: Any) -> Any:
-    return recovery(Known(replace(FILE, **more), stored, last), NOW, LEAD)
+    return recovery(KnownPipeline(replace(FILE, **more), stored, last), NOW, LEAD)
 
 
 def live(stored: Stored, last: LastRun | None, **more: Any) -> Any:
-    return lifecycle(Known(replace(FILE, **more), stored, last), NOW)
+    return lifecycle(KnownPipeline(replace(FILE, **more), stored, last), NOW)
 
 
 # -- recovery -------------------------------------------------------------------------------------------------------
@@ -184,8 +184,8 @@ def test_nothing_is_started_twice() -> None:
 def test_only_what_changed_is_restarted() -> None:
     running = began(owned=True)
     assert live(running, run(state="active")) is None
-    assert live(running, run(state="active"), digest="d2") == Ask("renew")
-    assert live(running, run(state="active"), digest="d2", running=False) == Ask("stop")
+    assert live(running, run(state="active"), digest="d2") == StopRequest("renew")
+    assert live(running, run(state="active"), digest="d2", running=False) == StopRequest("stop")
     assert live(running, run(state="active"), digest="d2", runnable=False) is None
     assert live(began(owned=True, asked="renew"), run(state="active"), digest="d2") is None
 

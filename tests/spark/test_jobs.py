@@ -150,6 +150,7 @@ def test_a_long_job_is_cancelled_from_another_thread(spark: SparkSession, tmp_pa
     assert thread.outcome.code == "spark.job_cancelled"
 
 
+@pytest.mark.slow
 def test_only_the_job_with_the_tag_is_cancelled(spark: SparkSession, tmp_path: Path) -> None:
     thread = _Thread(spark, "one", tmp_path / "started")
     thread.start()

@@ -193,6 +193,7 @@ def test_slow_holds_up_each_block(lab: Lab) -> None:
     assert ids(lab) == ALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("connector", ["in", "out"])
 def test_a_hang_in_a_task_ends_with_the_run(lab: Lab, connector: str) -> None:
     """A graceful stop waits for the shutdown timeout, then cancels; the step is read again."""

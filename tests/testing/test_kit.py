@@ -7,7 +7,7 @@ from pathlib import Path
 from waiting import at_once
 
 from conduit_dagster.testing import FakeClock
-from conduit_dagster.testing.fault import Tally
+from conduit_dagster.testing.fault import SharedCounter
 
 
 def test_the_clock_moves_only_when_told_to() -> None:
@@ -27,9 +27,9 @@ def test_threads_advance_the_clock_together() -> None:
 def test_a_tally_gives_out_exactly_its_limit(tmp_path: Path) -> None:
     """Whoever asks at the same moment."""
     path = tmp_path / "new" / "p.failures"
-    taken = at_once(lambda _: sum(Tally(path).take(1, 100) for _ in range(50)), 8)
-    assert sum(taken) == Tally(path).count == 100
-    assert Tally(path).take(5, 103) == 3
-    assert Tally(path).take(1, 50) == 0
-    assert Tally(path).take(7) == 7
-    assert Tally(path).count == 110
+    taken = at_once(lambda _: sum(SharedCounter(path).take(1, 100) for _ in range(50)), 8)
+    assert sum(taken) == SharedCounter(path).count == 100
+    assert SharedCounter(path).take(5, 103) == 3
+    assert SharedCounter(path).take(1, 50) == 0
+    assert SharedCounter(path).take(7) == 7
+    assert SharedCounter(path).count == 110

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PIPELINE = """
 version: "2.2"
 pipelines:
@@ -33,6 +35,7 @@ def pytest_in(folder: Path, *words: str) -> tuple[int, str]:
     return ran.returncode, ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_each_is_a_test(tmp_path: Path) -> None:
     (tmp_path / "pipelines").mkdir()
     (tmp_path / "pipelines" / "p.yaml").write_text(PIPELINE)

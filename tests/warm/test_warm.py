@@ -204,6 +204,7 @@ def test_another_search_path_has_another_parent(nursery: Nursery, tmp_path: Path
     assert nursery.said()[-1]["parent"] != before
 
 
+@pytest.mark.slow
 def test_an_idle_parent_ends(nursery: Nursery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CONDUIT_WARM_SECONDS", "0.5")
     parent = nursery.run()["parent"]

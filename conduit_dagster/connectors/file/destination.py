@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.connectors.file.ordered import OrderedFile
-from conduit_dagster.connectors.file.output_layout import LaidOut, PathLayout
+from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
 from conduit_dagster.connectors.formats import make_format
@@ -21,7 +21,7 @@ from conduit_dagster.sdk import (
 )
 
 
-class FileDestination(LaidOut):
+class FileDestination(PathDestination):
     """Lines in the order of the source. After any crash every line is there once: a repeat rewrites the same bytes.
 
     With at-most-once nothing is repeated: an interrupted delivery stays incomplete, and the next begins on a new line.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from conduit_dagster.connectors.file.listing import FilePosition, FoundFile, Tracked, list_family, list_many
+from conduit_dagster.connectors.file.listing import FilePosition, FoundFile, TrackedFile, list_family, list_many
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
@@ -34,14 +34,14 @@ class Quiet:
 
 Places = dict[str, list[FoundFile]]
 """Existing files, by inode where they have one, else by name."""
-Known = tuple[Tracked, FoundFile]
+KnownPipeline = tuple[TrackedFile, FoundFile]
 """A file as recorded in the position, and as it is now."""
 
 
 class SeenFile(NamedTuple):
     """A file that may have something to read."""
 
-    file: Tracked
+    file: TrackedFile
     found: FoundFile
     followed: bool
     """Whether another file comes after it, so that its own lines must be read first."""
@@ -52,13 +52,13 @@ class SeenFile(NamedTuple):
 class _Match(NamedTuple):
     """A tracked file and its current place."""
 
-    file: Tracked
+    file: TrackedFile
     found: FoundFile
     lost: bool
     """Whether bytes that were seen but not read are gone from it."""
 
 
-class Surveyor:
+class FileScan:
     """Surveys of one source's files. Remembers the files that were already recognised."""
 
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
@@ -93,18 +93,18 @@ class Surveyor:
             raise self._missing()
         return [self._seen(file, found, self._is_followed(found, files, listed)) for file, found in files]
 
-    def _seen(self, file: Tracked, found: FoundFile, followed: bool) -> SeenFile:
+    def _seen(self, file: TrackedFile, found: FoundFile, followed: bool) -> SeenFile:
         # a later name does not mean that writing to this file has stopped: it must also have been quiet
         return SeenFile(file, found, followed, followed and self._quiet.seconds(found) >= self._settings.rotate_wait)
 
-    def _is_followed(self, found: FoundFile, files: list[Known], listed: list[FoundFile]) -> bool:
+    def _is_followed(self, found: FoundFile, files: list[KnownPipeline], listed: list[FoundFile]) -> bool:
         return found != (listed[-1] if self._many else files[-1][1])
 
     # -- files that are known -------------------------------------------------------------------------------------
 
-    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[Known], list[FatalError]]:
+    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownPipeline], list[FatalError]]:
         """Return the tracked files that exist, and an error for each file with missing bytes."""
-        places, known, gone = _places(listed), list[Known](), list[FatalError]()
+        places, known, gone = _places(listed), list[KnownPipeline](), list[FatalError]()
         for file in position.files:
             match = self._match(file, places)
             if match is not None:
@@ -113,7 +113,7 @@ class Surveyor:
                 gone.append(self._gone(file, match))
         return known, gone
 
-    def _match(self, file: Tracked, places: Places) -> _Match | None:
+    def _match(self, file: TrackedFile, places: Places) -> _Match | None:
         """Return the current place of a tracked file, if it still holds what was read from it."""
         known = self._recognised.get(file.number)
         for found in places.get(file.slot, ()):
@@ -128,7 +128,7 @@ class Surveyor:
         """Return all existing files by slot, for :meth:`open`."""
         return _places(self.files())
 
-    def open(self, file: Tracked, places: Places) -> OpenFile | None:
+    def open(self, file: TrackedFile, places: Places) -> OpenFile | None:
         """Open a tracked file under its current name; None if it is gone or no longer holds what was read from it.
 
         Both metadata and data come from the descriptor: the name is resolved only once.
@@ -138,7 +138,7 @@ class Surveyor:
                 return opened
         return None
 
-    def is_there(self, files: Iterable[Tracked]) -> bool:
+    def is_there(self, files: Iterable[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
         places = self.places()
         for file in files:
@@ -149,10 +149,10 @@ class Surveyor:
 
     # -- files that are new ---------------------------------------------------------------------------------------
 
-    def _fresh(self, position: FilePosition, listed: list[FoundFile], known: set[str]) -> list[Known]:
+    def _fresh(self, position: FilePosition, listed: list[FoundFile], known: set[str]) -> list[KnownPipeline]:
         files = listed if self._many else self._rotated(position, listed)
         new = [found for found in files if found.ident not in known]
-        return [(Tracked(f.name, position.seen + i, f.inode, birth=f.birth), f) for i, f in enumerate(new)]
+        return [(TrackedFile(f.name, position.seen + i, f.inode, birth=f.birth), f) for i, f in enumerate(new)]
 
     def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
         """Return the path's file, preceded by files that were rotated away since the last known one.
@@ -169,7 +169,7 @@ class Surveyor:
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
-    def _gone(self, file: Tracked, match: _Match | None) -> FatalError:
+    def _gone(self, file: TrackedFile, match: _Match | None) -> FatalError:
         begin = file.offset if match is None or match.found.size >= file.size else match.found.size
         return FatalError(
             f"bytes {begin} to {file.size} of {file.name} are gone: deleted, cut off or replaced unread",
@@ -187,7 +187,7 @@ class Surveyor:
         )
 
 
-def open_tracked(found: FoundFile, file: Tracked) -> OpenFile | None:
+def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:
     """Open the found file if it is the tracked one and still holds what was read from it; else return None."""
     opened = open_found(found)
     if opened is None or opened.holds(file):
@@ -196,7 +196,7 @@ def open_tracked(found: FoundFile, file: Tracked) -> OpenFile | None:
     return None
 
 
-def _recognise(file: Tracked, found: FoundFile) -> _Match | None:
+def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:
     opened = open_tracked(found, file)
     if opened is None:
         return None

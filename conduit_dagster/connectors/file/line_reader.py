@@ -9,12 +9,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.file.listing import MARK, FilePosition, Tracked, parse_tracked
+from conduit_dagster.connectors.file.listing import MARK, FilePosition, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, Keys, Plain, ReadOptions, Split
+from conduit_dagster.sdk import Block, Keys, PlainBlock, ReadOptions, Split
 
 Readable = str | OpenFile
 """An open file, or a URL that is opened once for the call."""
@@ -109,18 +109,18 @@ def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[lis
         yield [b"".join(rest)]
 
 
-def advanced(start: FilePosition, end: FilePosition) -> Iterator[tuple[Tracked, Tracked]]:
+def advanced(start: FilePosition, end: FilePosition) -> Iterator[tuple[TrackedFile, TrackedFile]]:
     """Yield each file with a non-empty part in the range, at its start and at its end, in reading order."""
     before = {file.number: file for file in start.files}
     for last in end.files:
-        first = before.get(last.number) or Tracked(last.name, last.number, last.inode)
+        first = before.get(last.number) or TrackedFile(last.name, last.number, last.inode)
         if last.offset > first.offset:
             # the end of its range was observed later: from now on compare the file with that observation
             seen = {"birth": last.birth, "modified": last.modified, "changed": last.changed}
             yield msgspec.structs.replace(first, **seen), last
 
 
-def cut_at(cut: Tracked, last: Tracked) -> Tracked:
+def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:
     """Return a file at a boundary inside its range, with the observations made at the range's end."""
     is_behind = bool(last.ahead)
     return msgspec.structs.replace(
@@ -135,7 +135,7 @@ def cut_at(cut: Tracked, last: Tracked) -> Tracked:
     )
 
 
-def split_of(first: Tracked, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
+def split_of(first: TrackedFile, opened: OpenFile, low: Mark, high: Mark, ordinal: int) -> Split:
     """Return a part of a file's range as a split. Raises ``FileChanged`` if the file was truncated meanwhile."""
     mark = opened.mark(low.offset) if low.offset != first.offset else first.mark
     start = msgspec.structs.replace(first, offset=low.offset, line=low.line, mark=mark)
@@ -156,7 +156,7 @@ class LineReader:
 
     def __init__(self, split: Split, opened: OpenFile, labels: LineLabels, options: ReadOptions) -> None:
         """``opened``: the split's file, verified to be the planned one."""
-        self._file: Tracked = parse_tracked(split.start)
+        self._file: TrackedFile = parse_tracked(split.start)
         self._opened, self._end = opened, split.detail["to"]
         self._start = Mark(*split.detail["from"])
         (self._metadata, self.prefix), self._options = labels, options
@@ -204,7 +204,7 @@ class LineReader:
         return msgspec.structs.asdict(file)
 
 
-def moved(file: Tracked, url: str) -> TransientError:
+def moved(file: TrackedFile, url: str) -> TransientError:
     """Return the error for a file that has none of its names any more, or changed while it was read."""
     return TransientError(
         f"{file.name} was renamed or replaced while it was to be read",
@@ -250,7 +250,7 @@ class _Labels:
         """Return all records with their positions."""
         return list(map(Record, self.positions(), repeat(self._metadata), self._lines, keys))
 
-    def plain(self) -> Plain:
+    def plain(self) -> PlainBlock:
         """Return all records as columns."""
         # imported here, because validating a pipeline must not import pyarrow
         import numpy as np
@@ -267,7 +267,7 @@ class _Labels:
             parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
             positions = pc.call_function("binary_join_element_wise", parts)
         keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
-        return Plain(payloads, positions, keys)
+        return PlainBlock(payloads, positions, keys)
 
     def again(self, places: Sequence[int]) -> list[Record]:
         records = [Record(0, self._metadata, self._lines[i]) for i in places]

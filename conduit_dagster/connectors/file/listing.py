@@ -138,7 +138,7 @@ _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
 """Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
 
 
-class Tracked(msgspec.Struct, frozen=True):
+class TrackedFile(msgspec.Struct, frozen=True):
     """One file, and how much of it lies before the position.
 
     A local file is identified by its inode and birth, so that a rename does not hide it and another file that gets its
@@ -190,9 +190,9 @@ class FilePosition(msgspec.Struct, frozen=True):
     """Position of a file source: every tracked file that still matters, in reading order."""
 
     seen: int = 0
-    files: tuple[Tracked, ...] = ()
+    files: tuple[TrackedFile, ...] = ()
 
-    def with_files(self, files: dict[int, Tracked]) -> FilePosition:
+    def with_files(self, files: dict[int, TrackedFile]) -> FilePosition:
         """Return the position with these files in their new states, new ones at the end."""
         kept = [files.get(file.number, file) for file in self.files]
         known = {file.number for file in self.files}
@@ -214,9 +214,9 @@ def parse_position(value: Any) -> FilePosition:
     return msgspec.convert(value, FilePosition)
 
 
-def parse_tracked(value: Any) -> Tracked:
+def parse_tracked(value: Any) -> TrackedFile:
     """Return the file from a split's start or a boundary."""
-    return msgspec.convert(value, Tracked)
+    return msgspec.convert(value, TrackedFile)
 
 
 def mark_of(head: bytes, tail: bytes) -> str:
@@ -224,4 +224,4 @@ def mark_of(head: bytes, tail: bytes) -> str:
     return hashlib.sha256(head + tail).hexdigest()[:16]
 
 
-learn(FilePosition, Tracked)
+learn(FilePosition, TrackedFile)

@@ -9,7 +9,7 @@ from typing import IO, Final
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file import birth
-from conduit_dagster.connectors.file.listing import MARK, FoundFile, Tracked, found_of, mark_of
+from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile, found_of, mark_of
 from conduit_dagster.recovery.errors import from_os_error
 
 _CHUNK: Final = 1 << 20
@@ -82,14 +82,14 @@ class OpenFile:
 
     # -- which file it is -----------------------------------------------------------------------------------------
 
-    def holds(self, file: Tracked) -> bool:
+    def holds(self, file: TrackedFile) -> bool:
         """Return whether this is the tracked file, with what was read from it unchanged as far as its mark tells."""
         self._head = self.read_at(0, MARK)
         if not file.may_be(self.found) or self.found.size < file.offset:
             return False
         return self.mark(file.offset) == file.mark
 
-    def lost(self, file: Tracked) -> bool:
+    def lost(self, file: TrackedFile) -> bool:
         """Return whether unread bytes of the tracked file that were seen before are gone."""
         if self.found.size < file.size:
             return file.size > file.offset

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.listing import Tracked
+from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.output_layout import PathLayout
 from conduit_dagster.connectors.file.positioned import WritableFile, digest, write_delivery
@@ -206,7 +206,7 @@ class OrderedFile(PathLayout):
 
 def _is_the_one(target: Target, file: OpenFile) -> bool:
     """Return whether it is the file that the target was made for; its length is checked elsewhere."""
-    known = Tracked("", 0, target["inode"], birth=target.get("birth", 0))
+    known = TrackedFile("", 0, target["inode"], birth=target.get("birth", 0))
     at, mark = target.get("marked", (0, ""))
     # an inode is reused for the next file as soon as its own file is removed
     return known.may_be(file.found) and (file.found.size < at or file.mark(at) == mark)

@@ -73,7 +73,7 @@ class PathLayout(ABC):
         return None
 
 
-class LaidOut(StagedDestination):
+class PathDestination(StagedDestination):
     """Common part of all layouts: the path, with publishing delegated to the layout."""
 
     def __init__(self, settings: Any, context: ConnectorContext, path: str) -> None:

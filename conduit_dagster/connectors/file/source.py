@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.file_scan import Places, SeenFile, Surveyor, open_tracked
+from conduit_dagster.connectors.file.file_scan import FileScan, Places, SeenFile, open_tracked
 from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
 from conduit_dagster.connectors.file.listing import (
     FilePosition,
     FoundFile,
-    Tracked,
+    TrackedFile,
     is_many,
     parse_position,
     parse_tracked,
@@ -52,7 +52,7 @@ class FileSource(Source):
         self._settings = as_source(settings)
         self._path = context.resolve(self._settings.path)
         self._many = is_many(self._settings.path, context.root)
-        self._surveyor = Surveyor(self._settings, self._path, context.root, self._many)
+        self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
         self._steps = FileSteps(self._settings.max_line)
         self._drain = Drain(self._surveyor, self._settings)
 
@@ -95,7 +95,7 @@ class FileSource(Source):
         """Try :meth:`latest` once. Raises ``FileChanged`` if a file is not the one that was listed."""
         position, left = parse_position(start), limit
         survey = self._surveyor.survey(position)
-        changed: dict[int, Tracked] = {}
+        changed: dict[int, TrackedFile] = {}
         for seen in survey:
             bound = None if horizon is None else horizon.get(seen.found.ident, Bound())
             step = self._steps.take(seen, left, bound)
@@ -144,7 +144,7 @@ class FileSource(Source):
             return True
         return False
 
-    def _open(self, file: Tracked, places: Places) -> OpenFile:
+    def _open(self, file: TrackedFile, places: Places) -> OpenFile:
         opened = self._surveyor.open(file, places) or self._surveyor.open(file, self._surveyor.places())
         if opened is None:
             raise FatalError(
@@ -158,7 +158,7 @@ class FileSource(Source):
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
         cut, before = parse_tracked(boundary), parse_position(start)
-        changed: dict[int, Tracked] = {}
+        changed: dict[int, TrackedFile] = {}
         for first, last in advanced(before, parse_position(end)):
             if last.number == cut.number:
                 if cut.offset > first.offset:
@@ -182,7 +182,9 @@ class FileSource(Source):
                     raise moved_away(first, opened.url) from None
         return splits
 
-    def _pieces(self, first: Tracked, last: Tracked, opened: OpenFile, share: int) -> Iterator[tuple[Mark, Mark]]:
+    def _pieces(
+        self, first: TrackedFile, last: TrackedFile, opened: OpenFile, share: int
+    ) -> Iterator[tuple[Mark, Mark]]:
         low, end = next_line(first, opened), Mark(last.offset, last.line)
         marks = self._steps.pop_marks(last.number)
         if marks is None and end.offset - low.offset > share:
@@ -209,7 +211,7 @@ class FileSource(Source):
         labels = LineLabels(self._metadata(split.detail["url"]), self._prefix(file))
         yield from LineReader(split, self._open_split(split, file), labels, options).blocks()
 
-    def _open_split(self, split: Split, file: Tracked) -> OpenFile:
+    def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
         """Open the planned file under its current name, never another file at its path."""
         found = FoundFile(split.detail["url"], file.name, file.inode, 0, 0)
         opened = open_tracked(found, file) or self._surveyor.open(file, self._surveyor.places())
@@ -229,7 +231,7 @@ class FileSource(Source):
         is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
         return os.path.relpath(url, self.context.root) if is_relative else url
 
-    def _prefix(self, file: Tracked) -> str:
+    def _prefix(self, file: TrackedFile) -> str:
         """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
         if self._many:
             return f"{file.number}:{file.name}:"

@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 import structlog
 
-from conduit_dagster.connectors.file.file_scan import Quiet, SeenFile, Surveyor
+from conduit_dagster.connectors.file.file_scan import FileScan, Quiet, SeenFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
-from conduit_dagster.connectors.file.listing import FoundFile, Tracked, look
+from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, look
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.sdk import Limit
@@ -66,7 +66,7 @@ _MOST_WAITS: Final = 10
 class Drain:
     """Horizon of a run: the size of every file, taken after half-written lines had time to be ended."""
 
-    def __init__(self, surveyor: Surveyor, settings: FileSourceSettings) -> None:
+    def __init__(self, surveyor: FileScan, settings: FileSourceSettings) -> None:
         self._surveyor, self._settings = surveyor, settings
         self._quiet = Quiet()
 
@@ -148,7 +148,7 @@ class Step(NamedTuple):
     """Offset up to which it is read afterwards."""
     upto: int
     """Offset up to which it would be read if every line were whole and no limit were reached."""
-    after: Tracked | None = None
+    after: TrackedFile | None = None
     """The file as recorded in the position after the step; None if nothing is read."""
     limited: bool = False
     """Whether the limit leaves more whole lines to a later step."""
@@ -215,14 +215,14 @@ def _open(seen: SeenFile) -> OpenFile:
     return opened
 
 
-def next_line(file: Tracked, opened: OpenFile) -> Mark:
+def next_line(file: TrackedFile, opened: OpenFile) -> Mark:
     """Return where the next line begins, skipping the late line end of a line that was read without it."""
     if file.unended and opened.read_at(file.offset, 1) == b"\n":
         return Mark(file.offset + 1, file.line)
     return Mark(file.offset, file.line)
 
 
-def _after(file: Tracked, opened: OpenFile, step: FileReach) -> Tracked:
+def _after(file: TrackedFile, opened: OpenFile, step: FileReach) -> TrackedFile:
     found, end = opened.found, step.end
     ahead = opened.last_line_end(end.offset)
     return msgspec.structs.replace(

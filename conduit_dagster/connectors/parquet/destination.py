@@ -13,7 +13,7 @@ from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_c
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
-from conduit_dagster.connectors.file.output_layout import LaidOut, PathLayout
+from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
 from conduit_dagster.recovery.errors import FatalError, from_os_error
@@ -79,7 +79,7 @@ class FolderColumns:
             )
 
 
-class ParquetDestination(LaidOut):
+class ParquetDestination(PathDestination):
     """Rows of Parquet files, each once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
     Spark reads all of it with ``spark.read.parquet(path)`` and sees the step as a partition column; ``path/*`` leaves

@@ -117,7 +117,7 @@ class Listing(Protocol):
         ...
 
 
-class FolderLook(NamedTuple):
+class UnreadFiles(NamedTuple):
     """Unread files after a position."""
 
     still: ParquetPosition
@@ -126,7 +126,7 @@ class FolderLook(NamedTuple):
     """Files with rows after the position: partly read ones first, then new ones by name."""
 
 
-class Survey:
+class ParquetScan:
     """Survey of the files of one source. Reads each file's footer once."""
 
     def __init__(self, listing: Listing, place: str) -> None:
@@ -167,7 +167,7 @@ class Survey:
             return {"last": max((found.name for found in self._listing.files()), default="")}
         return {"files": [list(ident) for ident in self._files(lambda _: True)]}
 
-    def look(self, position: ParquetPosition, horizon: Any = None) -> FolderLook:
+    def look(self, position: ParquetPosition, horizon: Any = None) -> UnreadFiles:
         """Return the unread files after a position; only those of the ``horizon``, if that is given.
 
         Raises ``FatalError`` if a partly read file is gone or was replaced.
@@ -186,7 +186,7 @@ class Survey:
         unread = [(file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, horizon)]
         newest = position.files[-1:] if ordered else ()
         kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
-        return FolderLook(ParquetPosition(position.seen, tuple(kept)), unread)
+        return UnreadFiles(ParquetPosition(position.seen, tuple(kept)), unread)
 
     def gone(self, file: ReadFile) -> FatalError:
         """Return the error for a file whose unread rows are gone."""

@@ -14,8 +14,8 @@ from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
 from conduit_dagster.connectors.parquet.parquet_scan import (
     ParquetPosition,
+    ParquetScan,
     ReadFile,
-    Survey,
     parse_file,
     parse_position,
 )
@@ -117,12 +117,12 @@ class RowFiles(Source):
     lag_unit = "records"
 
     @lazy_property
-    def survey(self) -> Survey:
+    def survey(self) -> ParquetScan:
         """Survey of the existing files, for the driver only: a task's split names its file."""
         return self._made_survey()
 
     @abstractmethod
-    def _made_survey(self) -> Survey:
+    def _made_survey(self) -> ParquetScan:
         """Return the survey; called on its first use."""
 
     @property

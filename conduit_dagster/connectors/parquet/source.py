@@ -11,7 +11,7 @@ from pydantic import field_validator
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.connectors.file.settings import not_empty
-from conduit_dagster.connectors.parquet.parquet_scan import ListedFiles, Survey
+from conduit_dagster.connectors.parquet.parquet_scan import ListedFiles, ParquetScan
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.sdk import ConnectorContext
 
@@ -61,8 +61,8 @@ class ParquetSource(RowFiles):
         self._settings = as_source(settings)
         self._path = context.resolve(self._settings.path)
 
-    def _made_survey(self) -> Survey:
-        return Survey(ListedFiles(self._settings.path, self._path, self.context.root), self._path)
+    def _made_survey(self) -> ParquetScan:
+        return ParquetScan(ListedFiles(self._settings.path, self._path, self.context.root), self._path)
 
     @property
     def _keys(self) -> Sequence[str]:

@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.line_reader import Mark, read_lines, scan
-from conduit_dagster.connectors.file.listing import MARK, FoundFile, Tracked
+from conduit_dagster.connectors.file.listing import MARK, FoundFile, TrackedFile
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
@@ -62,9 +62,9 @@ class _Place(msgspec.Struct, frozen=True):
     def moved(self, to: Mark, mark: str) -> _Place:
         return msgspec.structs.replace(self, byte=to.offset, line=to.line, mark=mark)
 
-    def tracked(self, opened: OpenFile) -> Tracked:
+    def tracked(self, opened: OpenFile) -> TrackedFile:
         """Return the file as it was seen, for comparison with an open one."""
-        return Tracked(
+        return TrackedFile(
             self.file,
             0,
             self.inode,
@@ -166,7 +166,7 @@ class OutputReadMode(ReadMode):
         Raises ``FatalError`` (``chain.output_gone``) if it is another file, or if bytes of it are missing.
         """
         opened = self._opened(piece.path)
-        if not Tracked("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
+        if not TrackedFile("", 0, piece.inode, birth=piece.birth).may_be(opened.found):
             raise self._gone(piece.path, _OTHER)
         for place in seen:
             if place.file == piece.name and place != _Place():

@@ -13,7 +13,7 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
-from conduit_dagster.connectors.postgres.sqlstates import Verdicts
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
 
@@ -109,7 +109,7 @@ TABLES = TableCache()
 """Cache of this process."""
 
 
-def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts: Verdicts) -> None:
+def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts: DatabaseErrors) -> None:
     """Raise ``FatalError`` if a column named in the settings is missing."""
     named = [*settings.key_columns, *settings.renames.values()]
     if settings.raw_column:
@@ -122,7 +122,7 @@ def check_columns(table: Table, settings: PostgresDestinationSettings, verdicts:
             raise verdicts.fatal(f"the table {table.name} has no column {name}", "postgres.no_column", fix)
 
 
-def check_rights(connection: Connection, table: Table, verdicts: Verdicts) -> None:
+def check_rights(connection: Connection, table: Table, verdicts: DatabaseErrors) -> None:
     """Raise ``FatalError`` if rows can't be inserted. Missing rights for updates show at the first update."""
     name = table.name.quoted.as_string(connection)
     row = connection.execute("SELECT has_any_column_privilege(%s, 'INSERT'), current_user", (name,)).fetchone()
@@ -164,11 +164,11 @@ def common(types: Iterable[str | None]) -> str | None:
     return "text"
 
 
-class Lookup:
+class TableLookup:
     """Look-up of one database's tables, cached by the process for a minute."""
 
     def __init__(
-        self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: Verdicts, name: str
+        self, settings: PostgresDestinationSettings, server: DatabaseServer, verdicts: DatabaseErrors, name: str
     ) -> None:
         self._settings = settings
         self._server = server

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.postgres.catalog import Column, Lookup, Table
+from conduit_dagster.connectors.postgres.catalog import Column, Table, TableLookup
 from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.settings import NAME_BYTES, PostgresDestinationSettings, TableName
 from conduit_dagster.record import Data, Document, Record
@@ -54,7 +54,7 @@ _SHAPES = 10_000
 """Maximum number of cached shapes: the fields of records may be anything."""
 
 
-class Shape(NamedTuple):
+class DocumentShape(NamedTuple):
     """Fields of a document that have a column, with their columns, and fields that have none."""
 
     fields: tuple[str, ...]
@@ -65,16 +65,16 @@ class Shape(NamedTuple):
 class ColumnLayout:
     """The columns of one table, for one writer."""
 
-    def __init__(self, settings: PostgresDestinationSettings, lookup: Lookup, name: TableName) -> None:
+    def __init__(self, settings: PostgresDestinationSettings, lookup: TableLookup, name: TableName) -> None:
         self._settings = settings
         self._lookup = lookup
         self._renames = settings.renames
         self._fields = {column: field for field, column in self._renames.items()}
-        self._shapes: dict[tuple[str, ...], Shape] = {}
+        self._shapes: dict[tuple[str, ...], DocumentShape] = {}
         self._is_fresh = False
         self.table: Table = lookup.get(name)
 
-    def shape(self, fields: tuple[str, ...]) -> Shape:
+    def shape(self, fields: tuple[str, ...]) -> DocumentShape:
         """Return the shape of documents with these fields. Raises for fields without a column, unless allowed."""
         found = self._shapes.get(fields)
         if found is None:
@@ -95,7 +95,7 @@ class ColumnLayout:
         self._shapes.clear()
         return self.table != before
 
-    def _new_shape(self, fields: tuple[str, ...]) -> Shape:
+    def _new_shape(self, fields: tuple[str, ...]) -> DocumentShape:
         pairs = [(field, self._column(field)) for field in fields]
         found = [(field, column) for field, column in pairs if column is not None]
         unmapped = tuple(field for field, column in pairs if column is None)
@@ -106,7 +106,7 @@ class ColumnLayout:
             raise CellError("two_fields", "two fields go into one column: see the setting mapping")
         if not columns and not unmapped:
             raise CellError("no_fields", "the record has no field to make a row of")
-        return Shape(tuple(field for field, _ in found), columns, unmapped)
+        return DocumentShape(tuple(field for field, _ in found), columns, unmapped)
 
     def _column(self, field: str) -> Column | None:
         name = self._renames.get(field, field)

@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, conninfo
-from conduit_dagster.connectors.postgres.sqlstates import Verdicts
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -29,7 +29,7 @@ def application(full_id: str) -> str:
     return f"conduit:{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
 
 
-def connect(settings: PostgresDestinationSettings, verdicts: Verdicts, name: str) -> Connection:
+def connect(settings: PostgresDestinationSettings, verdicts: DatabaseErrors, name: str) -> Connection:
     """Connect in autocommit mode. Raises a ``ConduitError`` without secrets."""
     parameters: dict[str, str] = {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url)}
     # psycopg's own prepared statements break behind a pooler
@@ -58,7 +58,7 @@ def _prepare(connection: Connection, settings: PostgresDestinationSettings) -> N
 class Session:
     """One connection of one destination, used by one thread at a time."""
 
-    def __init__(self, settings: PostgresDestinationSettings, verdicts: Verdicts, name: str) -> None:
+    def __init__(self, settings: PostgresDestinationSettings, verdicts: DatabaseErrors, name: str) -> None:
         self._settings = settings
         self._verdicts = verdicts
         self._name = name
@@ -123,7 +123,7 @@ _OTHERS = """
 """
 
 
-def end_older(connection: Connection, name: str, epoch: int, verdicts: Verdicts) -> None:
+def end_older(connection: Connection, name: str, epoch: int, verdicts: DatabaseErrors) -> None:
     """Terminate every connection named ``name:EPOCH`` with a lower epoch, and wait until they are gone.
 
     Only connections of the same database user can be terminated; locks of others are waited for, up to lock-timeout.

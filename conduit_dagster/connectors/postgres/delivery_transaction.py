@@ -12,7 +12,7 @@ from conduit_dagster.connectors.postgres.catalog import common, read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
-from conduit_dagster.connectors.postgres.sqlstates import RowError, Verdicts, copy_line
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors, RowError, copy_line
 from conduit_dagster.connectors.postgres.staged_rows import Missing
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, batches
 from conduit_dagster.record import Nack
@@ -48,7 +48,7 @@ class Claims(NamedTuple):
 
     schema: str
     pipeline: str
-    verdicts: Verdicts
+    verdicts: DatabaseErrors
 
     @property
     def _table(self) -> sql.Identifier:

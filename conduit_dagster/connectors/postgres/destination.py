@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from conduit_dagster.connectors.postgres.catalog import Lookup, check_columns, check_rights
+from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older
 from conduit_dagster.connectors.postgres.copy_values import CellError
@@ -22,7 +22,7 @@ from conduit_dagster.connectors.postgres.settings import (
     conninfo,
     table_name,
 )
-from conduit_dagster.connectors.postgres.sqlstates import Verdicts
+from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
@@ -63,13 +63,13 @@ class PostgresDestination(StagedDestination):
         self.reads_keys = Keys.ALL if reads_key(template.names) else Keys.OBJECTS
         self._table = None if template.literal is None else table_name(template.literal, self._settings.db_schema)
         self._server = DatabaseServer.of(conninfo(self._settings.url))
-        self._verdicts = Verdicts(self._server, str(self._table or ""))
+        self._verdicts = DatabaseErrors(self._server, str(self._table or ""))
         self._application = application(context.full_id)
         self._session = Session(self._settings, self._verdicts, self._application)
         schema = self._table.schema if self._table else self._settings.db_schema
         self._claims = Claims(schema, context.pipeline, self._verdicts)
         self._publisher = TablePublisher(self._settings, self._claims)
-        self._lookup = Lookup(self._settings, self._server, self._verdicts, self._application)
+        self._lookup = TableLookup(self._settings, self._server, self._verdicts, self._application)
         self._is_ready = False
 
     @property

@@ -70,7 +70,7 @@ _LOGIN = (
 )
 
 
-class Verdicts:
+class DatabaseErrors:
     """Translation of one destination's database errors into errors that the engine handles, without secrets."""
 
     def __init__(self, server: DatabaseServer, table: str) -> None:

@@ -22,7 +22,7 @@ _REMOVED: Final = ".removed"
 _ACKED: Final = ".acked-"
 
 
-class Landed(msgspec.Struct, frozen=True):
+class LandedFile(msgspec.Struct, frozen=True):
     """A file of a batch."""
 
     name: str
@@ -36,7 +36,7 @@ class LandedBatch(msgspec.Struct, frozen=True):
     number: int
     at: float
     """Time of landing, in seconds since 1970."""
-    files: tuple[Landed, ...]
+    files: tuple[LandedFile, ...]
     folder: str = ""
     """Folder that belongs to this batch alone."""
     sink: int = -1
@@ -93,7 +93,7 @@ class Landing:
         Raises ``TransientError`` if a batch with that number exists: of two owners that did the same work, only one's
         counts, whichever of them was frozen meanwhile.
         """
-        files = tuple(Landed(name, self._synced(name)) for name in names)
+        files = tuple(LandedFile(name, self._synced(name)) for name in names)
         data = msgspec.json.encode(LandedBatch(number, time.time(), files, folder, sink))
         if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
             raise TransientError(
@@ -163,4 +163,4 @@ class Landing:
                 storage.remove_folder(storage.join(self.url, name))
 
 
-learn(LandedBatch, Landed)
+learn(LandedBatch, LandedFile)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.parquet.parquet_scan import Survey, parse_position
+from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan, parse_position
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.spark.driver_session import has_session
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander
@@ -44,8 +44,8 @@ class SparkSource(RowFiles):
         own = storage.safe_name(self.context.connector)
         return Landing(storage.join(base, "~landing", own, self._identity))
 
-    def _made_survey(self) -> Survey:
-        return Survey(self._landing, self._landing.url)
+    def _made_survey(self) -> ParquetScan:
+        return ParquetScan(self._landing, self._landing.url)
 
     @lazy_property
     def _lander(self) -> Lander:

@@ -48,7 +48,7 @@ class LateLetters:
         # beside the step's own dead letters: the queue may have to rename the folder into its place
         beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
-        writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.turn))
+        writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.idempotency))
         writer.place(record.source, record.ordinal, origins)
         refused = writer.write(rows)
         part: Part | None = writer.finish()

@@ -19,18 +19,18 @@ class Branch(NamedTuple):
 
     rank: int
     """Its place in the file, from 1."""
-    outlet: DestinationNode
+    destination_node: DestinationNode
     nodes: Sequence[Step]
 
 
-class Way(NamedTuple):
+class ReplayRoute(NamedTuple):
     """Route of replayed records."""
 
     nodes: Sequence[Step]
     branches: Sequence[Branch]
 
 
-def way_of(pipeline: CompiledPipeline, inlet: SourceNode, replayed: Replayed) -> Way | Nack:
+def way_of(pipeline: CompiledPipeline, source_node: SourceNode, replayed: Replayed) -> ReplayRoute | Nack:
     """Return the route from the source, or from the nacking node, to the destinations that have no copy of the record.
 
     Returns a nack with the reason if there is no such route any more.
@@ -42,22 +42,22 @@ def way_of(pipeline: CompiledPipeline, inlet: SourceNode, replayed: Replayed) ->
     if not branches:
         gone = ", ".join(replayed.missed)
         return Nack("dead_letters.no_destination", f"{gone} is not in the pipeline's file any more: discard the letter")
-    every = [*inlet.nodes, *pipeline.nodes]
+    every = [*source_node.nodes, *pipeline.nodes]
     if pipeline.program.fan_in == "join" and not _is_behind(every, pipeline, replayed.node):
         return Nack(
             "dead_letters.before_join", "it was nacked before it was joined, so its partners went on: discard it"
         )
     if not replayed.at_node:
-        source = node_id(pipeline.program.pipeline, inlet.origin)
+        source = node_id(pipeline.program.pipeline, source_node.origin)
         before = {source, *(step.node for step in every)}
         nodes = _to_pass(pipeline, every, replayed.node, {source})
-        return Way(
+        return ReplayRoute(
             nodes, [one._replace(nodes=_to_pass(pipeline, one.nodes, replayed.node, before)) for one in branches]
         )
-    edits, rest = every[: inlet.edits], every[inlet.edits :]
+    edits, rest = every[: source_node.edits], every[source_node.edits :]
     for place, step in enumerate(rest):
         if step.node == replayed.node:
-            return Way([*edits, *rest[place:]], branches)
+            return ReplayRoute([*edits, *rest[place:]], branches)
     return _within(edits, branches, replayed.node)
 
 
@@ -75,24 +75,28 @@ def _to_pass(pipeline: CompiledPipeline, nodes: Sequence[Step], nacked_by: str, 
 
 
 def _is_behind(every: Sequence[Step], pipeline: CompiledPipeline, node: str) -> bool:
-    own = [name for outlet in pipeline.outlets for name in (outlet.node, *(step.node for step in outlet.nodes))]
+    own = [
+        name
+        for destination_node in pipeline.outputs
+        for name in (destination_node.node, *(step.node for step in destination_node.nodes))
+    ]
     return node in own or any(step.node == node for step in every)
 
 
 def _branches(pipeline: CompiledPipeline, missed: Sequence[str]) -> Iterator[Branch]:
-    for rank, outlet in enumerate(pipeline.outlets, 1):
-        if not missed or outlet.id in missed:
-            yield Branch(rank, outlet, outlet.nodes)
+    for rank, destination_node in enumerate(pipeline.outputs, 1):
+        if not missed or destination_node.id in missed:
+            yield Branch(rank, destination_node, destination_node.nodes)
 
 
-def _within(edits: Sequence[Step], branches: Sequence[Branch], node: str) -> Way | Nack:
+def _within(edits: Sequence[Step], branches: Sequence[Branch], node: str) -> ReplayRoute | Nack:
     for branch in branches:
-        names = [*(step.node for step in branch.nodes), branch.outlet.node]
+        names = [*(step.node for step in branch.nodes), branch.destination_node.node]
         if node in names:
             if len(branches) > 1:
                 message = "several destinations have no copy of it: replay it from its source"
                 return Nack("dead_letters.several_destinations", message)
             # the destination's own filter has its name as well: what failed at the destination is behind all nodes
-            place = len(names) - 1 if node == branch.outlet.node else names.index(node)
-            return Way(edits, [branch._replace(nodes=branch.nodes[place:])])
+            place = len(names) - 1 if node == branch.destination_node.node else names.index(node)
+            return ReplayRoute(edits, [branch._replace(nodes=branch.nodes[place:])])
     return Nack("dead_letters.no_node", f"{node} is not in the pipeline's file any more: replay it from its source")

@@ -16,7 +16,7 @@ from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter,
 from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, decode_missed, encode_missed
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Replayed, Source, Split
-from conduit_dagster.state.dead_letter_replays import Chosen, LetterReplays
+from conduit_dagster.state.dead_letter_replays import ChosenLetter, LetterReplays
 from conduit_dagster.state.dead_letters import Key
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import Decision, LetterPart
@@ -85,7 +85,7 @@ class ReplaySource(Source):
             for first in range(0, len(chosen), grain)
         ]
 
-    def _missed(self, one: Chosen) -> str:
+    def _missed(self, one: ChosenLetter) -> str:
         """Leave out destinations added later: they get the record from the log, and a replay must not duplicate it.
 
         If that leaves none, return ``NOBODY``: an empty list would mean all of them.
@@ -95,7 +95,9 @@ class ReplaySource(Source):
             return one.missed
         return encode_missed([name for name in self._every if name not in late] or [NOBODY])
 
-    def _split(self, start: Position, ordinal: int, mine: Sequence[Chosen], parts: dict[str, LetterPart]) -> Split:
+    def _split(
+        self, start: Position, ordinal: int, mine: Sequence[ChosenLetter], parts: dict[str, LetterPart]
+    ) -> Split:
         named = {one.part: parts.get(one.part) for one in mine}
         files = {name: [part.bytes, part.sha256] for name, part in named.items() if part is not None}
         detail = {"folder": self._folder, "files": files, "runs": [list(run) for run in _runs(mine)]}
@@ -165,7 +167,7 @@ class _Run(NamedTuple):
     letters: int
 
 
-def _runs(chosen: Sequence[Chosen]) -> Iterator[_Run]:
+def _runs(chosen: Sequence[ChosenLetter]) -> Iterator[_Run]:
     run: _Run | None = None
     for one in chosen:
         if run is not None and one == run_end(run):
@@ -178,9 +180,9 @@ def _runs(chosen: Sequence[Chosen]) -> Iterator[_Run]:
         yield run
 
 
-def run_end(run: _Run) -> Chosen:
+def run_end(run: _Run) -> ChosenLetter:
     """Return the letter that would continue the run."""
-    return Chosen(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
+    return ChosenLetter(run.step, run.number + run.letters, run.part, run.line + run.letters, run.node, run.missed)
 
 
 class Place(NamedTuple):
@@ -204,7 +206,7 @@ def letter_at(decision: Decision, source: str, ordinal: int) -> Place:
     raise LookupError(f"record {ordinal} of {source}")
 
 
-def _id(one: Chosen) -> Key:
+def _id(one: ChosenLetter) -> Key:
     return one.step, one.number
 
 

@@ -159,10 +159,10 @@ class _View:
 
     def nodes(self, bound: BoundPipeline, found: FoundLetter, original: Record) -> list[dict[str, Any]]:
         pipeline = bound.compiled
-        inlet = next((one for one in pipeline.inlets if one.origin == found.row["source"] and not one.only), None)
-        if inlet is None:
+        source_node = next((one for one in pipeline.inputs if one.origin == found.row["source"] and not one.only), None)
+        if source_node is None:
             return []
-        return [self._node(one, original) for one in trace(pipeline, inlet, original, time.time_ns()).nodes]
+        return [self._node(one, original) for one in trace(pipeline, source_node, original, time.time_ns()).nodes]
 
     def _node(self, passed: TracedNode, original: Record) -> dict[str, Any]:
         said = "filtered" if passed.filtered else "passed"

@@ -119,7 +119,7 @@ class SplitContext:
 
     pipeline: CompiledPipeline
     job: StageJob
-    inlet: SourceNode
+    source_node: SourceNode
     ordinal: int
     """Index of its first record in the step's range of its source."""
     begin: Any
@@ -131,11 +131,11 @@ class SplitLetters:
 
     def __init__(self, split: SplitContext, queue: Writer, archive: ArchiveFile | None, originals: Originals) -> None:
         """``archive``: None if the step was prepared before, so that the archive has the letters already."""
-        job, inlet = split.job, split.inlet
-        self._pipeline, self._inlet, self._queue = split.pipeline, inlet, queue
+        job, source_node = split.job, split.source_node
+        self._pipeline, self._source_node, self._queue = split.pipeline, source_node, queue
         self._archive, self._originals = archive, originals
-        self._before = frozenset(job.nacked.get(inlet.id, ()))
-        self._hash, self._offset = job.hashes.get(DEAD_LETTERS, ""), job.offsets.get(inlet.id, 0)
+        self._before = frozenset(job.nacked.get(source_node.id, ()))
+        self._hash, self._offset = job.hashes.get(DEAD_LETTERS, ""), job.offsets.get(source_node.id, 0)
 
     def is_known(self, block: Block, place: int) -> bool:
         """Return whether the record was nacked before, so that the window and the queue have had it."""
@@ -184,7 +184,7 @@ class SplitLetters:
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
             first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
             yield ArchivedLetter(
-                self._inlet.id, ordinal + place, position, namespace, node, nacked.nack.code, said(nacked.nack),
+                self._source_node.id, ordinal + place, position, namespace, node, nacked.nack.code, said(nacked.nack),
                 self._missed(block, nacks, place), *key, failed, first,
             )  # fmt: skip
 
@@ -193,8 +193,8 @@ class SplitLetters:
         ranks, replayed = nacks.missed(place), block.replayed
         pieces = [PIECES] if nacks.in_pieces(place) else []
         if 0 in ranks:
-            return encode_missed([*pieces, *(replayed.missed if replayed else filter(None, [self._inlet.only]))])
-        return encode_missed([*pieces, *(self._pipeline.outlets[rank - 1].id for rank in ranks)])
+            return encode_missed([*pieces, *(replayed.missed if replayed else filter(None, [self._source_node.only]))])
+        return encode_missed([*pieces, *(self._pipeline.outputs[rank - 1].id for rank in ranks)])
 
     # -- the queue ----------------------------------------------------------------------------------------------
 
@@ -202,7 +202,7 @@ class SplitLetters:
         node, found = node_id(self._pipeline.program.pipeline, DEAD_LETTERS), dict(nacks)
         made = [self._dead_letter(found[place], ordinal + place) for place in places]
         letters, origins = processed(self._pipeline, made, places)
-        self._queue.place(self._inlet.id, ordinal, origins)
+        self._queue.place(self._source_node.id, ordinal, origins)
         if refused := blamed(node, self._queue.write, letters):
             failed = found[origins[refused[0].place]].record
             raise queue_refuses(self._pipeline.redaction.nack(refused[0].nack, failed), node)
@@ -211,5 +211,5 @@ class SplitLetters:
         pipeline, record = self._pipeline, nacked.record
         if pipeline.dead_letters.prints:
             record = pipeline.redaction.record(record)
-        source = NackOrigin(pipeline.program.pipeline, self._inlet.origin, self._offset + ordinal, self._hash)
+        source = NackOrigin(pipeline.program.pipeline, self._source_node.origin, self._offset + ordinal, self._hash)
         return dead_letter(source, nacked.node, nacked.nack, record, pipeline.clock.now_ns)

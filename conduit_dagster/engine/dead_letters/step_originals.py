@@ -79,8 +79,8 @@ class StepOriginals:
         return keep(found) if str(found.position) == str(record.record.position) else b""
 
     def _blocks(self, plan: Plan, decision: Decision, source: str) -> Iterator[Block]:
-        inlet, span = self._pipeline.inlet(source), span_of(plan, source)
-        inlet.source.verify(span.start, span.end)
+        node, span = self._pipeline.source_node(source), span_of(plan, source)
+        node.source.verify(span.start, span.end)
         tasks = from_rows(decision.splits)
         for split in (one.split for task in tasks for one in task if one.source == source):
-            yield from read_blocks(self._pipeline, source, inlet.source, inlet.source.relocate(split), ReadOptions())
+            yield from read_blocks(self._pipeline, source, node.source, node.source.relocate(split), ReadOptions())

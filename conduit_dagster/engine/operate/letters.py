@@ -27,16 +27,16 @@ class DeadLetterSelection:
     wanted: DeadLetterQuery = field(default_factory=DeadLetterQuery)
     where: str = ""
 
-    def facts(self, desk: PipelineLock) -> tuple[list[dict[str, Any]], DeadLetterQuery]:
+    def facts(self, lock: PipelineLock) -> tuple[list[dict[str, Any]], DeadLetterQuery]:
         """Return counts by reason, and the query for the store. Raises ``FatalError`` (``dead_letters.none``)."""
         wanted = self.wanted._replace(states=OPEN)
         if self.where:
-            counts, keys = tally(letters_of(desk).search(wanted, self.where), ("node", "code"))
+            counts, keys = tally(letters_of(lock).search(wanted, self.where), ("node", "code"))
             wanted = DeadLetterQuery(OPEN, keys=keys)
         else:
-            counts = [{k: row[k] for k in _REASON} for row in reasons(desk.store.engine, desk.id, wanted)]
+            counts = [{k: row[k] for k in _REASON} for row in reasons(lock.store.engine, lock.id, wanted)]
         if not counts:
-            raise _none(desk)
+            raise _none(lock)
         return counts, wanted
 
 
@@ -57,10 +57,10 @@ def selection_of(filters: Filters, pipeline: str) -> DeadLetterSelection:
     return DeadLetterSelection(wanted_of(filters, pipeline), filters.where)
 
 
-def letters_of(desk: PipelineLock) -> DeadLetterSearch:
+def letters_of(lock: PipelineLock) -> DeadLetterSearch:
     """Return a search over the pipeline's letters."""
-    archive = Archive(archive_folder(desk.options.log_url, desk.id))
-    return DeadLetterSearch(desk.store.engine, archive, desk.id)
+    archive = Archive(archive_folder(lock.options.log_url, lock.id))
+    return DeadLetterSearch(lock.store.engine, archive, lock.id)
 
 
 def total(counts: Sequence[dict[str, Any]]) -> int:
@@ -85,12 +85,12 @@ def _key_of(text: str, pipeline: str) -> Key:
     return key
 
 
-def _none(desk: PipelineLock) -> FatalError:
-    message = f"pipeline {desk.id} has no open dead letter of that kind: nothing was changed"
-    return refused("dead_letters.none", message, f"conduit-dagster dlq list {desk.id} --state all shows what there is")
+def _none(lock: PipelineLock) -> FatalError:
+    message = f"pipeline {lock.id} has no open dead letter of that kind: nothing was changed"
+    return refused("dead_letters.none", message, f"conduit-dagster dlq list {lock.id} --state all shows what there is")
 
 
-def discard(desk: PipelineLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
+def discard(lock: PipelineLock, selection: DeadLetterSelection, note: str, dry_run: bool = False) -> dict[str, Any]:
     """Close the selected open letters, with a note. Queue and archive keep their records.
 
     Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
@@ -99,9 +99,9 @@ def discard(desk: PipelineLock, selection: DeadLetterSelection, note: str, dry_r
         raise refused("usage.note", "the note is empty", "say why nobody will send them again")
     if not dry_run:
         # letters of a killed replay; those in a prepared step are on their way
-        give_back(desk.store)
-    counts, wanted = selection.facts(desk)
-    facts = {"pipeline": desk.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
+        give_back(lock.store)
+    counts, wanted = selection.facts(lock)
+    facts = {"pipeline": lock.id, "letters": total(counts), "reasons": counts, "note": note.strip()}
     if dry_run:
         return {**facts, "discarded": 0}
-    return {**facts, "discarded": desk.store.replays.discard(wanted, note.strip(), desk.by)}
+    return {**facts, "discarded": lock.store.replays.discard(wanted, note.strip(), lock.by)}

@@ -24,39 +24,39 @@ from conduit_dagster.state.readers import held_from
 
 
 def compact(
-    desk: PipelineLock, database: sa.Engine, source: str | None = None, dry_run: bool = False
+    lock: PipelineLock, database: sa.Engine, source: str | None = None, dry_run: bool = False
 ) -> list[dict[str, Any]]:
     """Compact the logs, or the one of ``source``. With ``dry_run``, only read namespaces and count.
 
     Raises ``FatalError`` (``log.step_open``): a prepared step may have to be staged again from the log.
     """
-    found = prepared_step(desk.store.load())
+    found = prepared_step(lock.store.load())
     if found is not None:
-        message = f"step {found[0].plan.step} of pipeline {desk.id} is open: its entries may be needed again"
+        message = f"step {found[0].plan.step} of pipeline {lock.id} is open: its entries may be needed again"
         raise refused("log.step_open", message, "run it once first: conduit-dagster run --once")
-    base = desk.options.log_url
-    views = logs_of(database, desk.id, base) if source is None else []
-    return [_compact(desk, view, dry_run) for view in views or [log_of(database, desk.id, base, source)]]
+    base = lock.options.log_url
+    views = logs_of(database, lock.id, base) if source is None else []
+    return [_compact(lock, view, dry_run) for view in views or [log_of(database, lock.id, base, source)]]
 
 
-def _compact(desk: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]:
-    consumers = list(desk.pipeline.consumers())
+def _compact(lock: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]:
+    consumers = list(lock.pipeline.consumers())
     if dry_run:
-        done = _counted(desk, view, consumers)
+        done = _counted(lock, view, consumers)
         return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}
-    done = Compactor(view.folder, LogStore(desk.id), desk.store.transactions.run).compact(consumers)
+    done = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run).compact(consumers)
     if done.segments:
-        detail = {"by": desk.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
-        desk.store.transactions.run(lambda connection: record_event(connection, desk.id, "log_compacted", **detail))
+        detail = {"by": lock.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
+        lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "log_compacted", **detail))
     return {"source": view.source, **done._asdict()}
 
 
-def _counted(desk: PipelineLock, view: LogView, consumers: list[str]) -> Compacted:
-    offsets = desk.store.transactions.read(lambda connection: offsets_of(connection, desk.id, view.source))
+def _counted(lock: PipelineLock, view: LogView, consumers: list[str]) -> Compacted:
+    offsets = lock.store.transactions.read(lambda connection: offsets_of(connection, lock.id, view.source))
     if not anything_handled(consumers, offsets):
         return Compacted()
     highest, done = highest_handled(consumers, offsets), Compacted()
-    held = desk.store.transactions.read(lambda connection: held_from(connection, desk.id, view.source))
+    held = lock.store.transactions.read(lambda connection: held_from(connection, lock.id, view.source))
     for parts in _closed(view):
         if parts[0].first <= highest and (held is None or parts[-1].next <= held):
             gone = _would_go(view, parts, consumers, offsets)

@@ -69,7 +69,7 @@ _BLOCK = 4096
 
 
 def import_log(
-    desk: PipelineLock, file: Path, source: str | None, position: Any = None, dry_run: bool = False
+    lock: PipelineLock, file: Path, source: str | None, position: Any = None, dry_run: bool = False
 ) -> dict[str, Any]:
     """Append all entries of the file, with their offsets, to the log of ``source``, or none of them.
 
@@ -77,10 +77,10 @@ def import_log(
     earlier. ``position``: where the real source continues; None: at its current position. Raises ``FatalError``
     (``log.*``, ``usage.*``).
     """
-    facts = preview(desk.bound, file, source)
+    facts = preview(lock.bound, file, source)
     if not dry_run:
-        register_sources(desk.pipeline, desk.store)
-    adding = _Import(desk, file, facts["source"], range(facts["first"], facts["last"] + 1))
+        register_sources(lock.pipeline, lock.store)
+    adding = _Import(lock, file, facts["source"], range(facts["first"], facts["last"] + 1))
     adding.check()
     if not dry_run:
         adding.run(position)
@@ -89,7 +89,7 @@ def import_log(
 
 def preview(bound: BoundPipeline, file: Path, source: str | None) -> dict[str, Any]:
     """Return a summary of the file, which is read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
-    name = chosen("source", source, [inlet.id for inlet in bound.compiled.sources], bound.id)
+    name = chosen("source", source, [node.id for node in bound.compiled.sources], bound.id)
     if bound.compiled.program.log != "records":
         message = f"pipeline {bound.id} keeps no log of records, so there is nothing to import into"
         raise refused("log.positions_only", message, "set delivery.log: records in its file")
@@ -128,12 +128,12 @@ def _gap(file: Path, expected: int, found: int) -> FatalError:
 
 
 class _Import:
-    def __init__(self, desk: PipelineLock, file: Path, source: str, offsets: range) -> None:
-        self._desk, self._file, self._source = desk, file, source
+    def __init__(self, lock: PipelineLock, file: Path, source: str, offsets: range) -> None:
+        self._lock, self._file, self._source = lock, file, source
         self._first, self._last = offsets[0], offsets[-1]
-        self._log = LogStore(desk.id)
-        self._folder = LogFolder(desk.options.log_url, desk.id, source)
-        self._state: PipelineState = desk.store.load()
+        self._log = LogStore(lock.id)
+        self._folder = LogFolder(lock.options.log_url, lock.id, source)
+        self._state: PipelineState = lock.store.load()
 
     def check(self) -> None:
         """Raise ``FatalError`` if the file can't continue the log."""
@@ -147,7 +147,7 @@ class _Import:
             raise refused("log.not_read_up", message, "run it once first, then import")
 
     def _logged(self) -> LogState:
-        return self._desk.store.transactions.read(lambda connection: self._log.state(connection, self._source))
+        return self._lock.store.transactions.read(lambda connection: self._log.state(connection, self._source))
 
     def _handled(self) -> int:
         """Return the offset after the last delivered entry."""
@@ -159,37 +159,37 @@ class _Import:
         written = list(self._written())
         for segment in {part.segment for part in written}:
             self._folder.sync(segment)
-        storage.sync_entry(self._desk.options.log_url)
-        storage.sync(self._desk.options.log_url)
+        storage.sync_entry(self._lock.options.log_url)
+        storage.sync(self._lock.options.log_url)
         log, handled = self._logged(), self._handled()
         known = log.position if position is None else position
         # offsets that were never in this log are not waited for
         jumps = handled == log.next_offset and handled != self._first
 
         def work(connection: sa.Connection) -> None:
-            begin_log_at(connection, self._desk.id, self._source, self._first)
+            begin_log_at(connection, self._lock.id, self._source, self._first)
             if jumps:
                 self._stand_at_first(connection)
             parts = [msgspec.structs.replace(part, position=known) for part in written]
             self._log.commit(connection, self._source, parts, known)
-            detail = {"source": self._source, "first": self._first, "last": self._last, "by": self._desk.by}
-            record_event(connection, self._desk.id, "log_imported", **detail)
+            detail = {"source": self._source, "first": self._first, "last": self._last, "by": self._lock.by}
+            record_event(connection, self._lock.id, "log_imported", **detail)
 
-        self._desk.store.transactions.run(work)
+        self._lock.store.transactions.run(work)
         for part in written:
             self._folder.publish_name(part.segment, part.name)
 
     def _stand_at_first(self, connection: sa.Connection) -> None:
         join = joined_of(self._state).get(self._source)
         if join is None:
-            move_source(connection, self._desk.id, self._source, self._first, self._first)
+            move_source(connection, self._lock.id, self._source, self._first, self._first)
         else:
             moved = {**self._state.sources[join].position, self._source: self._first}
-            move_source(connection, self._desk.id, join, moved, None)
+            move_source(connection, self._lock.id, join, moved, None)
 
     def _written(self) -> Iterator[LogPart]:
-        size = self._desk.bound.config.delivery.log_segment_size
-        segment = self._desk.store.transactions.read(
+        size = self._lock.bound.config.delivery.log_segment_size
+        segment = self._lock.store.transactions.read(
             lambda connection: self._log.segment_for_append(connection, self._source, size)
         )
         # an empty log's first segment begins with the file

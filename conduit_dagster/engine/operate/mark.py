@@ -11,7 +11,7 @@ from conduit_dagster import storage
 from conduit_dagster.engine.delivery_progress import after
 from conduit_dagster.engine.offset_updates import is_joined, offset_of, span_of
 from conduit_dagster.engine.operate.open_delivery import (
-    Claiming,
+    NackClaims,
     OpenDelivery,
     finish_step,
     open_delivery,
@@ -27,7 +27,7 @@ from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 
 @dataclass(frozen=True)
-class Cut:
+class DeliveryPlace:
     """A place in a delivery."""
 
     source: str
@@ -58,7 +58,7 @@ def require_within(opened: OpenDelivery, source: str, offset: int) -> None:
     )
 
 
-def cut_at(opened: OpenDelivery, source: str, offset: int) -> Cut:
+def cut_at(opened: OpenDelivery, source: str, offset: int) -> DeliveryPlace:
     """Find an offset among the delivery's records. Raises ``FatalError`` (``offsets.order``).
 
     A delivery is handled from its front: earlier records of another source are never skipped without being named.
@@ -82,7 +82,7 @@ def cut_at(opened: OpenDelivery, source: str, offset: int) -> Cut:
             forward.append(at)
             ahead += number <= progress.namespaces.get(record.record.collection, -1)
     _require_order(opened, source, forward)
-    return Cut(source, offset, place, following, [number for _, number in back or forward], ahead)
+    return DeliveryPlace(source, offset, place, following, [number for _, number in back or forward], ahead)
 
 
 def _require_order(opened: OpenDelivery, source: str, forward: list[tuple[str, int]]) -> None:
@@ -90,7 +90,7 @@ def _require_order(opened: OpenDelivery, source: str, forward: list[tuple[str, i
     if not others:
         return
     name, last = others[-1]
-    command = f"conduit-dagster offsets mark {opened.desk.id} {opened.consumer} {last} --source {name}"
+    command = f"conduit-dagster offsets mark {opened.lock.id} {opened.consumer} {last} --source {name}"
     raise refused(
         "offsets.order",
         f"{len(others)} records of {name}, up to offset {last}, come before those of {source} and are not handled",
@@ -103,10 +103,10 @@ RESENDS: Final = ("direct", "driver")
 """Placements of destinations that store no delivery hash: they take a record any number of times."""
 
 
-def require_resending(opened: OpenDelivery, cut: Cut, force: bool) -> None:
+def require_resending(opened: OpenDelivery, cut: DeliveryPlace, force: bool) -> None:
     """Raise ``FatalError``: ``offsets.kept_once``, ``offsets.refused_before``, without ``force`` ``.backwards``."""
     many = f"{len(cut.named)} records (offsets {cut.named[0]} to {cut.named[-1]})"
-    rewind = f"conduit-dagster positions rewind {opened.desk.id} {cut.source}"
+    rewind = f"conduit-dagster positions rewind {opened.lock.id} {cut.source}"
     if opened.destination.placement not in RESENDS:
         message = f"{opened.consumer} keeps {many} under their delivery hash and takes none of them twice"
         fix = f"finish the step, then {rewind}: what is read again has new names"
@@ -120,9 +120,9 @@ def require_resending(opened: OpenDelivery, cut: Cut, force: bool) -> None:
         raise refused("offsets.backwards", message, "repeat it with --force to have them sent again", node=opened.node)
 
 
-def set_back(opened: OpenDelivery, cut: Cut) -> None:
+def set_back(opened: OpenDelivery, cut: DeliveryPlace) -> None:
     """Make the cut's record the delivery's next one, although it is handled."""
-    desk, shipment = opened.desk, opened.shipment
+    lock, shipment = opened.lock, opened.shipment
     # acks that a job made durable would move the delivery forward again
     for name in storage.files(shipment.staged.staging):
         if name.startswith("acks-"):
@@ -131,15 +131,15 @@ def set_back(opened: OpenDelivery, cut: Cut) -> None:
     offsets = _offsets(opened, cut)
 
     def work(connection: sa.Connection) -> None:
-        put_progress(connection, desk.id, shipment.plan.step, opened.consumer, shipment.progress)
+        put_progress(connection, lock.id, shipment.plan.step, opened.consumer, shipment.progress)
         for source, upto in offsets:
-            put_offset(connection, desk.id, opened.consumer, source, upto)
+            put_offset(connection, lock.id, opened.consumer, source, upto)
         record_event(
-            connection, desk.id, "set_back", by=desk.by, consumer=opened.consumer, source=cut.source,
+            connection, lock.id, "set_back", by=lock.by, consumer=opened.consumer, source=cut.source,
             step=shipment.plan.step, records=len(cut.named), first=cut.named[0], last=cut.named[-1],
         )  # fmt: skip
 
-    desk.store.transactions.run(work)
+    lock.store.transactions.run(work)
 
 
 def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
@@ -149,7 +149,7 @@ def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
     return DeliveryProgress(place, pending, progress.split)
 
 
-def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:
+def _offsets(opened: OpenDelivery, cut: DeliveryPlace) -> list[tuple[str, int]]:
     """Return the new offsets of the next record's source and of the sources after it."""
     following, found = cut.following, list[tuple[str, int]]()
     assert following is not None  # the cut lies before what is handled
@@ -164,7 +164,7 @@ def _offsets(opened: OpenDelivery, cut: Cut) -> list[tuple[str, int]]:
 
 
 def mark(
-    desk: PipelineLock,
+    lock: PipelineLock,
     consumer: str | None,
     offset: int,
     source: str | None = None,
@@ -176,13 +176,13 @@ def mark(
     ``force`` allows an offset before the consumer's own: the records between are sent again. Raises ``FatalError``
     (``offsets.*``) beyond the open step, backwards, out of order, or if the destination takes no single records.
     """
-    opened = open_delivery(desk, consumer, change=not dry_run)
+    opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
-        return {"pipeline": desk.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}
+        return {"pipeline": lock.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}
     try:
         require_divisible(opened)
         _require_no_replay(opened)
-        name = chosen("source", source, [span.source for span in opened.shipment.plan.ranges], desk.id)
+        name = chosen("source", source, [span.source for span in opened.shipment.plan.ranges], lock.id)
         require_within(opened, name, offset)
         return _mark(opened, cut_at(opened, name, offset), force, dry_run)
     finally:
@@ -194,12 +194,12 @@ def _require_no_replay(opened: OpenDelivery) -> None:
         raise refused(
             "offsets.replay",
             "the open step sends dead letters again: marked, they would count as delivered",
-            f"run it once, then conduit-dagster dlq discard {opened.desk.id} closes letters with a note",
+            f"run it once, then conduit-dagster dlq discard {opened.lock.id} closes letters with a note",
             node=opened.node,
         )
 
 
-def _mark(opened: OpenDelivery, cut: Cut, force: bool, dry_run: bool) -> dict[str, Any]:
+def _mark(opened: OpenDelivery, cut: DeliveryPlace, force: bool, dry_run: bool) -> dict[str, Any]:
     handled = opened.shipment.progress.handled
     if cut.place == handled:
         return _told(opened, cut, "nothing")
@@ -214,7 +214,7 @@ def _mark(opened: OpenDelivery, cut: Cut, force: bool, dry_run: bool) -> dict[st
     return _told(opened, cut, "marked", delivered, _is_done(opened) and finish_step(opened))
 
 
-def _forward(opened: OpenDelivery, cut: Cut) -> int:
+def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
     """Move the delivery forward; return how many of the records the destination turned out to have."""
     shipment = opened.shipment
     if opened.destination.placement in RESENDS:
@@ -222,7 +222,7 @@ def _forward(opened: OpenDelivery, cut: Cut) -> int:
         shipment.progress = after(shipment.progress, wanted, refused=wanted - cut.ahead)
         _keep(opened, cut)
         return cut.ahead
-    claiming = Claiming(opened)
+    claiming = NackClaims(opened)
     before = shipment.progress.handled
     try:
         claiming.skip_to(cut.place)
@@ -236,35 +236,37 @@ def _is_done(opened: OpenDelivery) -> bool:
     return opened.shipment.progress.handled >= opened.shipment.staged.records
 
 
-def _keep(opened: OpenDelivery, cut: Cut) -> None:
-    desk, shipment = opened.desk, opened.shipment
+def _keep(opened: OpenDelivery, cut: DeliveryPlace) -> None:
+    lock, shipment = opened.lock, opened.shipment
     step, staged = shipment.plan.step, shipment.staged
     moves = opened.moves(_record_at(opened, cut, shipment.progress.handled))
 
     def work(connection: sa.Connection) -> None:
-        put_progress(connection, desk.id, step, staged.consumer, shipment.progress)
-        move_offsets(connection, desk.id, [staged.consumer], moves)
+        put_progress(connection, lock.id, step, staged.consumer, shipment.progress)
+        move_offsets(connection, lock.id, [staged.consumer], moves)
         if _is_done(opened):
             sent = staged.records - shipment.progress.refused
-            end_delivery(connection, desk.id, step, staged.consumer, sent, staged.target)
+            end_delivery(connection, lock.id, step, staged.consumer, sent, staged.target)
         record_event(
-            connection, desk.id, "marked", by=desk.by, consumer=opened.consumer, source=cut.source, step=step,
+            connection, lock.id, "marked", by=lock.by, consumer=opened.consumer, source=cut.source, step=step,
             records=len(cut.named), first=cut.named[0], last=cut.named[-1],
         )  # fmt: skip
 
-    desk.store.transactions.run(work)
+    lock.store.transactions.run(work)
 
 
-def _record_at(opened: OpenDelivery, cut: Cut, place: int) -> StagedRecord | None:
+def _record_at(opened: OpenDelivery, cut: DeliveryPlace, place: int) -> StagedRecord | None:
     if place == cut.place:
         return cut.following
     return next((record for number, record in enumerate(opened.records) if number == place), None)
 
 
-def _told(opened: OpenDelivery, cut: Cut, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:
+def _told(
+    opened: OpenDelivery, cut: DeliveryPlace, did: str, delivered: int = 0, finished: bool = False
+) -> dict[str, Any]:
     plan, following = opened.shipment.plan, cut.following
     return {
-        "pipeline": opened.desk.id,
+        "pipeline": opened.lock.id,
         "consumer": opened.consumer,
         "did": did,
         "source": cut.source,

@@ -30,7 +30,7 @@ CAUSE = "an operator sends its records one by one"
 
 
 @dataclass
-class OnlyNext(Shipment):
+class SingleRecordShipment(Shipment):
     """A shipment that sends only the records before ``upto``, one at a time."""
 
     upto: int = 0
@@ -42,15 +42,15 @@ class OnlyNext(Shipment):
         return [DeliveryChild(done, self.upto - done, single=True)] if done < self.upto else []
 
 
-def step(desk: PipelineLock, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
+def step(lock: PipelineLock, consumer: str | None, dry_run: bool = False) -> dict[str, Any]:
     """Send the next record of the consumer's open delivery and move its offset; a failure moves nothing.
 
     A delivery that was sent in bulk is split first. With the last record the delivery is done, and with the last
     delivery the step, as in a run. Raises what the destination raises, and ``FatalError`` (``offsets.*``).
     """
-    opened = open_delivery(desk, consumer, change=not dry_run)
+    opened = open_delivery(lock, consumer, change=not dry_run)
     if opened is None:
-        return {"pipeline": desk.id, "consumer": consumer, "did": "held", "delivery_done": True, "step_done": False}
+        return {"pipeline": lock.id, "consumer": consumer, "did": "held", "delivery_done": True, "step_done": False}
     try:
         return _Stepping(opened).run(dry_run)
     finally:
@@ -71,8 +71,8 @@ class _Stepping:
             raise refused(
                 "offsets.dead_letters_first",
                 f"dead letters of step {opened.step.plan.step} are not written yet: they come before its other records",
-                f"run it once: conduit-dagster run --once, with the file of {opened.desk.id}",
-                node=node_id(opened.desk.id, DEAD_LETTERS),
+                f"run it once: conduit-dagster run --once, with the file of {opened.lock.id}",
+                node=node_id(opened.lock.id, DEAD_LETTERS),
             )
 
     def _next(self) -> tuple[int, StagedRecord]:
@@ -87,7 +87,7 @@ class _Stepping:
         if dry_run:
             return self._told("would send", False)
         shipment = self._split()
-        only = OnlyNext(shipment.plan, shipment.decision, shipment.staged, shipment.progress)
+        only = SingleRecordShipment(shipment.plan, shipment.decision, shipment.staged, shipment.progress)
         only.upto = only.progress.handled + self._ahead + 1
         before = only.progress
         try:
@@ -107,7 +107,7 @@ class _Stepping:
         if total > 1 and not shipment.is_split:
             rest = DeliveryChild(shipment.progress.handled, total - shipment.progress.handled, single=True)
             shipment.progress = msgspec.structs.replace(shipment.progress, pending=[rest], split=True)
-            store = self._opened.desk.store.deliveries
+            store = self._opened.lock.store.deliveries
             store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
         return shipment
 
@@ -118,14 +118,14 @@ class _Stepping:
     def _complete(self, did: str) -> bool:
         """End the delivery if this was its last record; return whether that completed the step."""
         opened, shipment = self._opened, self._opened.shipment
-        desk, plan, progress = opened.desk, shipment.plan, shipment.progress
-        detail = {"by": desk.by, "consumer": opened.consumer, "step": plan.step, "offset": self._offset, "did": did}
-        desk.store.transactions.run(lambda connection: record_event(connection, desk.id, "stepped", **detail))
+        lock, plan, progress = opened.lock, shipment.plan, shipment.progress
+        detail = {"by": lock.by, "consumer": opened.consumer, "step": plan.step, "offset": self._offset, "did": did}
+        lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "stepped", **detail))
         if progress.handled < shipment.staged.records:
             return False
         sent = shipment.staged.records - progress.refused
         target = shipment.staged.target
-        desk.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.moves(None))
+        lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.moves(None))
         return finish_step(opened)
 
     @property
@@ -135,7 +135,7 @@ class _Stepping:
     def _told(self, did: str, finished: bool) -> dict[str, Any]:
         shipment = self._opened.shipment
         return {
-            "pipeline": self._opened.desk.id,
+            "pipeline": self._opened.lock.id,
             "consumer": self._opened.consumer,
             "did": did,
             "step": shipment.plan.step,

@@ -30,7 +30,7 @@ from conduit_dagster.state.steps import Decision, DeliveryChild, StagedDelivery
 class OpenDelivery:
     """One consumer's delivery of the prepared step, and the loop that would deliver it."""
 
-    desk: PipelineLock
+    lock: PipelineLock
     loop: StepLoop
     step: OpenStep
     shipment: Shipment
@@ -48,7 +48,7 @@ class OpenDelivery:
     @property
     def destination(self) -> Destination:
         """Destination of the delivery."""
-        return self.desk.pipeline.consumers()[self.consumer]
+        return self.lock.pipeline.consumers()[self.consumer]
 
     @lazy_property
     def records(self) -> DeliveryRecords:
@@ -67,52 +67,52 @@ def prepared_step(state: PipelineState) -> tuple[OpenStep, Decision] | None:
     return next(((step, step.decision) for step in state.open_steps if step.decision is not None), None)
 
 
-def open_delivery(desk: PipelineLock, consumer: str | None, change: bool = True) -> OpenDelivery | None:
+def open_delivery(lock: PipelineLock, consumer: str | None, change: bool = True) -> OpenDelivery | None:
     """Return the open delivery; None if the destination turned out to hold it: then it is marked as delivered.
 
     Without ``change``, the destination is not asked and nothing is written. Raises ``FatalError`` (``offsets.*``) if
     nothing is open.
     """
-    name = chosen("consumer", consumer, _consumers(desk, consumer), desk.id)
-    loop = desk.loop()
-    step, decision = _step(desk, loop.context.state)
-    staged = _staged(desk, step, decision, name)
+    name = chosen("consumer", consumer, _consumers(lock, consumer), lock.id)
+    loop = lock.loop()
+    step, decision = _step(lock, loop.context.state)
+    staged = _staged(lock, step, decision, name)
     if not change:
-        return OpenDelivery(desk, loop, step, shipped(desk.pipeline, step, decision, staged))
-    blamed(loop.context.node(name), desk.pipeline.consumers()[name].fence, desk.store.epoch)
+        return OpenDelivery(lock, loop, step, shipped(lock.pipeline, step, decision, staged))
+    blamed(loop.context.node(name), lock.pipeline.consumers()[name].fence, lock.store.epoch)
     others = frozenset(d.consumer for d in decision.deliveries if d.consumer != name)
     # as at the start of a run: what it holds already is marked, and lost staging is made again
     found = prepared(loop, replace(step, delivered=others), decision)
-    return OpenDelivery(desk, loop, step, found[0]) if found else None
+    return OpenDelivery(lock, loop, step, found[0]) if found else None
 
 
-def _consumers(desk: PipelineLock, given: str | None) -> list[str]:
+def _consumers(lock: PipelineLock, given: str | None) -> list[str]:
     if given == DEAD_LETTERS:
         raise refused(
             "offsets.dead_letters",
             "dead letters are neither skipped nor sent one by one: what was refused would be lost",
             "mend the dead-letter queue and run again",
-            node=node_id(desk.id, DEAD_LETTERS),
+            node=node_id(lock.id, DEAD_LETTERS),
         )
-    return [outlet.id for outlet in desk.pipeline.outlets]
+    return [destination_node.id for destination_node in lock.pipeline.outputs]
 
 
-def _step(desk: PipelineLock, state: PipelineState) -> tuple[OpenStep, Decision]:
+def _step(lock: PipelineLock, state: PipelineState) -> tuple[OpenStep, Decision]:
     found = prepared_step(state)
     if found is None:
-        message = f"pipeline {desk.id} has no open step: no record waits for a destination"
+        message = f"pipeline {lock.id} has no open step: no record waits for a destination"
         raise refused(
-            "offsets.no_open_step", message, f"conduit-dagster offsets list {desk.id} shows where each stands"
+            "offsets.no_open_step", message, f"conduit-dagster offsets list {lock.id} shows where each stands"
         )
     return found
 
 
-def _staged(desk: PipelineLock, step: OpenStep, decision: Decision, consumer: str) -> StagedDelivery:
+def _staged(lock: PipelineLock, step: OpenStep, decision: Decision, consumer: str) -> StagedDelivery:
     found = next((d for d in decision.deliveries if d.consumer == consumer and d.parts), None)
     if found is None or consumer in step.delivered:
         message = f"step {step.plan.step} is done for {consumer}: none of its records waits"
-        fix = f"conduit-dagster offsets list {desk.id} shows which consumer is behind"
-        raise refused("offsets.nothing_open", message, fix, node=node_id(desk.id, consumer))
+        fix = f"conduit-dagster offsets list {lock.id} shows which consumer is behind"
+        raise refused("offsets.nothing_open", message, fix, node=node_id(lock.id, consumer))
     return found
 
 
@@ -153,13 +153,13 @@ def finish_step(opened: OpenDelivery) -> bool:
 CAUSE = "an operator marks its records"
 
 
-class Claiming:
+class NackClaims:
     """Claims of single records as nacked; the shipment's progress moves along, in memory."""
 
     def __init__(self, opened: OpenDelivery) -> None:
         self._opened = opened
         self._shipment = opened.shipment
-        self._names = Names(opened.desk.pipeline)
+        self._names = Names(opened.lock.pipeline)
         self.delivered = 0
         """Number of records that the destination turned out to have."""
 
@@ -206,7 +206,7 @@ class Claiming:
         # recorded first, then claimed, as the engine does: nothing of a piece is decided before
         shipment = self._shipment
         shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending), split=True)
-        store = self._opened.desk.store.deliveries
+        store = self._opened.lock.store.deliveries
         store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
 
     def _claim(self, delivery: Delivery, state: Claim) -> bool:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 OpenSpark = Callable[[], "SparkSession"]
 
 
-class LateJobs(Jobs):
+class LazyJobs(Jobs):
     """Spark jobs that open the session with the first one: most operations need none."""
 
     def __init__(self, opener: OpenSpark, pipeline: str) -> None:
@@ -105,7 +105,7 @@ def owned(
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
         bound = with_open_replay(bound, store.load())
-        yield PipelineLock(bound, store, options, LateJobs(spark, bound.id), by)
+        yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
     finally:
         SourceAcks(bound.compiled).close()
         lease.release()

@@ -23,7 +23,7 @@ from conduit_dagster.state.dead_letters import DeadLetterQuery
 
 
 def replay(
-    desk: PipelineLock,
+    lock: PipelineLock,
     selection: DeadLetterSelection,
     start: Literal["source", "node"] = "source",
     edits: list[tuple[str, str]] | None = None,
@@ -39,16 +39,16 @@ def replay(
 
     Raises ``FatalError`` (``dead_letters.*``, ``usage.*``) and whatever a run would fail with.
     """
-    counts, _ = selection.facts(desk)
-    facts: dict[str, Any] = {"pipeline": desk.id, "from": start, "letters": total(counts), "reasons": counts}
+    counts, _ = selection.facts(lock)
+    facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": total(counts), "reasons": counts}
     nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
-    order = Replay(_next_id(desk), start, edits or [])
-    edited = replace(desk, bound=_edited(desk, order))
+    order = Replay(_next_id(lock), start, edits or [])
+    edited = replace(lock, bound=_edited(lock, order))
     if dry_run:
         return {**facts, **nothing}
-    _finish_open(desk)
+    _finish_open(lock)
     try:
-        _, wanted = selection.facts(desk)
+        _, wanted = selection.facts(lock)
     except FatalError as error:
         if error.code != "dead_letters.none":
             raise
@@ -57,15 +57,15 @@ def replay(
     return {**facts, **_Replaying(edited, order, wanted, go_on).run()}
 
 
-def _next_id(desk: PipelineLock) -> int:
+def _next_id(lock: PipelineLock) -> int:
     # the time, as a source's first generation: a recreated store must not use a name twice; and never the id of an
     # earlier replay, however close they are: a destination would take the new deliveries for the earlier ones
-    return max(int(time.time()), desk.store.replays.last() + 1)
+    return max(int(time.time()), lock.store.replays.last() + 1)
 
 
-def _edited(desk: PipelineLock, order: Replay) -> BoundPipeline:
+def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
     try:
-        return with_replay(desk.bound, order)
+        return with_replay(lock.bound, order)
     except ValueError as error:
         message = str(error).splitlines()[-1].strip()
         raise refused(
@@ -73,36 +73,36 @@ def _edited(desk: PipelineLock, order: Replay) -> BoundPipeline:
         ) from None
 
 
-def _finish_open(desk: PipelineLock) -> None:
-    attach_logs(desk.pipeline, desk.store, desk.options.log_url)
-    fence(desk.pipeline, desk.store)
-    start_up(desk.loop(), plans=False)
+def _finish_open(lock: PipelineLock) -> None:
+    attach_logs(lock.pipeline, lock.store, lock.options.log_url)
+    fence(lock.pipeline, lock.store)
+    start_up(lock.loop(), plans=False)
 
 
 class _Replaying:
-    def __init__(self, desk: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
-        self._desk, self._order, self._wanted, self._go_on = desk, order, wanted, go_on
+    def __init__(self, lock: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
+        self._lock, self._order, self._wanted, self._go_on = lock, order, wanted, go_on
         self._delivered: dict[str, int] = {}
-        self._names = {inlet.origin: inlet.id for inlet in desk.pipeline.inlets if inlet.is_replay}
+        self._names = {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
 
     def run(self) -> dict[str, Any]:
-        desk, order = self._desk, self._order
-        reached("before-replay", desk.id)
+        lock, order = self._lock, self._order
+        reached("before-replay", lock.id)
         unit = unit_of(order)
-        taken = desk.store.replays.begin(order.id, self._names, unit, self._wanted)
-        reached("after-replay", desk.id)
+        taken = lock.store.replays.begin(order.id, self._names, unit, self._wanted)
+        reached("after-replay", lock.id)
         if not taken:
-            desk.store.replays.give_back()
-            raise _none_usable(desk)
-        loop = desk.loop(self._report)
+            lock.store.replays.give_back()
+            raise _none_usable(lock)
+        loop = lock.loop(self._report)
         try:
             while self._go_on() and (plan := loop.planner.plan_replay()) is not None:
                 loop.execute(plan)
         except (Exception, KeyboardInterrupt):
             # after a kill the next run does it
-            give_back(desk.store)
+            give_back(lock.store)
             raise
-        give_back(desk.store)
+        give_back(lock.store)
         return self._ended(taken)
 
     def _report(self, step: StepReport) -> None:
@@ -111,12 +111,12 @@ class _Replaying:
                 self._delivered[name] = self._delivered.get(name, 0) + records
 
     def _ended(self, taken: int) -> dict[str, Any]:
-        store, order = self._desk.store, self._order
+        store, order = self._lock.store, self._order
         found = store.replays.outcome(order.id)
         replayed = sum(row["letters"] for row in found if row["state"] == "replayed")
         failed = [{k: row[k] for k in ("node", "code", "letters")} for row in found if row["state"] == "open"]
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": total(failed)}
-        store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._desk.by)
+        store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._lock.by)
         return {**facts, "failed_by": failed, "delivered": self._delivered}
 
 
@@ -128,9 +128,9 @@ def parse_edit(text: str) -> tuple[str, str]:
     return field_.strip(), expression.strip()
 
 
-def _none_usable(desk: PipelineLock) -> FatalError:
+def _none_usable(lock: PipelineLock) -> FatalError:
     return refused(
         "dead_letters.not_kept",
         "none of these letters can be sent again: their records are not in the archive, or their source left the file",
-        f"conduit-dagster dlq list {desk.id} --by-reason shows them; the queue has the records",
+        f"conduit-dagster dlq list {lock.id} --by-reason shows them; the queue has the records",
     )

@@ -93,7 +93,7 @@ def _is_behind(source: Source, known: Any, wanted: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Wish:
+class RewindTarget:
     """Target of a rewind."""
 
     kind: Literal["start", "position", "offset"]
@@ -117,51 +117,56 @@ class _Move:
 
 
 def rewind(
-    desk: PipelineLock, database: sa.Engine, source: str | None, wish: Wish, force: bool = False, dry_run: bool = False
+    lock: PipelineLock,
+    database: sa.Engine,
+    source: str | None,
+    wish: RewindTarget,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Move a source's position; what lies after it is read and delivered again, with new delivery hashes.
 
     A prepared step is never planned anew, so the pipeline must have none. Moving forward, or in an unknown direction,
     requires ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
     """
-    state = desk.store.load()
-    _require_no_step(desk, state)
+    state = lock.store.load()
+    _require_no_step(lock, state)
     members = joined_of(state)
     names = [name for name, one in state.sources.items() if name not in members and not one.late and not one.is_replay]
-    name = chosen("source", members.get(source, source) if source else None, names, desk.id)
-    move = _move(desk, database, state, name, wish)
+    name = chosen("source", members.get(source, source) if source else None, names, lock.id)
+    move = _move(lock, database, state, name, wish)
     same = move.position == move.state.position
     if not same and move.is_forward and not force:
-        raise _forward(desk, move)
+        raise _forward(lock, move)
     generation = move.state.generation
     if not same:
-        generation = generation + 1 if dry_run else _apply(desk, move)
-    return _told(desk, move, same, generation)
+        generation = generation + 1 if dry_run else _apply(lock, move)
+    return _told(lock, move, same, generation)
 
 
-def _require_no_step(desk: PipelineLock, state: PipelineState) -> None:
+def _require_no_step(lock: PipelineLock, state: PipelineState) -> None:
     found = prepared_step(state)
     if found is not None:
         raise refused(
             "positions.step_open",
-            f"step {found[0].plan.step} of pipeline {desk.id} is prepared and not done: it is never planned anew",
+            f"step {found[0].plan.step} of pipeline {lock.id} is prepared and not done: it is never planned anew",
             "run it once first: conduit-dagster run --once; conduit-dagster offsets mark skips what keeps failing",
         )
 
 
-def _move(desk: PipelineLock, database: sa.Engine, state: PipelineState, name: str, wish: Wish) -> _Move:
+def _move(lock: PipelineLock, database: sa.Engine, state: PipelineState, name: str, wish: RewindTarget) -> _Move:
     one = state.sources[name]
-    logs = {view.source: view for view in logs_of(database, desk.id, desk.options.log_url)}
+    logs = {view.source: view for view in logs_of(database, lock.id, lock.options.log_url)}
     if one.unit.get("plugin") == "join":
-        return _joined(desk, name, one, wish, logs)
+        return _joined(lock, name, one, wish, logs)
     if name in logs:
-        position = _in_log(logs[name], wish, desk)
+        position = _in_log(logs[name], wish, lock)
         ahead = position - one.position
         return _Move(name, one, position, position, {name: position}, Skipped(ahead > 0, ahead, "records"))
-    return _plain(desk, name, one, wish)
+    return _plain(lock, name, one, wish)
 
 
-def _in_log(log: LogView, wish: Wish, desk: PipelineLock) -> int:
+def _in_log(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
     """Return the offset of the next record."""
     end, first = log.state().next_offset, log.whole_from()
     if wish.kind == "start":
@@ -175,45 +180,47 @@ def _in_log(log: LogView, wish: Wish, desk: PipelineLock) -> int:
         raise refused(
             "log.gone",
             f"the log of {log.source} holds every record from offset {first} on; of those before some are gone",
-            f"conduit-dagster positions rewind {desk.id} {log.source} --to-offset {first}, or further on",
+            f"conduit-dagster positions rewind {lock.id} {log.source} --to-offset {first}, or further on",
         )
     return wish.value
 
 
-def _joined(desk: PipelineLock, name: str, one: SourceState, wish: Wish, logs: dict[str, LogView]) -> _Move:
+def _joined(lock: PipelineLock, name: str, one: SourceState, wish: RewindTarget, logs: dict[str, LogView]) -> _Move:
     members: dict[str, int] = one.position
     if wish.kind == "offset":
         message = f"{name} is a join: its position is an offset for each of {', '.join(members)}"
         raise refused("positions.joined", message, "give them all: --to '{\"SOURCE\": OFFSET, …}'")
     if wish.kind == "position" and (not isinstance(wish.value, dict) or wish.value.keys() != members.keys()):
         message = f"a position of {name} has an offset for each of {', '.join(members)}, and nothing else"
-        raise refused("positions.invalid", message, f"conduit-dagster positions show {desk.id} shows one")
+        raise refused("positions.invalid", message, f"conduit-dagster positions show {lock.id} shows one")
     position = {
-        member: _in_log(logs[member], wish if wish.kind == "start" else Wish("offset", wish.value[member]), desk)
+        member: _in_log(
+            logs[member], wish if wish.kind == "start" else RewindTarget("offset", wish.value[member]), lock
+        )
         for member in members
     }
     ahead = max(position[member] - members[member] for member in members)
     return _Move(name, one, position, None, position, Skipped(ahead > 0, max(0, ahead), "records"))
 
 
-def _plain(desk: PipelineLock, name: str, one: SourceState, wish: Wish) -> _Move:
-    inlet = next((inlet for inlet in desk.pipeline.sources if inlet.id == name), None)
-    if inlet is None or not unit_of(desk.pipeline, inlet).is_same_as(one.unit):
+def _plain(lock: PipelineLock, name: str, one: SourceState, wish: RewindTarget) -> _Move:
+    node = next((node for node in lock.pipeline.sources if node.id == name), None)
+    if node is None or not unit_of(lock.pipeline, node).is_same_as(one.unit):
         message = f"{name} is not what it was when the pipeline ran last: its file has changed"
         raise refused("positions.source_changed", message, "run it once with the new file, then rewind")
-    source = inlet.source
+    source = node.source
     if wish.kind == "start":
         return _Move(name, one, source.initial(), None, {}, Skipped(False))
     position = wish.value
     if wish.kind == "offset" and one.position != one.records:
         message = f"the positions of {name} are no offsets, and its records are not logged"
-        fix = f"use --to with a position, as conduit-dagster positions show {desk.id} prints them, or --to-start"
+        fix = f"use --to with a position, as conduit-dagster positions show {lock.id} prints them, or --to-start"
         raise refused("positions.no_offsets", message, fix)
     check_position(source, name, one.position, position)
     return _Move(name, one, position, None, {}, skipped_by(source, one.position, position))
 
 
-def _forward(desk: PipelineLock, move: _Move) -> Exception:
+def _forward(lock: PipelineLock, move: _Move) -> Exception:
     what = move.skipped
     if what.forward is None:
         return refused(
@@ -225,32 +232,32 @@ def _forward(desk: PipelineLock, move: _Move) -> Exception:
     return refused(
         "positions.forward",
         f"this is forward: {amount} of {move.source} would never be delivered",
-        f"repeat it with --force to lose them; conduit-dagster positions show {desk.id} shows where it stands",
+        f"repeat it with --force to lose them; conduit-dagster positions show {lock.id} shows where it stands",
     )
 
 
-def _apply(desk: PipelineLock, move: _Move) -> int:
+def _apply(lock: PipelineLock, move: _Move) -> int:
     """Apply the move; return the source's new generation."""
     was, now = move.state.position, move.position
 
     def work(connection: sa.Connection) -> int:
-        drop_planned(connection, desk.id)
-        move_source(connection, desk.id, move.source, now, move.records)
-        generation = renew_source(connection, desk.id, move.source)
+        drop_planned(connection, lock.id)
+        move_source(connection, lock.id, move.source, now, move.records)
+        generation = renew_source(connection, lock.id, move.source)
         for log, offset in move.offsets.items():
-            put_offsets(connection, desk.id, log, offset - 1)
+            put_offsets(connection, lock.id, log, offset - 1)
         if not move.skipped.forward:
-            forget_collections(connection, desk.id, move.source, move.records or 0)
-        detail = {"source": move.source, "was": was, "now": now, "generation": generation, "by": desk.by}
-        record_event(connection, desk.id, "rewound", **detail)
+            forget_collections(connection, lock.id, move.source, move.records or 0)
+        detail = {"source": move.source, "was": was, "now": now, "generation": generation, "by": lock.by}
+        record_event(connection, lock.id, "rewound", **detail)
         return generation
 
-    return desk.store.transactions.run(work)
+    return lock.store.transactions.run(work)
 
 
-def _told(desk: PipelineLock, move: _Move, same: bool, generation: int) -> dict[str, Any]:
+def _told(lock: PipelineLock, move: _Move, same: bool, generation: int) -> dict[str, Any]:
     return {
-        "pipeline": desk.id,
+        "pipeline": lock.id,
         "source": move.source,
         "changed": not same,
         "was": move.state.position,

@@ -127,8 +127,8 @@ def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
 
 
 def _source(bound: BoundPipeline | None, name: str) -> Source | None:
-    inlets = bound.compiled.sources if bound else ()
-    return next((inlet.source for inlet in inlets if inlet.id == name), None)
+    inputs = bound.compiled.sources if bound else ()
+    return next((node.source for node in inputs if node.id == name), None)
 
 
 def _facts(

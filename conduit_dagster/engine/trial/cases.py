@@ -61,9 +61,9 @@ def data_of(part: dict[str, object] | str | None) -> Data:
 def nodes_of(pipeline: CompiledPipeline) -> list[str]:
     """Return the ids of all processors, as a test names them."""
     steps = [
-        *(step for inlet in pipeline.sources for step in inlet.nodes),
+        *(step for source_node in pipeline.sources for step in source_node.nodes),
         *pipeline.nodes,
-        *(step for outlet in pipeline.outlets for step in outlet.nodes),
+        *(step for destination_node in pipeline.outputs for step in destination_node.nodes),
     ]
     return list(dict.fromkeys(short_name(pipeline, step.node) for step in steps))
 
@@ -109,11 +109,11 @@ def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Case
         return CaseResult(test.name, [flaw])
     mocks = {node_id(bound.id, node): MockProcessor(mock, node_id(bound.id, node)) for node, mock in test.mocks.items()}
     pipeline = compile_program(bound.program, plugins, mocks)
-    inlet = _inlet(pipeline, test.source)
-    assert inlet is not None
-    given = [_record(pipeline, inlet, number, parts) for number, parts in enumerate(test.records)]
+    source_node = _source_node(pipeline, test.source)
+    assert source_node is not None
+    given = [_record(pipeline, source_node, number, parts) for number, parts in enumerate(test.records)]
     try:
-        traced = [trace(pipeline, inlet, record, NOW_NS) for record in given]
+        traced = [trace(pipeline, source_node, record, NOW_NS) for record in given]
     except Exception as error:  # noqa: BLE001  # an outage, or a bug of a plugin: the test fails with its text
         return CaseResult(test.name, [Flaw("error", "none", str(error))])
     return CaseResult(test.name, list(_flaws(test, _collected(pipeline, traced))))
@@ -123,10 +123,10 @@ def run_case(bound: BoundPipeline, test: PipelineTest, plugins: Plugins) -> Case
 
 
 def _unusable(pipeline: CompiledPipeline, test: PipelineTest) -> Flaw | None:
-    if _inlet(pipeline, test.source) is None:
-        names = [inlet.origin for inlet in pipeline.inlets if not inlet.only]
+    if _source_node(pipeline, test.source) is None:
+        names = [source_node.origin for source_node in pipeline.inputs if not source_node.only]
         return Flaw("source", f"one of {', '.join(names)}", test.source or "none")
-    known, destinations = nodes_of(pipeline), [outlet.id for outlet in pipeline.outlets]
+    known, destinations = nodes_of(pipeline), [destination_node.id for destination_node in pipeline.outputs]
     for where, names, given in (
         ("mocks", known, test.mocks),
         ("expect.filtered", known, test.expect.filtered),
@@ -137,15 +137,15 @@ def _unusable(pipeline: CompiledPipeline, test: PipelineTest) -> Flaw | None:
     return None
 
 
-def _inlet(pipeline: CompiledPipeline, source: str | None) -> SourceNode | None:
-    inlets = [inlet for inlet in pipeline.inlets if not inlet.only]
+def _source_node(pipeline: CompiledPipeline, source: str | None) -> SourceNode | None:
+    inputs = [source_node for source_node in pipeline.inputs if not source_node.only]
     if source is None:
-        return inlets[0] if len(inlets) == 1 else None
-    return next((inlet for inlet in inlets if inlet.origin == source), None)
+        return inputs[0] if len(inputs) == 1 else None
+    return next((source_node for source_node in inputs if source_node.origin == source), None)
 
 
-def _record(pipeline: CompiledPipeline, inlet: SourceNode, number: int, parts: RecordParts) -> Record:
-    metadata = {SOURCE_CONNECTOR_ID: node_id(pipeline.program.pipeline, inlet.origin), **parts.metadata}
+def _record(pipeline: CompiledPipeline, source_node: SourceNode, number: int, parts: RecordParts) -> Record:
+    metadata = {SOURCE_CONNECTOR_ID: node_id(pipeline.program.pipeline, source_node.origin), **parts.metadata}
     key, before, after = data_of(parts.key), data_of(parts.before), data_of(parts.after)
     return Record(number, metadata, after, key, before, parts.operation or "create")
 
@@ -154,7 +154,7 @@ def _record(pipeline: CompiledPipeline, inlet: SourceNode, number: int, parts: R
 
 
 def _collected(pipeline: CompiledPipeline, traced: Sequence[Traced]) -> _Found:
-    arrived: dict[str, list[Record]] = {outlet.id: [] for outlet in pipeline.outlets}
+    arrived: dict[str, list[Record]] = {destination_node.id: [] for destination_node in pipeline.outputs}
     nacked: list[tuple[str, TracedNack]] = []
     filtered: dict[str, int] = {}
     for one in traced:

@@ -23,7 +23,7 @@ from conduit_dagster.sdk import Limit, ReadOptions
 _BYTES = 64 << 20
 
 
-class Tried(NamedTuple):
+class TriedRecord(NamedTuple):
     """One record of a source, and its path through the pipeline."""
 
     source: str
@@ -34,7 +34,7 @@ class Tried(NamedTuple):
     """Records by destination."""
 
 
-def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
+def dry_run(bound: BoundPipeline, records: int) -> Iterator[TriedRecord]:
     """Trace the first ``records`` of each source, from its beginning, node by node.
 
     Raises ``FatalError`` (``dry_run.join``) and what reading raises.
@@ -48,18 +48,18 @@ def dry_run(bound: BoundPipeline, records: int) -> Iterator[Tried]:
             fix="try it without fan-in, or write a test with joined records",
         )
     shown = _Shown(Redaction(pipeline.program.redact))
-    for inlet in pipeline.sources:
-        for record in islice(_read(pipeline, inlet, records), records):
-            yield shown.tried(pipeline, inlet, record)
+    for source_node in pipeline.sources:
+        for record in islice(_read(pipeline, source_node, records), records):
+            yield shown.tried(pipeline, source_node, record)
 
 
-def _read(pipeline: CompiledPipeline, inlet: SourceNode, records: int) -> Iterator[Record]:
-    node, source = node_id(pipeline.program.pipeline, inlet.id), inlet.source
+def _read(pipeline: CompiledPipeline, source_node: SourceNode, records: int) -> Iterator[Record]:
+    node, source = node_id(pipeline.program.pipeline, source_node.id), source_node.source
     pipeline.begin_step(time.time_ns())
     start = blamed(node, source.initial)
     end = blamed(node, source.latest, start, Limit(records, _BYTES))
     for split in [] if end == start else blamed(node, source.split, start, end, 1):
-        for block in read_blocks(pipeline, inlet.id, source, split, ReadOptions()):
+        for block in read_blocks(pipeline, source_node.id, source, split, ReadOptions()):
             yield from block.records
 
 
@@ -67,10 +67,10 @@ class _Shown:
     def __init__(self, redaction: Redaction) -> None:
         self._redaction = redaction
 
-    def tried(self, pipeline: CompiledPipeline, inlet: SourceNode, record: Record) -> Tried:
-        way = trace(pipeline, inlet, record, pipeline.clock.now_ns)
+    def tried(self, pipeline: CompiledPipeline, source_node: SourceNode, record: Record) -> TriedRecord:
+        way = trace(pipeline, source_node, record, pipeline.clock.now_ns)
         arrived = {name: [self._json(one) for one in records] for name, records in way.arrived.items()}
-        return Tried(inlet.id, self._json(record), [self._node(one) for one in way.nodes], arrived)
+        return TriedRecord(source_node.id, self._json(record), [self._node(one) for one in way.nodes], arrived)
 
     def _node(self, passed: TracedNode) -> dict[str, Any]:
         masked = [self._redaction.nack(one.nack, one.record) for one in passed.nacked]

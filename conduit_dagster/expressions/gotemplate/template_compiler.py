@@ -37,7 +37,7 @@ _FIELD: Final = "{{value if (value := after.get(part_{i})).__class__ in as_is el
 _WHOLE: Final = "lambda record: one_by_one(record) if (after := record.after).__class__ is not dict else f'{}'"
 
 
-class Printing(NamedTuple):
+class PrintedAction(NamedTuple):
     """An action of a template."""
 
     call: Callable[[Record], str]
@@ -46,7 +46,7 @@ class Printing(NamedTuple):
     """The field's name if the action is just ``.Payload.After.FIELD``, else ``None``."""
 
 
-def joining(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
+def joining(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
     """Return a function that concatenates the output of texts and actions."""
     scope: dict[str, Any] = {"as_is": _AS_IS, "printed": printed, "one_by_one": _one_by_one(pieces)}
     # no template text enters the generated source: it is only the value of these names
@@ -64,7 +64,7 @@ def joining(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
     return eval(compile(_WHOLE.format("".join(parts)), "<template>", "eval"), scope)
 
 
-def _one_by_one(pieces: Sequence[str | Printing]) -> Callable[[Record], str]:
+def _one_by_one(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
     def call(record: Record) -> str:
         return "".join([piece if isinstance(piece, str) else piece.call(record) for piece in pieces])
 
@@ -211,7 +211,7 @@ def template_text(text: str) -> Compiled:
         return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
     if all(isinstance(part, str) for part in parts):
         return _literal("".join(cast(list[str], parts)))
-    pieces = [p if isinstance(p, str) else Printing(compiler.printing(p), after_field(p)) for p in parts]
+    pieces = [p if isinstance(p, str) else PrintedAction(compiler.printing(p), after_field(p)) for p in parts]
     return compiled(joining(pieces), compiler.names)
 
 

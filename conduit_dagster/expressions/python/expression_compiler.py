@@ -22,7 +22,7 @@ from conduit_dagster.expressions.python.expression_functions import (
     json_value,
     search,
 )
-from conduit_dagster.expressions.python.guards import GUARDS, Meter
+from conduit_dagster.expressions.python.guards import GUARDS, WorkBudget
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
 _GLOBALS: dict[str, Any] = {
@@ -115,7 +115,7 @@ class Guard(ast.NodeTransformer):
 
     def _bind_meter(self) -> None:
         if "charge" not in self.globals:
-            meter = Meter()
+            meter = WorkBudget()
             self.globals |= {"charge": meter.charge, "_getiter_": meter.iterate}
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

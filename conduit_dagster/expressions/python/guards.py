@@ -111,7 +111,7 @@ def scalar(value: Any) -> Any:
     return value
 
 
-class Meter:
+class WorkBudget:
     """Work budget of a comprehension; each new loop starts with a full one.
 
     Not thread-safe: two threads in one expression share one budget.

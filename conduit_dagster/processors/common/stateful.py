@@ -43,7 +43,7 @@ class Entries:
         del self.keys[:count], self.owners[:count], self.numbers[:count], self.at_ns[:count]
 
 
-class Remembering(Processor, ABC):
+class StatefulProcessor(Processor, ABC):
     """A processor whose result for a record depends on the records before it, in the pipeline's order.
 
     The engine runs it in one task, restores its memory before each step, and stores new entries with the step: a

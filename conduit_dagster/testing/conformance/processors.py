@@ -10,7 +10,7 @@ import pytest
 
 from conduit_dagster.engine.nodes import Node
 from conduit_dagster.expressions import Clock
-from conduit_dagster.processors.common.stateful import Remembering
+from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.record import OPERATIONS, Nack, Record, copy
 from conduit_dagster.sdk import Processor, ProcessorContext
 from conduit_dagster.testing.conformance.odd_records import odd_records
@@ -114,7 +114,7 @@ class ProcessorConformance:
         self, kind: type[Processor], make: Any, given: list[Record]
     ) -> None:
         """However many a block has: a step that is repeated may cut it elsewhere."""
-        if not kind.deterministic or issubclass(kind, Remembering):
+        if not kind.deterministic or issubclass(kind, StatefulProcessor):
             pytest.skip("it says that it does")
         block = Processed(make(), given)
         alone = make()

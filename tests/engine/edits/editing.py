@@ -13,7 +13,7 @@ from engine.matrix.kill_destinations import PLACES, Place
 from kills import Crash, hooked
 from support import DECODE, Lab, processor, queue, source
 
-from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.tables import dead_letters, logs
@@ -111,7 +111,7 @@ class Editing:
             return
         self._write()
         try:
-            facts = rewound(self._lab, "p", "in", Wish("start"))
+            facts = rewound(self._lab, "p", "in", RewindTarget("start"))
         except FatalError as error:
             assert error.code in ("positions.step_open", "positions.source_changed"), (error.code, error.message)
         else:

@@ -15,7 +15,7 @@ from engine.edits.tables import MakeTable
 from pyspark.sql import SparkSession
 from support import Crashes, Lab, destination, source
 
-from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.engine.operate.rewind import RewindTarget
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_p4_nor_is_one_of_a_source_that_was_removed_or_rewound(units: Lab, make_
     for data in "ab":
         build(units, numbered(data), table.destination(), log=log)
         run(units)
-    rewound(units, "p", "in", Wish("start"))
+    rewound(units, "p", "in", RewindTarget("start"))
     run(units)
     build(units, other, table.destination(), log=log)
     run(units)

@@ -17,7 +17,7 @@ from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.operate.rewind import Wish
+from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
@@ -79,7 +79,7 @@ def test_p3_a_step_refuses_a_range_with_a_gap(lab: Lab, crashes: Crashes, point:
     lab.write("in.jsonl", [{"i": i} for i in range(20, 25)], mode="a")
     build(lab, log="records", **{"batch-size": 10, "log-segment-size": "1B"})
     crashes(lab, "after-log")  # the segment of the first twenty is closed, and not compacted yet
-    rewound(lab, "p", "in", Wish("start"))
+    rewound(lab, "p", "in", RewindTarget("start"))
     crashes(lab, point)
     shutil.rmtree(lab.root / ".conduit" / "staging" / "p")
     assert compacted_as_if_all_were_handled(lab) == 19

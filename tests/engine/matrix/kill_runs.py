@@ -50,8 +50,8 @@ class Runs:
         """One replay of all open dead letters; None where none is open."""
         bound = self._bound(pipeline)
         try:
-            with owned(bound, self.database, self._options, lambda: self._spark, "the kill matrix") as desk:
-                return replay(desk, DeadLetterSelection())
+            with owned(bound, self.database, self._options, lambda: self._spark, "the kill matrix") as lock:
+                return replay(lock, DeadLetterSelection())
         except ConduitError as error:
             if error.code != "dead_letters.none":
                 raise

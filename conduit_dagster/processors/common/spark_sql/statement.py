@@ -23,7 +23,7 @@ class DocumentSelection:
     """Builder of new documents, with fields in the order of the query."""
 
     def __init__(self, items: Sequence[Item]) -> None:
-        kept = Counter(item.source for item in items if isinstance(item, Kept))
+        kept = Counter(item.source for item in items if isinstance(item, UnchangedColumn))
         whole = any(isinstance(item, Fields) for item in items)
         # a field selected twice is copied, so that a later change touches only one of the two
         self._parts = [_part(item, whole or kept[getattr(item, "source", "")] > 1) for item in items]
@@ -41,7 +41,7 @@ def _part(item: Item, twice: bool) -> Part:
     match item:
         case Fields(without):
             return _fields(without)
-        case Kept(source, name):
+        case UnchangedColumn(source, name):
             return _own(source, name) if source in PARTS else _kept(source, name, twice)
         case Computed(place, name, _):
             return _computed(f"o{place}", name)
@@ -104,7 +104,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Kept:
+class UnchangedColumn:
     """A column selected unchanged: its value does not go through Spark."""
 
     source: str
@@ -120,7 +120,7 @@ class Computed:
     text: str
 
 
-Item = Fields | Kept | Computed
+Item = Fields | UnchangedColumn | Computed
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class _Reader:
         from sqlglot import exp
 
         if isinstance(tree, exp.Column) and len(self._text.path(tree)) == 1:
-            return Kept(self._known(self._text.path(tree)[0]), name)
+            return UnchangedColumn(self._known(self._text.path(tree)[0]), name)
         written = self._text.text[begin:end]
         self._outputs.append(self._rewritten(tree, begin, end))
         return Computed(len(self._outputs) - 1, name, written)

@@ -1,4 +1,4 @@
-"""Validation of a pipeline's plugins: names, settings, conditions, and the guarantees of their combination."""
+"""Rules on each plugin of a pipeline: its name, its settings, its condition."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from pydantic import BaseModel, ValidationError
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline, ProcessorConfig
+from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.connectors import connector_registry
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
 from conduit_dagster.processors import registry as processors
-from conduit_dagster.processors.common.stateful import Remembering
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
 
 _SDK_IGNORED = {
@@ -28,15 +27,8 @@ _SDK_IGNORED = {
 """Settings that Conduit's SDK adds to every connector and that have no effect here, with the reason."""
 
 
-def not_yet(config: Pipeline) -> Iterable[str]:
-    """Return options that parse but are not implemented in the engine yet."""
-    delivery = config.delivery
-    if delivery.drift:
-        yield "delivery.drift: true"
-
-
-class Binder:
-    """Collector of all findings about plugins, settings, conditions and the guarantees of their combination."""
+class PluginRules:
+    """Checks of all plugins of a parsed pipeline; ``strict``: an unknown setting is an error, not a warning."""
 
     def __init__(self, parsed: ParsedPipeline, plugins: Plugins, strict: bool) -> None:
         self._parsed, self._plugins = parsed, plugins
@@ -52,47 +44,7 @@ class Binder:
                 self._check_processor(processor)
         for processor in (*config.processors, *config.dead_letter_queue.processors):
             self._check_processor(processor)
-        self._check_remembering(config)
-        self._check_queue(config)
-        if config.fan_in == "join" and config.delivery.log == "positions":
-            message = "a join pairs records that were logged"
-            self._add("/delivery/log", "fan_in.needs_log", message, fix="remove log, or set log: records")
-        for late in config.destinations:
-            if late.start_from == "log":
-                self._check_from_log(config, f"{late.where}/start-from")
-        for option in not_yet(config):
-            name, _, value = option.partition(": ")
-            message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
-            self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
-
-    def _check_remembering(self, config: Pipeline) -> None:
-        """Check stateful processors: they need a single order of all records they ever see, and each record once."""
-        outside = [p for connector in config.sources for p in connector.processors]
-        for processor in filter(self._remembers, (*outside, *config.dead_letter_queue.processors)):
-            message = f"{processor.plugin} can stand among the processors of the pipeline or of a destination only"
-            self._add(f"{processor.where}/plugin", "processor.misplaced", message, fix="move it there")
-        inside = [*config.processors, *(p for connector in config.destinations for p in connector.processors)]
-        if not (mine := next(filter(self._remembers, inside), None)):
-            return
-        if config.delivery.max_in_flight > 1:
-            message = f"{mine.plugin} needs each step to end before the next one is staged"
-            self._add("/delivery/max-in-flight", "processor.one_in_flight", message, fix="set max-in-flight: 1")
-        for late in config.destinations:
-            if late.start_from == "log":
-                message = f"{mine.plugin} would take what the log sends again for duplicates"
-                self._add(f"{late.where}/start-from", "destination.remembering", message, fix="remove start-from: log")
-
-    def _remembers(self, processor: ProcessorConfig) -> bool:
-        kind = processors.find(processor.plugin, self._plugins.processors)
-        return kind is not None and issubclass(kind, Remembering)
-
-    def _check_from_log(self, config: Pipeline, pointer: str) -> None:
-        if config.delivery.log == "positions":
-            message, fix = "without a log of records there is nothing to start from", "remove log, or set log: records"
-            self._add(pointer, "destination.needs_log", message, fix=fix)
-        if config.fan_in == "join":
-            message, fix = "the log holds records before they are joined", "remove it: it starts where the join stands"
-            self._add(pointer, "destination.needs_log", message, fix=fix)
+        self._check_queue(config.dead_letter_queue)
 
     def _add(self, pointer: str, code: str, message: str, **more: Any) -> None:
         self._parsed.findings.append(self._parsed.finding(pointer, code, message, **more))
@@ -107,11 +59,6 @@ class Binder:
             self._unknown_connector(connector, pointer, is_source)
             return
         self._check_settings(kind.Settings, connector.settings, connector.where)
-        if issubclass(kind, Destination):
-            self._check_strategy(kind, connector.settings, pointer, connector.id)
-        elif not kind.replayable and self._parsed.config.delivery.log == "positions":
-            message = f"{connector.plugin} can't be read twice, so its records must be logged"
-            self._add("/delivery/log", "source.not_replayable", message, fix="remove log, or set log: records")
 
     def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
         if is_source:
@@ -134,23 +81,7 @@ class Binder:
         if not self._parsed.has_finding(pointer):
             self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
 
-    def _check_strategy(self, kind: type[Destination], settings: Mapping[str, str], pointer: str, name: str) -> None:
-        strategy, kept = self._parsed.config.delivery.strategy, kind.strategies_with(settings)
-        if strategy in kept:
-            return
-        other = "use a destination that keeps it"
-        if strategy in kind.strategies:
-            other = "leave out the settings that do not go with it (if-changed: adopt)"
-        self._add(
-            pointer,
-            "delivery.strategy_unsupported",
-            f"{name} cannot keep {strategy}" + (" with these settings" if strategy in kind.strategies else ""),
-            expected=", ".join(sorted(kept)),
-            fix=f"set delivery.strategy: at-least-once, or {other}",
-        )
-
-    def _check_queue(self, config: Pipeline) -> None:
-        queue = config.dead_letter_queue
+    def _check_queue(self, queue: DeadLetterQueue) -> None:
         kind = connector_registry.find_destination(queue.plugin, self._plugins.destinations)
         where = "/dead-letter-queue"
         if kind is None:
@@ -159,9 +90,6 @@ class Binder:
             self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
             return
         self._check_settings(kind.Settings, queue.settings, where)
-        stores_nothing = queue.window_size > 0 and queue.window_nack_threshold == 0
-        if not stores_nothing:
-            self._check_strategy(kind, queue.settings, f"{where}/plugin", "the dead-letter queue")
 
     # -- processors ---------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ RecordKey = tuple[str, int, str]
 
 
 @dataclass
-class Turn:
+class IdempotencyKeys:
     """Current step of a worker. One object per compiled pipeline; the stage sets it before the first record."""
 
     pipeline: str = ""
