@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import socket
 import subprocess
-from contextlib import suppress
+import time
 from pathlib import Path
 from typing import Any
 
 _PROC = Path("/proc")
+_TICK = 0.05
 
 
 def started_at(pid: int) -> str | None:
@@ -135,19 +137,23 @@ def _resident(process: Any) -> int:
 
 
 def end(pid: int, started: str, patience: float) -> bool:
-    """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed."""
-    import psutil
+    """End a process by SIGTERM, after ``patience`` seconds by SIGKILL; return whether it had to be killed.
 
-    with suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        if not is_alive(pid, started):
-            return False
-        process.terminate()
-        try:
-            process.wait(patience)
-        except psutil.TimeoutExpired:
-            process.kill()
-            with suppress(psutil.TimeoutExpired):
-                process.wait(patience)
-            return True
-    return False
+    Its exit code stays with its parent: psutil's own wait would take a child's away from ``subprocess``.
+    """
+    if _ended(pid, started, signal.SIGTERM, patience):
+        return False
+    _ended(pid, started, signal.SIGKILL, patience)
+    return True
+
+
+def _ended(pid: int, started: str, how: signal.Signals, patience: float) -> bool:
+    deadline = time.monotonic() + patience
+    try:
+        if is_alive(pid, started):
+            os.kill(pid, how)
+    except ProcessLookupError:
+        return True
+    while is_alive(pid, started) and time.monotonic() < deadline:
+        time.sleep(_TICK)
+    return not is_alive(pid, started)
