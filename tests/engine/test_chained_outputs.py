@@ -13,6 +13,8 @@ from kills import crashing
 from pyspark.sql import SparkSession
 from support import DECODE, Crashes, Lab, destination, source
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"i": i} for i in range(100)]
 SETTINGS: dict[str, dict[str, str]] = {
     "file": {"path": "./first.jsonl", "sdk.record.format": "payload/json"},
@@ -122,7 +124,6 @@ POINTS = (
 )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", list(SETTINGS))
 @pytest.mark.parametrize("point", POINTS)
 def test_after_a_crash_every_record_is_there_once(lab: Lab, crashes: Crashes, layout: str, point: str) -> None:

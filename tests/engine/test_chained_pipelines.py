@@ -17,6 +17,8 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.engine.trial.dry_run import dry_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def lab(tmp_path: Path, spark: SparkSession) -> Lab:
@@ -90,7 +92,6 @@ STEPS = (
 )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("point", [*STARTING, *STEPS, *(f"{point}:2" for point in STEPS)])
 def test_after_a_crash_every_record_is_there_once(lab: Lab, crashes: Crashes, point: str) -> None:
     upstream(lab)
@@ -240,7 +241,6 @@ def test_two_logs_of_other_pipelines_are_joined(lab: Lab) -> None:
     assert (readers(lab), readers(lab, "b")) == ({"p:one": 100}, {"p:two": 50})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("delivery", [{}, {"max-in-flight": 2}, {"log": "records"}])
 def test_both_at_once_while_the_log_rolls_and_is_compacted(lab: Lab, delivery: Any) -> None:
     """The reader follows while every few entries close a segment."""

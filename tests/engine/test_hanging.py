@@ -15,6 +15,8 @@ from support import DECODE, Lab, destination, queue, source
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 
+pytestmark = pytest.mark.slow
+
 TIMEOUT = 1.0
 
 

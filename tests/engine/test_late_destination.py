@@ -14,6 +14,8 @@ from support import DECODE, Crashes, Lab, destination, processor, queue, source
 from conduit_dagster.state.overview import newest_events, offset_rows
 from conduit_dagster.state.pipeline_state import load
 
+pytestmark = pytest.mark.slow
+
 OLD = [{"i": i} for i in range(40)]
 NEW = [{"i": i} for i in range(40, 50)]
 ALL = [*OLD, *NEW]

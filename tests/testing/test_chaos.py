@@ -21,6 +21,8 @@ from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.testing import failures
 
+pytestmark = pytest.mark.slow
+
 ONE_RUN = Path(__file__).parents[1] / "one_run.py"
 TOTAL = 200
 Settings = dict[str, Any]
@@ -193,7 +195,6 @@ def test_slow_holds_up_each_block(lab: Lab) -> None:
     assert ids(lab) == ALL
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("connector", ["in", "out"])
 def test_a_hang_in_a_task_ends_with_the_run(lab: Lab, connector: str) -> None:
     """A graceful stop waits for the shutdown timeout, then cancels; the step is read again."""
@@ -235,7 +236,6 @@ def test_a_hang_lasts_as_long_as_it_is_told_to(lab: Lab) -> None:
     assert ids(lab) == ALL
 
 
-@pytest.mark.slow
 def test_a_kill_is_counted_once(lab: Lab) -> None:
     """A process that is killed while it hangs has used up its one time."""
     build(lab, **at("out", fail_on="ack", mode="hang", after=120, times="once"))

@@ -21,6 +21,8 @@ from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder,
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.tables import dead_letters
 
+pytestmark = pytest.mark.slow
+
 
 def test_p6_a_replay_brings_nothing_that_the_log_has_brought(lab: Lab) -> None:
     """Also once ``start-from: log`` has left the file."""

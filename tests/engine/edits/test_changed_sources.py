@@ -17,6 +17,8 @@ from support import Crashes, Lab, destination, source
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def units(lab: Lab) -> Lab:

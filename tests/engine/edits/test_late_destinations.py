@@ -22,6 +22,8 @@ from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
 
+pytestmark = pytest.mark.slow
+
 ENDING = (
     "after-reack", "before-publish", "after-publish", "after-delivered", "before-done",
     "after-done", "after-ack", "after-register",
