@@ -120,7 +120,7 @@ def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg
     @dg.job(
         name=name,
         tags=tags,
-        description=f"Closes open dead letters of pipeline {pipeline} that nobody will send again. Stop it first.",
+        description=f"Closes open dead letters of pipeline {pipeline} that will not be sent again. Stop it first.",
         executor_def=dg.in_process_executor,
     )
     def job() -> None:

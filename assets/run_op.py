@@ -59,7 +59,7 @@ class RunConfig(dg.Config):
             return _duration.validate_python(text)
         except ValidationError as error:
             raise FatalError(
-                f"{name} is no duration: {text}",
+                f"{name} is not a duration: {text}",
                 code="run.config",
                 fix=f"set {name} in the run's config, or {variable}, to a duration such as {_DEFAULTS[name]}",
             ) from error
@@ -127,7 +127,7 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     if bound is None:
         errors = [finding.render() for finding in catalogue.loaded.findings if finding.is_error]
         message = "\n".join(errors) or f"there is no pipeline {pipeline} in {file} any more"
-        fix = "mend the file and run again; after adding, moving or removing pipelines reload the code location"
+        fix = "fix the file and run again; after adding, moving or removing pipelines reload the code location"
         raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
     if refusal := bound.refusal():
         raise refusal

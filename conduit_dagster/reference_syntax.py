@@ -92,7 +92,7 @@ def _segments(text: str) -> Iterator[_Segment]:
 
 def _malformed(text: str, at: int) -> ReferenceSyntaxError:
     if at == 0:
-        return ReferenceSyntaxError(f"{text!r} is no reference", 0, f"begin with {_either(_ROOTS)}")
+        return ReferenceSyntaxError(f"{text!r} is not a field reference", 0, f"begin with {_either(_ROOTS)}")
     if text[at] == "[":
         fix = 'write a name in quotes, such as ["first name"]; items of a list have no reference'
         return ReferenceSyntaxError(f"{text!r}: a bracket holds no quoted name", at, fix)
@@ -106,7 +106,7 @@ def _root(text: str, segments: list[_Segment]) -> tuple[Root, int]:
             return _ROOTS[spelling], length
     written = "." + ".".join(segment.name for segment in segments[:2])
     wrong = segments[1] if segments[0].name == "Payload" and len(segments) > 1 else segments[0]
-    raise ReferenceSyntaxError(f"{text!r} begins with no part of a record", wrong.column, _nearest(written))
+    raise ReferenceSyntaxError(f"{text!r} does not begin with a part of a record", wrong.column, _nearest(written))
 
 
 def _nearest(written: str) -> str:

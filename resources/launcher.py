@@ -74,7 +74,9 @@ class WarmRunLauncher(DefaultRunLauncher):
         worker = _worker(run)
         if worker is None or not is_dead(worker):
             return CheckRunHealthResult(WorkerStatus.RUNNING)
-        return CheckRunHealthResult(WorkerStatus.FAILED, f"process {worker['pid']} has ended without a word")
+        return CheckRunHealthResult(
+            WorkerStatus.FAILED, f"process {worker['pid']} has ended without reporting a result"
+        )
 
     @staticmethod
     def _is_here(context: LaunchRunContext) -> bool:

@@ -95,9 +95,9 @@ class DecisionExecutor:
         if in_dagster:
             return error_of(self._instance, report.run_id)
         return TransientError(
-            f"run {report.run_id or '(unknown)'} died without a word",
+            f"run {report.run_id or '(unknown)'} died without reporting an error",
             code="run.died",
-            fix="nothing to do: it is restarted; where it happens again, look for what ends it",
+            fix="nothing to do: it is restarted; if it happens again, look for what ends it",
         )
 
     def _bury(self, run_id: str, error: ConduitError) -> None:

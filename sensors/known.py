@@ -185,9 +185,9 @@ def error_of(instance: dg.DagsterInstance, run_id: str) -> ConduitError:
         metadata = {name: value.value for name, value in told.items()}
         return from_dagster(metadata, data.error.cls_name, data.error.to_string())
     return TransientError(
-        f"run {run_id} ended without a word",
+        f"run {run_id} ended without reporting a result",
         code="run.died",
-        fix="nothing to do: it is restarted; where it happens again, look for what ends it (memory, the system's log)",
+        fix="nothing to do: it is restarted; if it happens again, look for what ends it (memory, the system's log)",
     )
 
 

@@ -98,7 +98,7 @@ def sensor_of(tick: Tick, name: str, description: str, jobs: Sequence[Any], stay
     return sensor
 
 
-_RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without a word."
+_RECOVERY = "Restarts failed pipelines with backoff, and finds runs that died without reporting an error."
 _STAY = 4.25
 """Seconds that a tick keeps looking. Dagster's loop calls a sensor at most every 5 s (DAGSTER_FACTS, 3); a tick that
 took longer than that would miss the next one."""

@@ -80,7 +80,7 @@ def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
     ],
 )
 def test_refuses_with_place_and_fix(text: str, column: int, fix: str) -> None:
-    """What is no reference is refused with the column at fault and what to write instead."""
+    """What is not a field reference is refused with the column at fault and what to write instead."""
     with pytest.raises(ReferenceSyntaxError) as caught:
         Reference.parse(text)
     assert caught.value.column == column
@@ -195,7 +195,7 @@ def test_a_whole_payload_takes_a_document_text_or_null(value: Any, expected: Any
 
 @pytest.mark.parametrize("value", [1, 1.5, True, [1]])
 def test_a_whole_payload_takes_nothing_else(value: Any) -> None:
-    """A number, boolean or list is no payload (golden json-decode-not-json)."""
+    """A number, boolean or list is not a payload (golden json-decode-not-json)."""
     with pytest.raises(UnsuitableValueError, match="takes a document, text or null"):
         Reference.parse(".Payload.After").set(record(), value)
 

@@ -54,7 +54,7 @@ def _path(parsed: ParsedPipeline, section: ConnectorConfig | DeadLetterQueue, wh
     pointer = f"{where}/settings/path"
     written = parsed.written(pointer)
     if plain_name(section.plugin) == "file" and written is not None and written.startswith("/"):
-        message = "an absolute path holds on this machine only"
+        message = "an absolute path works on this machine only"
         fix = "write it from the project's root, or take it from the environment: ${DATA}/…"
         yield _advise(parsed, pointer, "lint.path_absolute", message, fix)
 
@@ -63,14 +63,14 @@ def _version(parsed: ParsedPipeline, section: ConnectorConfig | ProcessorConfig)
     name, at, _ = section.plugin.partition("@")
     if at:
         pointer = pointers.child(section.where, "plugin")
-        message = "the version of a plugin is not looked at"
+        message = "the version of a plugin is ignored"
         yield _advise(parsed, pointer, "lint.version_ignored", message, f"write {name}")
 
 
 def _workers(parsed: ParsedPipeline, processor: ProcessorConfig) -> Iterator[Finding]:
     if processor.workers > 1:
         pointer = pointers.child(processor.where, "workers")
-        message = "the number of workers is not looked at: Spark's tasks work side by side"
+        message = "the number of workers is ignored: Spark's tasks work side by side"
         yield _advise(parsed, pointer, "lint.workers_ignored", message, "remove it")
 
 

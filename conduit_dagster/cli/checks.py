@@ -150,7 +150,7 @@ def _creatable(name: str, folder: Path, shown: str) -> Check:
     """Check whether a file can be created in a folder or, if the folder is missing, whether that can be created."""
     there = _nearest(folder)
     if not there.is_dir():
-        return Check(name, "fail", f"{shown}: {there} is no folder", "choose another path in conduit.yaml")
+        return Check(name, "fail", f"{shown}: {there} is not a folder", "choose another path in conduit.yaml")
     if not _is_writable(there):
         return Check(name, "fail", f"{there} can't be written", f"chown -R $USER {there}, or choose another path")
     return Check(name, "ok", shown if there == folder else f"{shown} (the first run makes it)")

@@ -51,7 +51,7 @@ def _clear(folder: Path) -> None:
         return
     if not (folder / _MARK).exists():
         raise FatalError(
-            f"{folder} is there already, and the demo did not make it",
+            f"{folder} already exists, and the demo did not make it",
             code="usage.demo_folder",
             fix="move it away, or run the demo in another folder",
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.dead_letters.search import DeadLetterSearch
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be given often.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be repeated.")]
 Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]
 Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With this error code.")]
 Source = Annotated[str | None, typer.Option("--source", metavar="ID", help="From this source.")]
@@ -146,7 +146,7 @@ def discard(
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Close open dead letters that nobody will send again. Queue and archive keep their records."""
+    """Close open dead letters that will not be sent again. Queue and archive keep their records."""
     perform("dlq discard", as_json, lambda: _discard(subject(pipeline, files), filters, note, dry_run))
 
 
@@ -274,7 +274,7 @@ def _export(one: Subject, file: Path, filters: Filters, state: str, force: bool)
                 to.write(json.dumps({**_row(letter.row), **records}, ensure_ascii=False) + "\n")
                 written += 1
     except FileExistsError:
-        raise usage_error(f"{file} is there already", "file_exists", "name another file, or --force") from None
+        raise usage_error(f"{file} already exists", "file_exists", "name another file, or --force") from None
     facts = {"pipeline": one.id, "file": str(file), "letters": written}
     return Outcome(f"{count(written, 'dead letter')} of {one.id} in {file}", facts)
 

@@ -64,7 +64,7 @@ def _plugin(kind: str, name: str) -> Outcome:
         raise usage_error(f"init makes a connector or a processor, not a {kind}", "init", f"init processor {name}")
     if not _NAME.fullmatch(name):
         fix = "small letters, digits, dots and hyphens, such as trim.text"
-        raise usage_error(f"{name} is no name for a plugin", "plugin_name", fix)
+        raise usage_error(f"{name} is not a valid plugin name", "plugin_name", fix)
     from conduit_dagster.config.project import Project
 
     words, root = re.split(r"[^a-z0-9]+", name), Project.find(Path.cwd()).root
@@ -72,7 +72,7 @@ def _plugin(kind: str, name: str) -> Outcome:
     path, test = root / "plugins" / f"{module}.py", root / "tests" / f"test_{module}.py"
     marks = {"@NAME@": name, "@MODULE@": module, "@CLASS@": "".join(word.capitalize() for word in words)}
     if not _write(path, f"new_{kind}.txt", marks):
-        raise usage_error(f"{path} is there already", "file_exists", "take another name")
+        raise usage_error(f"{path} already exists", "file_exists", "take another name")
     created = [str(path), *([str(test)] if _write(test, f"new_{kind}_test.txt", marks) else [])]
     following = [f"conduit-dagster {kind}s describe {name}", f"pytest {test.relative_to(root)}"]
     result = {"file": str(path), "test": str(test), "next": following}

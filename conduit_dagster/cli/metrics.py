@@ -118,5 +118,5 @@ def served_at(address: str, collector: Collector, option: str) -> MetricsServer:
     parts = address_of(address)
     if parts is None:
         fix = f"{option} 127.0.0.1:9400, or 0.0.0.0:9400 for other machines too"
-        raise usage_error(f"{option} {address} is no address", "address", fix)
+        raise usage_error(f"{option} {address} is not an address", "address", fix)
     return serve(*parts, collector)

@@ -162,7 +162,7 @@ def parsed_position(text: str, option: str) -> Any:
         return json.loads(text)
     except ValueError as error:
         fix = f"quote it for the shell: {option} '{{\"…\"}}'; conduit-dagster positions show --json prints positions"
-        raise usage_error(f"{option} is no JSON: {error}", "position", fix) from None
+        raise usage_error(f"{option} is not JSON: {error}", "position", fix) from None
 
 
 def words_of(value: Any) -> str:

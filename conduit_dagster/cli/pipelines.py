@@ -247,7 +247,7 @@ def _reload(url: str) -> Outcome:
 
     answer, url = _asked(url), masked(url)
     if answer["__typename"] != "Workspace":
-        raise FatalError(answer["message"], code="dagster.reload_refused", place=url, fix="look at Dagster's own log")
+        raise FatalError(answer["message"], code="dagster.reload_refused", place=url, fix="see Dagster's own log")
     locations = [_location(entry) for entry in answer["locationEntries"]]
     facts = {"locations": locations}
     broken = [one for one in locations if one["error"] is not None]

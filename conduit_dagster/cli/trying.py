@@ -108,10 +108,10 @@ def _test(paths: list[str], only: str) -> Outcome:
     ]
     if not ran:
         fix = "write them below tests: in a pipeline file (docs/testing.md)"
-        raise FatalError("there is no test of that kind", code="test.none", fix=fix)
+        raise FatalError("no test matches", code="test.none", fix=fix)
     failed = sum(not verdict.passed for _, verdict in ran)
     summary = f"{count(len(ran), 'test')}, {failed} failed" if failed else f"{count(len(ran), 'test')} passed"
-    error = FatalError(summary, code="test.failed", fix="mend the pipeline, or the test") if failed else None
+    error = FatalError(summary, code="test.failed", fix="fix the pipeline or the test") if failed else None
     return Outcome(
         summary,
         {"tests": [_facts(pipeline, verdict) for pipeline, verdict in ran]},

@@ -55,7 +55,7 @@ def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True)
     """Return the outcome of checking files; ``tolerant`` lets warnings pass."""
     bad = [finding for finding in findings if finding.is_error or not tolerant]
     summary = _summary(catalogue, findings)
-    error = FatalError(summary, code="validation.failed", fix="mend what is listed") if bad else None
+    error = FatalError(summary, code="validation.failed", fix="fix what is listed") if bad else None
     return Outcome(
         summary,
         {"pipelines": _pipelines(catalogue), "findings": [finding.as_json() for finding in findings]},

@@ -32,7 +32,7 @@ def cron_problem(text: str) -> str | None:
     except CroniterBadDateError:
         return "no month has that day"
     except CroniterError:
-        return "it is no cron expression"
+        return "it is not a cron expression"
     # Dagster refuses these even if a day of the week would match too
     return "no month has that day" if months == [2] and days in ([30], [31]) else None
 

@@ -129,7 +129,7 @@ def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document 
     if tree is None:
         return None
     if not isinstance(tree, Mapped):
-        message = "the document is no mapping"
+        message = "the document is not a mapping"
         return _whole(source, chunk, "config.parse_error", message, "start it with version: and pipelines:")
     document = Document(source, chunk, tree, [], builder.nodes, builder.keys)
     document.findings += [_flaw(document, flaw) for flaw in builder.flaws]

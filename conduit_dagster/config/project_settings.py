@@ -26,7 +26,7 @@ def address_of(text: str) -> tuple[str, int] | None:
 
 def _address(text: str) -> str:
     if address_of(text) is None:
-        raise refuse("this is no address", expected="HOST:PORT, such as 127.0.0.1:9400")
+        raise refuse("not an address", expected="HOST:PORT, such as 127.0.0.1:9400")
     return text
 
 
@@ -39,7 +39,7 @@ def _webhook(url: str) -> str:
     except ValueError:
         raise refuse("this is no URL", expected=expected) from None
     if not sound or not url.isascii() or not url.isprintable() or " " in url:
-        raise refuse("this is no web address", expected=expected, fix="percent-encode what is not plain ASCII")
+        raise refuse("not a web address", expected=expected, fix="percent-encode what is not plain ASCII")
     if "@" in parts.netloc:
         fix = "give them as a header: alerts.headers: {Authorization: …}"
         raise refuse("the URL holds a user or a password", expected=expected, fix=fix)

@@ -55,7 +55,7 @@ def parse_duration(value: Any) -> float:
     if not isinstance(value, str) or not _GO_DURATION.fullmatch(value.strip()):
         is_number = isinstance(value, str) and re.fullmatch(r"[0-9.]+", value) is not None
         fix = f"add a unit: {value}s" if is_number else None
-        raise refuse("this is no duration", expected=expected, fix=fix)
+        raise refuse("not a duration", expected=expected, fix=fix)
     try:
         return durationpy.from_str(value.strip()).total_seconds()
     except ValueError as error:
@@ -76,7 +76,7 @@ def parse_size(value: Any) -> int:
     match = _SIZE.fullmatch(str(value).strip())
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None or len(match[1]) > 20:
-        raise refuse("this is no size", expected="a number of bytes such as 128MB, 64MiB or 1000000")
+        raise refuse("not a size", expected="a number of bytes such as 128MB, 64MiB or 1000000")
     size = float(match[1]) * unit if "." in match[1] else int(match[1]) * unit
     return int(size)
 
@@ -134,7 +134,7 @@ def _compiles(pattern: str) -> str:
     except re2.error as error:
         reason = error.args[0] if error.args else error
         text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
-        message, expected = f"this is no regular expression: {text}", "RE2 syntax"
+        message, expected = f"not a regular expression: {text}", "RE2 syntax"
         raise refuse(message, expected=expected, fix="RE2 has no look-around and no back references") from error
     return pattern
 
@@ -142,7 +142,7 @@ def _compiles(pattern: str) -> str:
 def _is_cron(text: str) -> str:
     problem = cron_problem(text)
     if problem is not None:
-        raise refuse(f"this is no cron expression: {problem}", expected="five fields, such as 0 * * * *")
+        raise refuse(f"not a cron expression: {problem}", expected="five fields, such as 0 * * * *")
     return text
 
 

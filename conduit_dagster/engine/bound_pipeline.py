@@ -55,7 +55,7 @@ class BoundPipeline:
         if not self.not_yet:
             return None
         return FatalError(
-            f"nothing was started: pipeline {self.id} asks for {', '.join(self.not_yet)}, which is not there yet",
+            f"nothing was started: pipeline {self.id} asks for {', '.join(self.not_yet)}, which is not implemented yet",
             code="option.not_yet",
             node=self.id,
             place=self.file,

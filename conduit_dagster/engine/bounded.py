@@ -172,7 +172,7 @@ def watching(
     finally:
         watch.ended.set()
         if stop.requested:
-            threads[0].join()  # it may be cancelling: no job of whoever comes next
+            threads[0].join()  # it may be cancelling: no job of the next run
 
 
 def _requested(database: sa.Engine, pipeline: str) -> RecoveryState:

@@ -60,5 +60,5 @@ def _plugin_finding(error: Exception) -> Finding:
         1,
         "",
         str(error),
-        fix="mend the file; see its traceback with --verbose",
+        fix="fix the file; see its traceback with --verbose",
     )

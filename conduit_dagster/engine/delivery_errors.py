@@ -47,7 +47,7 @@ def refused_letter(sent: Sent, node: str, redaction: Redaction) -> ConduitError 
     else:
         # the queue may accept it later, so it counts as a failed dead-letter write like any other (CASES B7)
         message = f"the dead-letter queue did not take a record: {reason(sent.nacks[0], redaction)}"
-        error = TransientError(message, code="dead_letters.write_failed", fix="mend the queue; nothing was lost")
+        error = TransientError(message, code="dead_letters.write_failed", fix="fix the queue; nothing was lost")
     error.node = error.node or node
     return error
 
@@ -79,5 +79,5 @@ def lone_error(where: str, error: object, node: str) -> TransientError:
         code="delivery.record_failed",
         node=node,
         place=where,
-        fix="mend the destination and run again; or skip the record with conduit-dagster offsets mark",
+        fix="fix the destination and run again; or skip the record with conduit-dagster offsets mark",
     )

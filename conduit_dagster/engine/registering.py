@@ -51,7 +51,7 @@ def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
     """Retire consumers removed from the file, before open steps end: those go on without them.
 
     One that is put back later is a new one, wherever a run was killed meanwhile: it must not be taken for one that has
-    had a step that ended without it. What is written to no more is free for whoever waits for it.
+    had a step that ended without it. A path that is no longer written to is free for the destination that waits for it.
     """
     owned = {consumer: destination.owned for consumer, destination in pipeline.consumers().items()}
     store.registering(lambda registry, logs: _give_up(registry, logs, owned))

@@ -130,7 +130,7 @@ class RestartLoop:
             awaited = self._await(restart.failure, restart.at_ns, restart.delay)
             if awaited in ("stopped", "superseded"):
                 return self._given_up(awaited)
-            # somebody who starts it by hand begins a new count
+            # a start by hand begins a new count
             failure, past = (restart.failure, restart.past) if awaited == "due" else (None, FRESH)
             about = replace(about, restart=failure, past=past)
             self._on_status(replace(result, restart=None))

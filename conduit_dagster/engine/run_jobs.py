@@ -61,7 +61,7 @@ class Jobs:
         """
         spark = session or self.spark
         with tag_of(self.pipeline, spark) as tag:
-            # asked once the tag is known: whoever cancels meanwhile sees the one or the other
+            # asked once the tag is known: a cancel in the meantime sees the one or the other
             if self._cancelled:
                 raise JobCancelled("the run was stopped by force", code="spark.job_cancelled")
             return run_job(spark, tag, action, self._owner)

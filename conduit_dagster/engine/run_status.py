@@ -47,7 +47,7 @@ class RunOrigin:
     run: str = ""
     """The run's id in the history."""
     restart: int | None = None
-    """The failure after which this run is the restart; None: somebody asked for it."""
+    """The failure after which this run is the restart; None: it was started on request."""
     past: RestartHistory = FRESH
     """The restarts before this one; the store's own count goes before it, where the store knows the failure."""
 

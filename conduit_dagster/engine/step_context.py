@@ -45,7 +45,7 @@ class SourceAcks:
         """
         node = node_id(self._pipeline.program.pipeline, source_node.id)
         if self._closed.is_set():
-            raise TransientError("the source is closed: its run was given up", code="source.closed", node=node)
+            raise TransientError("the source is closed: its run was abandoned", code="source.closed", node=node)
         blamed(node, source_node.source.ack, position, generation)
 
     def refuse(self) -> None:

@@ -163,7 +163,7 @@ def _require_whole(node: str, span: Range, parts: Sequence[LogPart]) -> None:
     count = sum(part.entries for part in parts)
     if count != span.end - span.start:
         raise FatalError(
-            f"the source said that a range holds {span.end - span.start} records, and gave {count}",
+            f"the source declared that a range holds {span.end - span.start} records, and gave {count}",
             code="source.count_wrong",
             node=node,
             fix="a split's records must be exact: leave them out (None) where the source can't know",

@@ -222,7 +222,7 @@ class Deduplicate(StatefulProcessor):
 def _digest(key: Any) -> bytes:
     """Return the hash of a key's JSON. Raises for values that JSON can't hold: two of them would look the same."""
     if not is_json(key):
-        raise EvaluationError("a part of the key is nothing that JSON can hold")
+        raise EvaluationError("a part of the key can't be represented in JSON")
     text = b"\0" + key if isinstance(key, bytes) else _encode(key)
     return blake2b(text, digest_size=_DIGEST).digest()
 

@@ -109,7 +109,7 @@ def _renamings(mapping: str) -> Iterator[Renaming]:
     for start, item in list_items(mapping):
         pair = _PAIR.fullmatch(item)
         if pair is None:
-            raise refused("value", f"{item!r} is no renaming", "write .Payload.After.old:new", start)
+            raise refused("value", f"{item!r} is not a FIELD:NAME pair", "write .Payload.After.old:new", start)
         field = reference(pair["field"].rstrip(), start)
         if field.root in ("operation", "position") or not field.path:
             raise refused("reference", f"{field.text} cannot be renamed", "rename a field inside it", start)

@@ -174,7 +174,7 @@ def _text(value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        return _refuse("raw data that is no UTF-8")
+        return _refuse("raw data that is not UTF-8")
 
 
 def _well_formed(text: str) -> str:

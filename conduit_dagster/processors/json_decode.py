@@ -105,7 +105,7 @@ def _reason(error: Exception, text: bytes | str) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     if isinstance(error, UnicodeError):
-        return f"it is no UTF-8 ({error})"
+        return f"it is not UTF-8 ({error})"
     if isinstance(text, bytes) and text.startswith(_MARK):
         return "a byte-order mark stands before it"
     return str(error).removeprefix("JSON is malformed: ")

@@ -69,7 +69,7 @@ def columns_in(text: str) -> dict[str, SchemaColumn]:
         start = item.start() + len(item[0]) - len(item[0].lstrip())
         name, column = _column(item[0].strip(), start)
         if name in found:
-            raise refused("value", f"the field {name} is there twice", "name each field once", start)
+            raise refused("value", f"the field {name} is listed twice", "name each field once", start)
         found[name] = column
     if not found:
         raise refused("value", "the contract names no field", "such as id:integer, name:string?")
@@ -80,7 +80,7 @@ def _column(item: str, start: int) -> tuple[str, SchemaColumn]:
     match = _FIELD.fullmatch(item)
     if match is None:
         raise refused(
-            "value", f"{item} is no NAME:TYPE", "such as id:integer, or name:string? where it may lack", start
+            "value", f"{item} is not NAME:TYPE", "such as id:integer, or name:string? where it may lack", start
         )
     name, kind = match["name"].strip(), match["type"]
     if kind not in _TYPES:

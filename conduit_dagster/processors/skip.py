@@ -64,9 +64,9 @@ class SkipSettings(ProcessorSettings):
             try:
                 re2.compile(self.match)
             except re2.error as error:
-                raise refused("value", f"{self.match} is no regular expression: {error}", "RE2 syntax") from None
+                raise refused("value", f"{self.match} is not a regular expression: {error}", "RE2 syntax") from None
         elif self.operator in _ORDERS and _number(_json(self.match)) is None:
-            raise refused("value", f"{self.match} is no number", "an order compares numbers")
+            raise refused("value", f"{self.match} is not a number", "an order compares numbers")
         return self
 
 

@@ -43,7 +43,7 @@ class SqlSettings(ProcessorSettings):
         try:
             columns = parse_columns(text) if text.strip() else {}
             for name in PARTS.keys() & columns.keys():
-                raise SqlTextError(f"{name} is the record's own", "it can be used without naming it here")
+                raise SqlTextError(f"{name} is the record's own", "it can be used without being declared here")
         except SqlTextError as error:
             raise refused("value", error.message, error.fix, error.place) from None
         return text

@@ -189,7 +189,7 @@ def _subject(name: str) -> tuple[str, str]:
 
 def _unreachable(url: str, error: Exception) -> TransientError:
     return TransientError(
-        f"the schema registry can't be used: {error}", code="schemas.unreachable", place=url, fix="look at the folder"
+        f"the schema registry can't be used: {error}", code="schemas.unreachable", place=url, fix="check the folder"
     )
 
 
@@ -259,7 +259,7 @@ class ConfluentRegistry:
                 f"the schema registry refuses: {answer.status} {said}",
                 code="schemas.refused",
                 place=self._url + path,
-                fix="look at the login, and at the subject's compatibility",
+                fix="check the login and the subject's compatibility",
             )
         return answer.json()
 
@@ -268,5 +268,5 @@ class ConfluentRegistry:
             f"the schema registry can't be reached: {reason}",
             code="schemas.unreachable",
             place=self._url,
-            fix="see whether it runs",
+            fix="check that it is running",
         )

@@ -176,7 +176,7 @@ def _session(path: Path) -> dict[str, Any] | None:
 
 def _busy(folder: Path) -> TransientError:
     return TransientError(
-        "another process starts or stops the shared Spark server and does not come to an end",
+        "another process starts or stops the shared Spark server and does not finish",
         code="spark.server_busy",
         place=str(folder),
         fix="`conduit-dagster spark status` shows it, `conduit-dagster spark stop` ends it",

@@ -125,7 +125,7 @@ def _held(pipeline: str, owner: str) -> TransientError:
     return TransientError(
         f"pipeline {pipeline} is already running{where}",
         code="lease.held",
-        fix="stop that run first, or leave it to its work",
+        fix="stop that run first, or let it finish",
     )
 
 

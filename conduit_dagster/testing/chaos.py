@@ -219,7 +219,7 @@ class ChaosDirectSettings(FaultSettings):
     """The file; a line of plain payload for each record."""
     fail_on: Literal["none", "open", "write", "ack"] = Field("none", alias="fail-on")
     """Where it fails. ``open``: before a run reads anything; ``write``: in a task, before a batch of at most 1000
-    records is in the file; ``ack``: when the batch is there, and nobody hears of it."""
+    records is in the file; ``ack``: when the batch is there, and its ack is lost."""
 
 
 class ChaosDirectDestination(DirectDestination):

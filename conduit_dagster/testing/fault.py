@@ -94,7 +94,7 @@ class FaultSettings(ConnectorSettings):
     def _check_times(cls, times: str) -> str:
         if times not in ("once", "always") and not (times.isdecimal() and int(times) > 0):
             expected = "once, always, or a number of 1 or more"
-            raise PydanticCustomError("chaos", "this is no number of times", {"expected": expected})
+            raise PydanticCustomError("chaos", "not a number of times", {"expected": expected})
         return times
 
     @field_validator("code")
@@ -208,7 +208,7 @@ class Fault:
             raise self._error()
 
     def _wait(self, seconds: float) -> None:
-        # nobody tells a connector of a stop: Spark ends the worker of a cancelled task, the driver waits this out
+        # a connector is not told of a stop: Spark ends the worker of a cancelled task, the driver waits this out
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0 and self._is_on():
             time.sleep(min(left, _POLL))

@@ -112,8 +112,8 @@ def test_cron(text: str) -> None:
         ("1,,2 * * * *", "minute, 0-59: '1,,2' is no value, range or step"),
         ("r * * * *", "minute, 0-59: 'r' is no value, range or step"),
         ("0 0 31 2 mon", "no month has that day"),
-        ("@often", "it is no cron expression"),
-        ("@daily ", "it is no cron expression"),
+        ("@often", "it is not a cron expression"),
+        ("@daily ", "it is not a cron expression"),
         ("0 0 31 2,4 *", "no month has that day"),
     ],
 )

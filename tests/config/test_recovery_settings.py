@@ -23,8 +23,8 @@ pipelines:
 """
 MISTAKES = [
     ("min-delay", "20m", "min-delay (1200s) is longer than max-delay (600s)", "min-delay at most max-delay", None),
-    ("min-delay", "5", "this is no duration", "a duration such as 500ms, 30s or 1h30m", "add a unit: 5s"),
-    ("max-delay", "10", "this is no duration", "a duration such as 500ms, 30s or 1h30m", "add a unit: 10s"),
+    ("min-delay", "5", "not a duration", "a duration such as 500ms, 30s or 1h30m", "add a unit: 5s"),
+    ("max-delay", "10", "not a duration", "a duration such as 500ms, 30s or 1h30m", "add a unit: 10s"),
     ("max-retries-window", "-5m", "the duration is negative", "a duration of 0s or more", None),
     ("min-delay", "0s", "the duration is zero", "a duration longer than 0s", None),
     ("backoff-factor", "-2", "backoff-factor must be at least 0.0", "at least 0.0", None),

@@ -65,7 +65,7 @@ def test_foreign_bytes_behind_the_base_are_never_overwritten(tmp_path: Path, for
     destination, path = make(tmp_path), tmp_path / "out.jsonl"
     delivery = prepared(stage(destination, tmp_path, 1, [[1], [2]]), destination.target(None))
     path.write_text(foreign)
-    with pytest.raises(ConduitError, match="was changed by somebody else"):
+    with pytest.raises(ConduitError, match="was changed by another writer"):
         destination.publish(delivery)
     assert path.read_text() == foreign
     path.write_bytes(b'{"i":1}\n\0\0\0')
@@ -106,7 +106,7 @@ def test_the_line_end_before_our_first_line_is_part_of_the_delivery(tmp_path: Pa
     delivery = prepared(stage(destination, tmp_path, 1, [[1]]), destination.target(None))
     if change == "foreign":
         path.write_text('{"i":0}x')
-        with pytest.raises(ConduitError, match="was changed by somebody else"):
+        with pytest.raises(ConduitError, match="was changed by another writer"):
             destination.publish(delivery)
         assert path.read_text() == '{"i":0}x'
         return

@@ -105,7 +105,7 @@ def test_children_of_a_history_have_its_effect_too(lab: PostgresLab) -> None:
 
 
 def test_a_partial_update_needs_only_what_it_changes(lab: PostgresLab) -> None:
-    """A column without a default that takes no null is no obstacle where the row is there."""
+    """A column without a default that does not accept null is no obstacle where the row is there."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, a text NOT NULL, b int)")
     destination = lab.destination()
     lab.deliver(destination, [create(1, a="x"), change("update", 1, b=5)])

@@ -51,7 +51,7 @@ class Counting(Source):
         yield [self.record(i) for i in range(split.start + self.first, split.detail["to"])]
 
     def record(self, i):
-        # JSON makes null of what is no number
+        # JSON makes null of what is not a number
         values = {"i": i, "tenth": i / 10, "large": 2**53 + i, "none": float("nan") if i % 7 else None, "list": [i, {}]}
         return Record(i + 1, {"n": str(i)}, values, {"k": i})
 

@@ -66,7 +66,7 @@ def test_what_is_no_text_is_not_encoded(run: Run, value: Any) -> None:
 
 @pytest.mark.parametrize("value", [5, True, [1], {"a": 1}, "!!", "YQ", "YQ=", "YQ==YQ==", "Y Q==", "é", "/w=="])
 def test_what_is_none_is_not_decoded(run: Run, value: Any) -> None:
-    """The last one is no UTF-8: a document can't hold it."""
+    """The last one is not UTF-8: a document can't hold it."""
     nack, good = run("base64.decode", FIELD, {"v": value}, {"v": "YQ=="})
     assert good == {"v": "a"} and isinstance(nack, Nack) and nack.code == "base64.decode.invalid"
 

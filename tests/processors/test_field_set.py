@@ -107,7 +107,7 @@ def test_a_copied_document_is_a_copy(run: Run) -> None:
 
 
 def test_raw_data_in_a_document_becomes_text(processor: Callable[..., Any]) -> None:
-    """A raw key copied into the payload is its text; one that is no UTF-8 is a nack."""
+    """A raw key copied into the payload is its text; one that is not UTF-8 is a nack."""
     subject = processor("field.set", {"field": ".Payload.After.k", "expression": "key"})
     records = [Record(1, {}, {}, key=b"k1"), Record(2, {}, {}, key=b"\xff")]
     results = subject.process_block(records)

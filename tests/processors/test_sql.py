@@ -263,7 +263,7 @@ def test_beside_a_model_in_python(documents: list[Any]) -> None:
                FROM record WHERE a IS NULL OR a <> 3 -- a comment"""
     wanted = [_model(document) for document in documents]
     found = ran("a BIGINT, b BIGINT, s STRING", query, *documents)
-    # NaN among fields that are kept is no number that equals itself
+    # NaN among fields that are kept is not a number that equals itself
     assert [repr(one) for one in found] == [repr(one) for one in wanted]
 
 

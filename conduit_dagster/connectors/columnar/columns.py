@@ -73,7 +73,7 @@ def _require_distinct(names: list[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
-            raise ValueError(f"column {name} is there twice: Delta does not tell upper and lower case apart")
+            raise ValueError(f"column {name} is listed twice: Delta does not tell upper and lower case apart")
         seen.add(name.lower())
 
 

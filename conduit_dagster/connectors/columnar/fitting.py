@@ -161,7 +161,7 @@ class Misfit:
         return Nack(f"{self._plugin}.{what}", message)
 
     def _unknown(self, inside: str, name: str) -> Nack | None:
-        why = "" if is_name(name) else " (and a column can't be called so)"
+        why = "" if is_name(name) else " (and a column is not a valid column name)"
         return self._nack("unknown_field", f"no column for the field {inside}{name}{why}") if self._strict else None
 
     def _value(self, value: Any, field: Any, path: str) -> Nack | None:

@@ -93,7 +93,7 @@ def _require_whole(staged: str, part: Part) -> None:
             f"the staged part {part.name} is {found} bytes long, its ledger says {part.bytes}",
             code="delivery.staging_damaged",
             place=staged,
-            fix="look at the disk that holds the table; remove that file and run again to have the step staged anew",
+            fix="check the disk that holds the table; remove that file and run again to have the step staged anew",
         )
 
 

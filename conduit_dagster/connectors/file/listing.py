@@ -99,7 +99,7 @@ def _checked(name: str) -> str:
         name.encode()
     except UnicodeEncodeError:
         raise FatalError(
-            f"the file name {name.encode('utf-8', 'backslashreplace').decode()} is no UTF-8",
+            f"the file name {name.encode('utf-8', 'backslashreplace').decode()} is not UTF-8",
             code="file.name_invalid",
             fix="rename the file, or choose a glob that leaves it out",
         ) from None

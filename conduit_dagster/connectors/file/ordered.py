@@ -171,7 +171,7 @@ class OrderedFile(PathLayout):
         """Write durably at fixed offsets from the base, so that recovery and zombies write the same bytes."""
         with self._naming_errors(), self._own(delivery) as file:
             if not _is_ours(delivery, file):
-                raise self._changed("was changed by somebody else", delivery.target["base"])
+                raise self._changed("was changed by another writer", delivery.target["base"])
             write_delivery(file.descriptor, delivery, self._midway)
             os.fsync(file.descriptor)
         self._whole = self.expected(delivery)

@@ -94,6 +94,6 @@ def _copy(source: int, start: int, into: int, at: int, length: int) -> None:
             raise FatalError(
                 f"a staged part is {length - done} bytes shorter than its ledger says",
                 code="delivery.staging_damaged",
-                fix="look at the disk that holds the staging folder; run again to have the step staged anew",
+                fix="check the disk that holds the staging folder; run again to have the step staged anew",
             )
         done += copied

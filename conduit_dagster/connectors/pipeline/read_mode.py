@@ -61,7 +61,7 @@ def output_gone(output: str, reader: str, place: str, what: str) -> FatalError:
 def no_record(place: str, why: str) -> FatalError:
     """Return the error for a line that the other pipeline can't have written in its current format."""
     return FatalError(
-        f"a line is no record as opencdc/json has it: {why}",
+        f"a line is not an opencdc/json record: {why}",
         code="chain.no_record",
         place=place,
         fix="the file had other lines before that pipeline wrote to it, or another format: give it a path of its own",

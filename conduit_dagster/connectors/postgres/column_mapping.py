@@ -34,7 +34,7 @@ def document(data: Data, raw_column: str) -> Document:
     try:
         return _decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        message = "the raw payload is no JSON object: decode it, or name a column for it with the setting raw-column"
+        message = "the raw payload is not a JSON object: decode it, or name a column for it with the setting raw-column"
         raise CellError("raw_payload", message) from None
 
 

@@ -50,7 +50,7 @@ def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:
 
 def _with_nulls(values: Sequence[Any], column: Column) -> list[Cell]:
     if column.required:
-        raise CellError("not_null", f"the column {column.name} takes no null")
+        raise CellError("not_null", f"the column {column.name} does not accept null")
     present = iter(column_cells([value for value in values if value is not None], column))
     return [_NULL if value is None else next(present) for value in values]
 

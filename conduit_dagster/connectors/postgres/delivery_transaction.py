@@ -157,7 +157,7 @@ class TablePublisher:
         verdicts = self._claims.verdicts
         if is_race(error):
             return verdicts.outage(
-                "a table was created by somebody else at the same moment", "postgres.busy", "run again"
+                "a table was created by another session at the same moment", "postgres.busy", "run again"
             )
         # found at the end, for example by a deferred constraint: with one record it can only be that one
         return verdicts.verdict(error, 0 if delivery.records == 1 else None)

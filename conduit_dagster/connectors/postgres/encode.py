@@ -160,7 +160,9 @@ class TableEncoder:
         given = {column.name for column in columns}
         for column in self._layout.table.columns.values():
             if column.required and column.name not in given:
-                raise CellError("not_null", f"the column {column.name} takes no null, and the record has no such field")
+                raise CellError(
+                    "not_null", f"the column {column.name} does not accept null, and the record has no such field"
+                )
 
     # -- by key -------------------------------------------------------------------------------------------------
 

@@ -29,11 +29,11 @@ def conninfo(url: str) -> dict[str, str]:
     try:
         found = conninfo_to_dict(_DRIVER.sub(r"\1://", url.strip()))
     except psycopg.Error:
-        raise ValueError("the url is no PostgreSQL URL") from None
+        raise ValueError("the url is not a PostgreSQL URL") from None
     if not url.strip():
         raise ValueError("the url is empty")
     if not all(port.strip().isdigit() for port in str(found.get("port") or 5432).split(",") if port):
-        raise ValueError("the port in the url is no number")
+        raise ValueError("the port in the url is not a number")
     return {key: str(value) for key, value in found.items() if value is not None}
 
 
@@ -94,7 +94,7 @@ def table_name(text: str, schema: str) -> TableName:
     if not first.rest:
         return TableName(schema, _checked(first.text))
     if not first.rest.startswith("."):
-        raise ValueError(f"{text!r} is no name of a table")
+        raise ValueError(f"{text!r} is not a table name")
     return TableName(_checked(first.text), _checked(_last(first.rest[1:])))
 
 
@@ -137,7 +137,7 @@ def renamed(text: str) -> dict[str, str]:
     """Parse ``field:column,…``. Raises ``ValueError`` for a pair without a colon and for a duplicate name."""
     pairs = [item.partition(":") for item in listed(text)]
     if bad := [f"{field}{colon}{column}" for field, colon, column in pairs if not field.strip() or not column.strip()]:
-        raise ValueError(f"{bad[0]!r} is no pair of a field and a column")
+        raise ValueError(f"{bad[0]!r} is not a FIELD:COLUMN pair")
     made = {field.strip(): column.strip() for field, _, column in pairs}
     if len(made) < len(pairs) or len(set(made.values())) < len(pairs):
         raise ValueError("a field or a column is named twice")

@@ -45,7 +45,7 @@ _FATAL = {
 }
 _TRANSIENT = {
     "55P03": ("postgres.busy", "another transaction holds the lock: raise lock-timeout, or end that one"),
-    "55006": ("postgres.busy", "somebody else uses the table in a way that excludes others: wait for them"),
+    "55006": ("postgres.busy", "another session locks the table exclusively: wait for it"),
     "57014": ("postgres.timeout", "raise statement-timeout, or make steps smaller with delivery.batch-size"),
     "25006": ("postgres.read_only", "the server takes no writes: name the primary in url, or wait until it is one"),
     "53100": ("postgres.disk_full", "free some space on the database's disk; nothing was lost"),

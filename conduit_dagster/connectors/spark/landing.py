@@ -97,9 +97,9 @@ class Landing:
         data = msgspec.json.encode(LandedBatch(number, time.time(), files, folder, sink))
         if not storage.put_new(storage.join(self.url, f"{number:08d}{_SUFFIX}"), data):
             raise TransientError(
-                f"batch {number} of {self.url} was landed by somebody else meanwhile",
+                f"batch {number} of {self.url} was landed by another process in the meantime",
                 code="spark.landed_twice",
-                fix="run again; what the other one landed is read",
+                fix="run again; what that process landed is read",
             )
 
     def _synced(self, name: str) -> int:

@@ -96,7 +96,7 @@ def discard(lock: PipelineLock, selection: DeadLetterSelection, note: str, dry_r
     Raises ``FatalError`` (``dead_letters.none``, ``usage.note``).
     """
     if not note.strip():
-        raise refused("usage.note", "the note is empty", "say why nobody will send them again")
+        raise refused("usage.note", "the note is empty", "say why they will not be sent again")
     if not dry_run:
         # letters of a killed replay; those in a prepared step are on their way
         give_back(lock.store)

@@ -47,7 +47,7 @@ def export_log(
     if first is not None and first >= view.state().next_offset:
         raise beyond(view, first)
     if file.exists() and not force:
-        raise refused("usage.file_exists", f"{file} is there already", "name another file, or repeat it with --force")
+        raise refused("usage.file_exists", f"{file} already exists", "name another file, or repeat it with --force")
     draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     blocks = view.blocks(first or 0, None if last is None else last + 1)
     try:

@@ -80,7 +80,7 @@ class _Chains:
             )
             return _Flaw("pipeline", "chain.unknown_pipeline", f"there is no pipeline {name} in this project", fix)
         if (circle := self._circle(reader.id, name)) is not None:
-            message = f"a chain that closes on itself never ends: {' reads '.join(circle)}"
+            message = f"a cycle of pipelines never ends: {' reads '.join(circle)}"
             return _Flaw("pipeline", "chain.circle", message, "let one of them read another source")
         return _Reading(other, self._plugins).of(connector.settings.get("connector", ""))
 
@@ -161,7 +161,7 @@ class _Reading:
                 "connector", "chain.not_readable", message, "let it write another format", ", ".join(_READABLE)
             )
         if self._config.delivery.strategy == "at-most-once":
-            message = f"with at-most-once nobody knows how much of {name} is published"
+            message = f"with at-most-once it is unknown how much of {name} is published"
             fix = f"set delivery.strategy: at-least-once in pipeline {self._config.id}, or read the log of a source"
             return _Flaw("connector", "chain.not_readable", message, fix)
         return Upstream(name, _text(settings))

@@ -38,7 +38,7 @@ class GuaranteeRules:
             self._check_from_log(pointer)
         for option in not_yet(self._config):
             name, _, value = option.partition(": ")
-            message = f"{name}: {value} is not there yet; a run of this pipeline is refused"
+            message = f"{name}: {value} is not implemented yet; a run of this pipeline is refused"
             self._add("/" + name.replace(".", "/"), "option.not_yet", message, severity="warning")
 
     @property
@@ -81,13 +81,13 @@ class GuaranteeRules:
         strategy = self._config.delivery.strategy
         if kind is None or strategy in (kept := kind.strategies_with(settings)):
             return
-        other = "use a destination that keeps it"
+        other = "use a destination that supports it"
         if strategy in kind.strategies:
             other = "leave out the settings that do not go with it (if-changed: adopt)"
         self._add(
             pointer,
             "delivery.strategy_unsupported",
-            f"{name} cannot keep {strategy}" + (" with these settings" if strategy in kind.strategies else ""),
+            f"{name} does not support {strategy}" + (" with these settings" if strategy in kind.strategies else ""),
             expected=", ".join(sorted(kept)),
             fix=f"set delivery.strategy: at-least-once, or {other}",
         )
@@ -99,7 +99,7 @@ class GuaranteeRules:
         config = self._config
         outside = [p for connector in config.sources for p in connector.processors]
         for processor in filter(self._is_stateful, (*outside, *config.dead_letter_queue.processors)):
-            message = f"{processor.plugin} can stand among the processors of the pipeline or of a destination only"
+            message = f"{processor.plugin} is allowed only among the processors of the pipeline or of a destination"
             self._add(f"{processor.where}/plugin", "processor.misplaced", message, fix="move it there")
         inside = [*config.processors, *(p for connector in config.destinations for p in connector.processors)]
         if not (mine := next(filter(self._is_stateful, inside), None)):

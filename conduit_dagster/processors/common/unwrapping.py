@@ -24,7 +24,7 @@ _document = msgspec.json.Decoder(dict[str, Any]).decode
 def _in_payload(text: str) -> str:
     found = reference(text.strip())
     if found.root not in ("after", "before"):
-        raise refused("reference", f"{found.text} is no payload", "refer to .Payload.After, or to a field in it", 0)
+        raise refused("reference", f"{found.text} is not a payload", "refer to .Payload.After, or to a field in it", 0)
     return found.text
 
 
@@ -45,7 +45,7 @@ def document_in(record: Record, field: Reference, code: str = INVALID) -> Docume
         try:
             return _document(value)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise ProcessError(f"{field.text} is no JSON document: {error}", code=code) from None
+            raise ProcessError(f"{field.text} is not a JSON document: {error}", code=code) from None
     if not isinstance(value, dict):
         raise ProcessError(f"{field.text} is {kind_of(value)}, not a document", code=code)
     return value

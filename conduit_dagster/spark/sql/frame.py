@@ -95,7 +95,7 @@ def _refused(node: str, message: str) -> FatalError:
         f"Spark does not take the query: {message}",
         code="sql.query",
         node=node,
-        fix="mend the query; `conduit-dagster dry-run FILE` tries it on the first records",
+        fix="fix the query; `conduit-dagster dry-run FILE` tries it on the first records",
     )
 
 

@@ -118,7 +118,7 @@ class ProcessorConformance:
             pytest.skip("it says that it does")
         block = Processed(make(), given)
         alone = make()
-        # from the last one on: whoever counts them is found
+        # from the last one on: a processor that counts them is found
         for place, record in reversed(list(enumerate(given))):
             one = Processed(alone, [record])
             assert one.of(0) == block.of(place), f"{record} alone, and in a block"

@@ -88,7 +88,9 @@ def _number(value: Decimal | None) -> float | None:
     number = float(value)
     # the shortest text of the float must equal the decimal, else a digit would be lost
     if Decimal(repr(number)) != value:
-        raise NotJsonError(f"a decimal of {len(value.as_tuple().digits)} digits has more than a number of JSON keeps")
+        raise NotJsonError(
+            f"a decimal of {len(value.as_tuple().digits)} digits has more digits than a JSON number keeps"
+        )
     return number
 
 

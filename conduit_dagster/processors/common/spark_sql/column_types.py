@@ -52,9 +52,9 @@ def parse_columns(text: str) -> dict[str, ColumnType]:
     found: dict[str, ColumnType] = {}
     for column in table.expressions:
         if not isinstance(column, exp.ColumnDef) or column.args.get("constraints") or column.kind is None:
-            raise _unreadable(f"{column.sql(dialect='spark')} is no name with a type", _start(column))
+            raise _unreadable(f"{column.sql(dialect='spark')} is not a name with a type", _start(column))
         if column.name in found:
-            raise SqlTextError(f"the column {column.name} is there twice", "remove one of the two", _start(column))
+            raise SqlTextError(f"the column {column.name} is listed twice", "remove one of the two", _start(column))
         found[column.name] = _type(column.kind, _start(column))
     return found
 
@@ -100,14 +100,14 @@ def _type(kind: Any, place: int) -> ColumnType:
 
 def _no_type(text: str, name: str, place: int) -> SqlTextError:
     fix = _INSTEAD.get(name, f"{', '.join(SIMPLE).upper()}, DECIMAL(p, s), ARRAY<…>, MAP<STRING, …> or STRUCT<…>")
-    return SqlTextError(f"the type {text} is none of a record's field", f"use {fix}", place)
+    return SqlTextError(f"the type {text} is not a type of a record's field", f"use {fix}", place)
 
 
 def _decimal(numbers: list[int], place: int) -> ColumnType:
     digits, scale = [*numbers, *(10, 0)[len(numbers) :]]
     if not 1 <= digits <= _DIGITS or not 0 <= scale <= digits:
         message = f"DECIMAL({digits}, {scale}) has more digits than Spark's"
-        raise SqlTextError(message, f"at most {_DIGITS} digits, of which some are behind the point", place)
+        raise SqlTextError(message, f"at most {_DIGITS} digits, including those after the point", place)
     return ("decimal", digits, scale)
 
 
@@ -115,7 +115,7 @@ def _fields(inner: list[Any], place: int) -> Iterator[tuple[str, ColumnType]]:
     names: set[str] = set()
     for field in inner:
         if getattr(field, "kind", None) is None or field.name in names:
-            message = f"{field.sql(dialect='spark')} is no name with a type, or is there twice"
+            message = f"{field.sql(dialect='spark')} is not a name with a type, or is listed twice"
             raise SqlTextError(message, "write STRUCT<name: STRING, age: INT>", place)
         names.add(field.name)
         yield field.name, _type(field.kind, place)

@@ -123,7 +123,7 @@ class Text:
         if isinstance(node, exp.Map | exp.VarMap):
             self._check_map(node)
         if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and _SPECIAL.fullmatch(node.this.name):
-            message = f"{node.this.name} is another time whenever it is computed"
+            message = f"{node.this.name} gives another time at each evaluation"
             raise SqlTextError(message, "set the time before, in field.set, by the expression now", self._first(node))
 
     def _check_map(self, node: Any) -> None:
