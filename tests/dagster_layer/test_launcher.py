@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +18,7 @@ from dagster_layer.web import launch, web_server
 from waiting import wait_until
 
 from conduit_dagster.processes import is_dead, is_running
-from resources.launcher import WarmRunLauncher
+from resources.warm_launcher import WarmRunLauncher
 
 LAUNCHER = """
 run_launcher: {module: resources.launcher, class: WarmRunLauncher}
@@ -25,6 +27,16 @@ run_coordinator: {module: dagster._core.run_coordinator.default_run_coordinator,
 SECONDS = 180
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+PRIVATE = [
+    ("dagster._core.launcher.base", "WorkerStatus"),
+    ("dagster._core.origin", "JobPythonOrigin"),
+    ("dagster._core.storage.tags", "GRPC_INFO_TAG"),
+    ("dagster._grpc.types", "ExecuteRunArgs"),
+    ("dagster._serdes", "serialize_value"),
+]
+"""Names of Dagster's that warm runs need, and that another version may not have."""
 
 
 @contextmanager
@@ -77,3 +89,16 @@ def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
         assert GRPC_INFO_TAG in run.tags
         assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
         assert not instance.run_launcher.terminate(run.run_id)
+
+
+@pytest.mark.parametrize(("module", "name"), PRIVATE)
+def test_without_a_private_name_dagster_launches_all_runs(folder: Folder, module: str, name: str) -> None:
+    (folder.root / "dagster.yaml").write_text(LAUNCHER)
+    code = (
+        f"import dagster, {module}\n"
+        f"with dagster.DagsterInstance.from_config({str(folder.root)!r}) as instance:\n"
+        f"    del {module}.{name}\n"
+        "    print(type(instance.run_launcher).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "DefaultRunLauncher"
