@@ -11,8 +11,8 @@ from typing import Any
 
 import dagster as dg
 
+from conduit_dagster.builtin_plugins import plain_name
 from conduit_dagster.config.folder import dagster_name
-from conduit_dagster.connectors.connector_registry import plain_name
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 
 ACKS = "acks"

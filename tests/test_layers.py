@@ -15,6 +15,7 @@ LAYERS = [
     {"assets", "sensors", "resources"},
     {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
+    {"conduit_dagster.builtin_plugins"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},
     {"conduit_dagster.commit_log"},
     {"conduit_dagster.sdk", "conduit_dagster.connectors.formats"},
@@ -86,10 +87,9 @@ def test_only_the_dagster_layer_imports_dagster() -> None:
 def test_the_planner_and_the_plugins_import_no_spark() -> None:
     """``validate`` binds pipelines to plugins; it must start no JVM and import no pyspark."""
     code = (
-        "import sys, conduit_dagster.engine.catalogue, conduit_dagster.connectors.connector_registry as c\n"
-        "import conduit_dagster.processors.registry as p\n"
-        "[c.find_source(n, {}) for n in c.source_names()], [c.find_destination(n, {}) for n in c.destination_names()]\n"
-        "p.builtin()\n"
+        "import sys, conduit_dagster.engine.catalogue\n"
+        "from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES\n"
+        "[plugins.all() for plugins in (SOURCES, DESTINATIONS, PROCESSORS)]\n"
         "print([m for m in ('pyspark', 'dagster', 'pandas') if m in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from conduit_dagster.builtin_plugins import plain_name
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
-from conduit_dagster.connectors.connector_registry import plain_name
 
 _WINDOW = {"window_size", "window_nack_threshold"}
 

@@ -75,7 +75,7 @@ def _show_list(console: Console, pages: list[Page]) -> None:
 
 
 def _describe(noun: str, name: str) -> Outcome:
-    from conduit_dagster.connectors.connector_registry import plain_name
+    from conduit_dagster.builtin_plugins import plain_name
 
     pages = _pages(noun)
     found = [page for page in pages if page.name in (name, plain_name(name))]

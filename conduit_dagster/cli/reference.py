@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
 from conduit_dagster.cli.example_text import ExampleText, example_text
 from conduit_dagster.config.model_findings import kebab
 from conduit_dagster.config.pipeline import PipelineFile
-from conduit_dagster.connectors import connector_registry
 from conduit_dagster.engine.plugin_loading import is_of_project
-from conduit_dagster.processors import registry as processor_registry
 from conduit_dagster.processors.common import setting_kinds as processor_settings
 from conduit_dagster.sdk import Destination, Processor, Source
 
@@ -209,10 +208,8 @@ class Page:
 
 def connector_pages(plugins: Plugins) -> list[Page]:
     """Return a page for every source and destination, sorted by name."""
-    sources = {name: connector_registry.find_source(name, {}) for name in connector_registry.source_names()}
-    destinations = {
-        name: connector_registry.find_destination(name, {}) for name in connector_registry.destination_names()
-    }
+    sources = {name: SOURCES.find(name, {}) for name in SOURCES.names()}
+    destinations = {name: DESTINATIONS.find(name, {}) for name in DESTINATIONS.names()}
     pages = [
         *_pages(sources.items(), "source", BUILTIN, plugins),
         *_pages(destinations.items(), "destination", BUILTIN, plugins),
@@ -225,7 +222,7 @@ def connector_pages(plugins: Plugins) -> list[Page]:
 def processor_pages(plugins: Plugins) -> list[Page]:
     """Return a page for every processor, sorted by name."""
     pages = [
-        *_pages(processor_registry.builtin().items(), "processor", BUILTIN, plugins),
+        *_pages(PROCESSORS.all().items(), "processor", BUILTIN, plugins),
         *_pages(plugins.processors.items(), "processor", "", plugins),
     ]
     return sorted(pages, key=lambda page: page.name)

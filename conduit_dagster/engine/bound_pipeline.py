@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
-from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
@@ -21,7 +21,6 @@ from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, no
 from conduit_dagster.engine.validation.owner_rules import check_owners
 from conduit_dagster.engine.validation.plugin_rules import PluginRules
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.processors import registry as processors
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Source
 
@@ -124,7 +123,7 @@ def make_program(config: Pipeline, root: Path, plugins: Plugins, upstreams: Upst
 
 
 def _log_of(config: Pipeline, plugins: Plugins) -> Literal["records", "positions"]:
-    kinds = [find_source(connector.plugin, plugins.sources) for connector in config.sources]
+    kinds = [SOURCES.find(connector.plugin, plugins.sources) for connector in config.sources]
     return choose_log(config, [kind for kind in kinds if kind is not None])[0]
 
 
@@ -186,7 +185,7 @@ class _Specs:
         return ConnectorSpec(DEAD_LETTERS, queue.plugin, dict(queue.settings), processors=specs)
 
     def processor(self, parent: str, processor: ProcessorConfig) -> ProcessorSpec:
-        kind = processors.find(processor.plugin, self.plugins.processors)
+        kind = PROCESSORS.find(processor.plugin, self.plugins.processors)
         settings = processor.settings if kind is None else kind.travelling(processor.settings, self.root)
         node = node_id(parent, processor.id)
         return ProcessorSpec(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from conduit_dagster.connectors.connector_registry import find_destination, find_source
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
 from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
 from conduit_dagster.engine.processor_state import StatefulNode
@@ -16,7 +16,6 @@ from conduit_dagster.engine.source_nodes import SourceNode, inputs_of, replay_in
 from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.node_ids import node_id
-from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
@@ -196,7 +195,7 @@ class _Maker:
         return ConnectorContext(program.pipeline, spec.id, program.root, self._clock, program.strategy)
 
     def _source_node(self, spec: ConnectorSpec) -> SourceNode:
-        kind = find_source(spec.plugin, self._plugins.sources)
+        kind = SOURCES.find(spec.plugin, self._plugins.sources)
         if kind is None:
             raise _unknown("source", spec.plugin)
         source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
@@ -212,7 +211,7 @@ class _Maker:
         )
 
     def _destination(self, spec: ConnectorSpec) -> Destination:
-        kind = find_destination(spec.plugin, self._plugins.destinations)
+        kind = DESTINATIONS.find(spec.plugin, self._plugins.destinations)
         if kind is None:
             raise _unknown("destination", spec.plugin)
         return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
@@ -227,7 +226,7 @@ class _Maker:
         return Node(spec.node, processor, selects_of(spec.namespace, spec.condition, self._clock))
 
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
-        kind = processors.find(spec.plugin, self._plugins.processors)
+        kind = PROCESSORS.find(spec.plugin, self._plugins.processors)
         if kind is None:
             raise _unknown("processor", spec.plugin)
         context = ProcessorContext(

@@ -185,7 +185,8 @@ def test_validating_a_chain_opens_no_store_and_imports_no_pyarrow(lab: Lab) -> N
 def test_a_plugin_of_the_project_that_is_called_so_is_no_chain(lab: Lab) -> None:
     (lab.root / "plugins").mkdir()
     (lab.root / "plugins" / "own.py").write_text(
-        "from conduit_dagster.testing.chaos import ChaosSource\n\nclass Own(ChaosSource):\n    name = 'pipeline'\n"
+        "from conduit_dagster.connectors.chaos.source import ChaosSource\n\n"
+        "class Own(ChaosSource):\n    name = 'pipeline'\n"
     )
     own = {"id": "in", "type": "source", "plugin": "pipeline", "settings": {"pipeline": "nobody"}}
     pipeline(lab, "p", own, destination("out"))

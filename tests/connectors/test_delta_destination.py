@@ -14,14 +14,14 @@ from deltalake import DeltaTable
 from kills import hooked
 from waiting import at_once
 
+from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors.columnar import parquet_writer as columns_writer
-from conduit_dagster.connectors.connector_registry import find_destination
 from conduit_dagster.connectors.delta.destination import DeltaDestination
 from conduit_dagster.sdk import WriterTask
 
 
 def test_the_name_in_a_pipeline_file_finds_it() -> None:
-    assert find_destination("builtin:delta", {}) is DeltaDestination
+    assert DESTINATIONS.find("builtin:delta", {}) is DeltaDestination
 
 
 def test_deliveries_follow_each_other(tmp_path: Path) -> None:

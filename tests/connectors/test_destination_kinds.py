@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conduit_dagster.connectors.connector_registry import destination_names, find_destination
+from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.engine.plugin_loading import load_plugins
 from conduit_dagster.sdk import Destination, DirectDestination, DriverDestination, StagedDestination
 
@@ -47,10 +47,10 @@ def test_only_what_the_driver_publishes_to_has_publish() -> None:
     assert issubclass(DriverDestination, StagedDestination)
 
 
-@pytest.mark.parametrize("name", destination_names())
+@pytest.mark.parametrize("name", DESTINATIONS.names())
 def test_every_built_in_one_has_a_kind(name: str) -> None:
     """Its placement is that of the class that the engine asks for."""
-    kind = find_destination(name, {})
+    kind = DESTINATIONS.find(name, {})
     assert kind is not None
     assert issubclass(kind, StagedDestination) == (kind.placement != "direct")
     assert issubclass(kind, DirectDestination) == (kind.placement == "direct")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource, mix
+from conduit_dagster.connectors.generator.source import GeneratorSettings, GeneratorSource, mix
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions

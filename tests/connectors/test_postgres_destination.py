@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from postgres_lab import PostgresLab, at_half, change, child, create
 
-from conduit_dagster.connectors.connector_registry import find_destination
+from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors.postgres.delivery_transaction import KEPT_STEPS
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
@@ -22,7 +22,7 @@ def codes(lab: PostgresLab) -> list[tuple[int, str]]:
 
 
 def test_it_is_known_by_its_name() -> None:
-    found = find_destination("builtin:postgres", {})
+    found = DESTINATIONS.find("builtin:postgres", {})
     assert found is not None and found.name == "postgres" and found.divisible
 
 

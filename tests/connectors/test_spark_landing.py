@@ -12,7 +12,7 @@ from kills import Crash, crash
 from pyspark.sql import SparkSession
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.connector_registry import find_source
+from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.connectors.spark.landing import Landing
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import TransientError
@@ -91,7 +91,7 @@ def test_folders_that_no_batch_names_are_cleaned(landing: Landing) -> None:
 @pytest.mark.parametrize("keep", ["1h", "0s"])
 def test_a_stream_of_many_batches(tmp_path: Path, spark: SparkSession, keep: str) -> None:
     """Spark's sink puts its entries together each tenth time; what was removed does not come again."""
-    kind: Any = find_source("spark:json", {})
+    kind: Any = SOURCES.find("spark:json", {})
     settings = {"path": "in", "read": "stream", "schema": "i BIGINT", "poll": "0s", "keep": keep}
     (tmp_path / "in").mkdir()
     made, found = None, list[int]()

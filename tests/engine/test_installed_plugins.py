@@ -82,7 +82,7 @@ def test_a_task_looks_for_them_only_where_they_are_used(tmp_path: Path) -> None:
 
 
 SOURCE = """
-from conduit_dagster.connectors.generator import GeneratorSource
+from conduit_dagster.connectors.generator.source import GeneratorSource
 
 
 class Quiet(GeneratorSource):

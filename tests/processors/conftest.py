@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.expressions import Clock, compile_condition
 from conduit_dagster.processors.common.in_place import InPlaceProcessor
-from conduit_dagster.processors.registry import find
 from conduit_dagster.record import READ_AT, Record, copy
 from conduit_dagster.sdk import Nack, Processor, ProcessorContext, Result
 
@@ -21,7 +21,7 @@ Settings = dict[str, str]
 
 
 def make(plugin: str, settings: Settings | None = None, now_ns: int = 0) -> Processor:
-    kind = find(plugin, {})
+    kind = PROCESSORS.find(plugin, {})
     assert kind is not None
     return kind(kind.Settings.model_validate(settings or {}), ProcessorContext("p", "p:x", Clock(now_ns)))
 

@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.cli.example_text import example_text
-from conduit_dagster.processors.registry import builtin
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import DROP, Example, Nack, Processor
 
 CASES = [
     pytest.param(name, example, id=f"{name}: {example.title}")
-    for name, kind in builtin().items()
+    for name, kind in PROCESSORS.all().items()
     for example in kind.examples
 ]
 
 
-@pytest.mark.parametrize("kind", builtin().values(), ids=builtin())
+@pytest.mark.parametrize("kind", PROCESSORS.all().values(), ids=PROCESSORS.all())
 def test_each_has_one(kind: type[Processor]) -> None:
     assert kind.examples or not kind.deterministic
     assert kind.__doc__ and all(field.description for field in kind.Settings.model_fields.values())

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.processors.field_set import FieldSet
-from conduit_dagster.processors.registry import builtin, find, names
 from conduit_dagster.sdk import Processor
 
 
 def test_every_module_is_a_plugin_of_its_name() -> None:
     """``ls`` is the catalogue: each module defines the processor its name promises, with its settings."""
-    assert set(builtin()) == set(names()) >= {"field.set", "json.decode", "filter", "error"}
-    for name, kind in builtin().items():
+    assert set(PROCESSORS.all()) == set(PROCESSORS.names()) >= {"field.set", "json.decode", "filter", "error"}
+    for name, kind in PROCESSORS.all().items():
         assert kind.name == name
         assert kind.__doc__
         for field in kind.Settings.model_fields.values():
@@ -22,13 +22,13 @@ def test_every_module_is_a_plugin_of_its_name() -> None:
 @pytest.mark.parametrize("name", ["field.set", "builtin:field.set", "builtin:field.set@v0.1.0", "field.set@latest"])
 def test_finds_as_conduit_writes_it(name: str) -> None:
     """With and without the prefix and a version."""
-    assert find(name, {}) is FieldSet
+    assert PROCESSORS.find(name, {}) is FieldSet
 
 
 @pytest.mark.parametrize("name", ["field_set", "base", "registry", "settings", "in.place", "", "builtin:", "os.path"])
 def test_finds_nothing_else(name: str) -> None:
     """A module of this package that is no plugin is not found, nor is anything outside."""
-    assert find(name, {}) is None
+    assert PROCESSORS.find(name, {}) is None
 
 
 def test_a_users_own_goes_first_by_its_very_name() -> None:
@@ -37,9 +37,9 @@ def test_a_users_own_goes_first_by_its_very_name() -> None:
     class Own(Processor):
         name = "field.set"
 
-    assert find("field.set", {"field.set": Own}) is Own
-    assert find("builtin:field.set", {"field.set": Own}) is FieldSet
-    assert find("my.own", {"my.own": Own}) is Own
+    assert PROCESSORS.find("field.set", {"field.set": Own}) is Own
+    assert PROCESSORS.find("builtin:field.set", {"field.set": Own}) is FieldSet
+    assert PROCESSORS.find("my.own", {"my.own": Own}) is Own
 
 
 def test_settings_have_a_schema() -> None:

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from conduit_dagster.processors.registry import find
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import DROP, Nack, Processor, ProcessorContext
 from conduit_dagster.spark.sql.evaluator import open_with
@@ -27,7 +27,7 @@ def session(spark: SparkSession) -> None:
 
 
 def made(columns: str, query: str) -> Processor:
-    kind = find("sql", {})
+    kind = PROCESSORS.find("sql", {})
     assert kind is not None
     from conduit_dagster.expressions import Clock
 

@@ -19,8 +19,8 @@ from postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 
-from conduit_dagster.connectors.connector_registry import find_destination
-from conduit_dagster.connectors.log import LogDestination
+from conduit_dagster.builtin_plugins import DESTINATIONS
+from conduit_dagster.connectors.log.destination import LogDestination
 from conduit_dagster.connectors.parquet.destination import ParquetDestination
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings
 from conduit_dagster.record import Record
@@ -93,7 +93,7 @@ class TestParquetFolder(DestinationConformance):
 class TestSparkOrc(DestinationConformance):
     @pytest.fixture
     def make(self, tmp_path: Path, spark: SparkSession) -> Make:
-        kind: Any = find_destination("spark:orc", {})
+        kind: Any = DESTINATIONS.find("spark:orc", {})
         return lambda: kind(kind.Settings.model_validate({"path": "out"}), context(tmp_path))
 
     @pytest.fixture

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from http_server import QuietHandler, serving
 
-from conduit_dagster.processors.registry import builtin
+from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import DROP, Example, Processor
 from conduit_dagster.testing.conformance import ProcessorConformance, odd_records
@@ -20,13 +20,13 @@ _NEEDS_A_SERVER = {"webhook.http"}
 Case = tuple[type[Processor], Mapping[str, str]]
 CASES = [
     pytest.param((kind, example.settings), id=f"{name}: {example.title}")
-    for name, kind in builtin().items()
+    for name, kind in PROCESSORS.all().items()
     for example in kind.examples
 ]
 
 
 def test_each_built_in_is_among_them() -> None:
-    assert {case.values[0][0].name for case in CASES} == set(builtin()) - _NEEDS_A_SERVER
+    assert {case.values[0][0].name for case in CASES} == set(PROCESSORS.all()) - _NEEDS_A_SERVER
 
 
 class TestBuiltIns(ProcessorConformance):
@@ -48,7 +48,7 @@ class TestBuiltIns(ProcessorConformance):
 class TestWebhook(ProcessorConformance):
     """It needs a server, which says back what it is told."""
 
-    processor = builtin()["webhook.http"]
+    processor = PROCESSORS.all()["webhook.http"]
 
     @pytest.fixture
     def made_with(self) -> Iterator[Mapping[str, str]]:

@@ -15,11 +15,11 @@ from commit_log_lab import LogLab
 from conformance_runs import Make, context, run_check
 from pyspark.sql import SparkSession
 
+from conduit_dagster.builtin_plugins import SOURCES
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.connector_registry import find_source
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
-from conduit_dagster.connectors.generator import GeneratorSettings, GeneratorSource
+from conduit_dagster.connectors.generator.source import GeneratorSettings, GeneratorSource
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
 from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
@@ -74,7 +74,7 @@ class TestSpark(SourceConformance):
     def make(self, tmp_path: Path, spark: SparkSession) -> Make:
         lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
         (tmp_path / "in.jsonl").write_text("\n".join(lines))
-        kind: Any = find_source("spark:json", {})
+        kind: Any = SOURCES.find("spark:json", {})
         settings = {"path": "in.jsonl", "key": "i"}
         return lambda: kind(kind.Settings.model_validate(settings), context(tmp_path))
 

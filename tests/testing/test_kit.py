@@ -6,8 +6,8 @@ from pathlib import Path
 
 from waiting import at_once
 
+from conduit_dagster.connectors.chaos.fault import SharedCounter
 from conduit_dagster.testing import FakeClock
-from conduit_dagster.testing.fault import SharedCounter
 
 
 def test_the_clock_moves_only_when_told_to() -> None:

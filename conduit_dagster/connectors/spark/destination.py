@@ -33,6 +33,7 @@ class SparkDestination(StagedDestination):
     Whether an append is all or nothing depends on the format.
     """
 
+    name = "spark"
     Settings = SparkDestinationSettings
     format: ClassVar[str] = "FORMAT"
     strategies = frozenset({"at-least-once", "at-most-once"})

@@ -27,6 +27,7 @@ class SparkSource(RowFiles):
     far as the format itself guarantees that: a stream that can't replay a batch loses the rows in flight.
     """
 
+    name = "spark"
     Settings = SparkSourceSettings
     format: ClassVar[str] = "FORMAT"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from conduit_dagster.builtin_plugins import SOURCES, is_builtin
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
-from conduit_dagster.connectors.connector_registry import find_source, is_builtin
 from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
 from conduit_dagster.engine.bound_pipeline import Upstreams, choose_log
 from conduit_dagster.engine.plugin_loading import Plugins
@@ -120,7 +120,7 @@ class _Reading:
         return _Flaw("connector", "chain.unknown_connector", message, fix, ", ".join(names))
 
     def _is_logged(self) -> bool:
-        kinds = [find_source(source.plugin, self._plugins.sources) for source in self._config.sources]
+        kinds = [SOURCES.find(source.plugin, self._plugins.sources) for source in self._config.sources]
         return choose_log(self._config, [kind for kind in kinds if kind is not None])[0] == "records"
 
     def _only_source(self) -> Upstream | _Flaw:

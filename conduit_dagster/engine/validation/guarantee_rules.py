@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Pipeline, ProcessorConfig
-from conduit_dagster.connectors import connector_registry
 from conduit_dagster.engine.plugin_loading import Plugins
-from conduit_dagster.processors import registry as processors
 from conduit_dagster.processors.common.stateful import StatefulProcessor
 
 
@@ -61,7 +60,7 @@ class GuaranteeRules:
 
     def _check_replayable(self) -> None:
         for source in self._config.sources:
-            kind = connector_registry.find_source(source.plugin, self._plugins.sources)
+            kind = SOURCES.find(source.plugin, self._plugins.sources)
             if kind is not None and not kind.replayable and self._logs_positions:
                 message = f"{source.plugin} can't be read twice, so its records must be logged"
                 self._add("/delivery/log", "source.not_replayable", message, fix="remove log, or set log: records")
@@ -77,7 +76,7 @@ class GuaranteeRules:
             self._check_strategy(queue.plugin, queue.settings, "/dead-letter-queue/plugin", "the dead-letter queue")
 
     def _check_strategy(self, plugin: str, settings: Mapping[str, str], pointer: str, name: str) -> None:
-        kind = connector_registry.find_destination(plugin, self._plugins.destinations)
+        kind = DESTINATIONS.find(plugin, self._plugins.destinations)
         strategy = self._config.delivery.strategy
         if kind is None or strategy in (kept := kind.strategies_with(settings)):
             return
@@ -112,5 +111,5 @@ class GuaranteeRules:
             self._add(pointer, "destination.remembering", message, fix="remove start-from: log")
 
     def _is_stateful(self, processor: ProcessorConfig) -> bool:
-        kind = processors.find(processor.plugin, self._plugins.processors)
+        kind = PROCESSORS.find(processor.plugin, self._plugins.processors)
         return kind is not None and issubclass(kind, StatefulProcessor)

@@ -8,15 +8,14 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, plain_name
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import Severity, did_you_mean, nearest
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, ProcessorConfig
 from conduit_dagster.config.scalars import masked
-from conduit_dagster.connectors import connector_registry
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
-from conduit_dagster.processors import registry as processors
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
 
 _SDK_IGNORED = {
@@ -62,18 +61,18 @@ class PluginRules:
 
     def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
         if is_source:
-            return connector_registry.find_source(plugin, self._plugins.sources)
-        return connector_registry.find_destination(plugin, self._plugins.destinations)
+            return SOURCES.find(plugin, self._plugins.sources)
+        return DESTINATIONS.find(plugin, self._plugins.destinations)
 
     def _unknown_connector(self, connector: ConnectorConfig, pointer: str, is_source: bool) -> None:
         own = self._plugins.sources if is_source else self._plugins.destinations
-        names = [*(connector_registry.source_names() if is_source else connector_registry.destination_names()), *own]
+        names = [*(SOURCES.names() if is_source else DESTINATIONS.names()), *own]
         what = "source" if is_source else "destination"
         if self._find(connector.plugin, not is_source) is not None:
             message = f"{connector.plugin} is no {what}, only a {'destination' if is_source else 'source'}"
         else:
             message = f"there is no {what} {connector.plugin}"
-        self._unknown(pointer, message, connector_registry.plain_name(connector.plugin), names)
+        self._unknown(pointer, message, plain_name(connector.plugin), names)
 
     def _unknown(self, pointer: str, message: str, name: str, names: Iterable[str]) -> None:
         known = sorted(set(names))
@@ -82,11 +81,11 @@ class PluginRules:
             self._add(pointer, "plugin.unknown", message, got=name, expected=", ".join(known), fix=fix)
 
     def _check_queue(self, queue: DeadLetterQueue) -> None:
-        kind = connector_registry.find_destination(queue.plugin, self._plugins.destinations)
+        kind = DESTINATIONS.find(queue.plugin, self._plugins.destinations)
         where = "/dead-letter-queue"
         if kind is None:
-            names = [*connector_registry.destination_names(), *self._plugins.destinations]
-            name = connector_registry.plain_name(queue.plugin)
+            names = [*DESTINATIONS.names(), *self._plugins.destinations]
+            name = plain_name(queue.plugin)
             self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
             return
         self._check_settings(kind.Settings, queue.settings, where)
@@ -94,9 +93,9 @@ class PluginRules:
     # -- processors ---------------------------------------------------------------------------------------------
 
     def _check_processor(self, processor: ProcessorConfig) -> None:
-        kind = processors.find(processor.plugin, self._plugins.processors)
+        kind = PROCESSORS.find(processor.plugin, self._plugins.processors)
         if kind is None:
-            names = [*processors.names(), *self._plugins.processors]
+            names = [*PROCESSORS.names(), *self._plugins.processors]
             pointer, name = (
                 f"{processor.where}/plugin",
                 processor.plugin.removeprefix("builtin:").partition("@")[0],

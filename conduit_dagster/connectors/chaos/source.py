@@ -1,0 +1,118 @@
+"""The ``chaos`` source: numbered records, and a failure on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from conduit_dagster.connectors.chaos.fault import Fault, FaultSettings
+from conduit_dagster.connectors.generator.source import GeneratorSettings, GeneratorSource
+from conduit_dagster.record import COLLECTION, Record
+from conduit_dagster.sdk import (
+    Block,
+    ConnectorContext,
+    Limit,
+    Position,
+    ReadOptions,
+    Source,
+    Split,
+)
+
+
+class ChaosSourceSettings(FaultSettings):
+    """Makes records ``{"id": 1}``, ``{"id": 2}``, …"""
+
+    fail_on: Literal["none", "open", "read", "ack"] = Field("none", alias="fail-on")
+    """Where it fails. ``open``: when a run first looks for new records; ``read``: in a task, at the record behind the
+    first ``after`` ones; ``ack``: when it is told that more than ``after`` records are handled."""
+    records: int = Field(0, ge=0)
+    """How many records in all; 0 for no end."""
+    rate: float = Field(0, ge=0)
+    """Records per second; 0 for as fast as possible."""
+    collections: str = ""
+    """Comma separated names of collections, which the records go to in turn. Empty: records without a collection."""
+
+    @property
+    def names(self) -> list[str]:
+        """The collections; one without a name where none is set."""
+        return [name.strip() for name in self.collections.split(",")]
+
+
+class ChaosSource(Source):
+    """Numbered records, the same ones whenever a range is read again; it fails where ``fail-on`` says.
+
+    The position is the number. With ``fail-on: read`` a step fails once per attempt, however many tasks read it.
+    """
+
+    name = "chaos"
+    Settings = ChaosSourceSettings
+    lag_unit = "records"
+
+    def __init__(self, settings: Any, context: ConnectorContext) -> None:
+        super().__init__(settings, context)
+        self._settings = cast(ChaosSourceSettings, settings)
+        self._fault = Fault(self._settings, self._settings.fail_on, context)
+        self._numbers = GeneratorSource(_numbers(self._settings), context)
+        self._opened = False
+
+    def initial(self) -> Position:
+        """Return the position before the first record. Called at the start of every run."""
+        self._opened = False
+        return self._numbers.initial()
+
+    def latest(self, start: Position, limit: Limit, horizon: Any = None) -> Position:
+        """Return the position after the records that are due."""
+        if not self._opened:
+            self._fault.strike("open", start + 1)
+            self._opened = True
+        return self._numbers.latest(start, limit, horizon)
+
+    def split(self, start: Position, end: Position, n: int) -> list[Split]:
+        """Equal parts."""
+        return self._numbers.split(start, end, n)
+
+    def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """Yield the records; those before the failing one come first."""
+        assert split.records is not None
+        fault, end = self._fault, split.start + split.records
+        # of the step's failing records the first one decides: the tasks of the others get through
+        fails_at = max(fault.after, split.start - split.ordinal)
+        for first, last in _ranges(split.start, end, options.block_records, fails_at):
+            if first == fails_at or fault.is_slow:
+                fault.strike("read", last if fault.is_slow else first + 1)
+            yield Block(self._records(first, last), lambda i, first=first: first + i + 1)
+
+    def _records(self, first: int, last: int) -> list[Record]:
+        shared = [{COLLECTION: name} if name else {} for name in self._settings.names]
+        return [
+            Record(number, shared[(number - 1) % len(shared)], {"id": number}, json.dumps(number).encode())
+            for number in range(first + 1, last + 1)
+        ]
+
+    def lag(self, position: Position) -> int | None:
+        """Return the number of records to go, if there is an end."""
+        return self._numbers.lag(position)
+
+    def ack(self, upto: Position, generation: int) -> None:
+        """Fail, or do nothing."""
+        del generation
+        self._fault.strike("ack", upto)
+
+
+def _numbers(settings: ChaosSourceSettings) -> GeneratorSettings:
+    values = {"recordCount": settings.records, "rate": settings.rate, "format.type": "raw", "format.options.id": "int"}
+    return GeneratorSettings.model_validate(values)
+
+
+def _ranges(start: int, end: int, size: int, cut: int) -> Iterator[tuple[int, int]]:
+    """Return ranges of at most ``size``; one of them begins at ``cut``, if that is inside."""
+    first = start
+    while first < end:
+        last = min(first + size, end)
+        if first < cut < last:
+            last = cut
+        yield first, last
+        first = last

@@ -1,0 +1,1 @@
+"""The ``log`` destination, which prints records to the log."""
