@@ -105,7 +105,7 @@ def test_of_several_sources_one_is_to_be_named(lab: Lab) -> None:
     [
         (DELTA, {}, "table is a delta"),
         (destination("table", settings={"path": "./t", "sdk.record.format": "debezium/json"}), {}, "debezium/json"),
-        (destination("table"), {"strategy": "at-most-once"}, "nobody knows how much"),
+        (destination("table"), {"strategy": "at-most-once"}, "it is unknown how much"),
     ],
 )
 def test_what_cannot_be_read_back_is_refused_by_name(lab: Lab, out: Any, delivery: Any, said: str) -> None:
