@@ -166,6 +166,6 @@ def _entry(source: str, record: LogRecord, at: int) -> Entry:
         nack = None if refused is None else (refused.node, Nack(refused.code, refused.message))
         read = decode(record.data)
     except (ValueError, RecursionError) as error:  # no JSON, no base64, no UTF-8, or nested too deep
-        raise damaged(f"the data of offset {record.offset} is no OpenCDC record: {error}", at) from error
+        raise damaged(f"the data of offset {record.offset} is not an OpenCDC record: {error}", at) from error
     mode = MODES[record.mode]
     return Entry(source, record.offset, record.timestamp * _SECOND, mode, namespace, read, nack)

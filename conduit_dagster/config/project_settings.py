@@ -37,7 +37,7 @@ def _webhook(url: str) -> str:
         parts = urlsplit(url)
         sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        raise refuse("this is no URL", expected=expected) from None
+        raise refuse("not a URL", expected=expected) from None
     if not sound or not url.isascii() or not url.isprintable() or " " in url:
         raise refuse("not a web address", expected=expected, fix="percent-encode what is not plain ASCII")
     if "@" in parts.netloc:

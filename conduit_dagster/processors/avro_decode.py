@@ -33,7 +33,7 @@ class AvroDecode(AvroProcessor):
     name: ClassVar[str] = "avro.decode"
     Settings: ClassVar[type[ProcessorSettings]] = AvroDecodeSettings
     settings: AvroDecodeSettings
-    examples = (Example("What is no Avro", {}, Record("1", {}, b"hello"), "avro.decode.invalid"),)
+    examples = (Example("Data that is not Avro", {}, Record("1", {}, b"hello"), "avro.decode.invalid"),)
 
     @override
     def process(self, record: Record) -> Record:

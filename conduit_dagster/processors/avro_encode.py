@@ -64,7 +64,7 @@ class AvroEncode(AvroProcessor):
     settings: AvroEncodeSettings
     examples = (
         Example(
-            "What is no document",
+            "A payload that is not a document",
             {"schema.strategy": "autoRegister", "schema.autoRegister.subject": "orders"},
             Record("1", {}, b"hello"),
             _INVALID,

@@ -72,13 +72,13 @@ class Base64Decode(FieldProcessor):
             return base64.b64decode(data.translate(None, _BREAKS), validate=True)
         except (UnicodeError, binascii.Error) as error:
             reason = "it holds characters beyond ASCII" if isinstance(error, UnicodeError) else str(error)
-            raise self._invalid(f"is no Base64: {reason}") from None
+            raise self._invalid(f"is not Base64: {reason}") from None
 
     def _text(self, decoded: bytes) -> Any:
         try:
             return decoded.decode()
         except UnicodeDecodeError as error:
-            raise self._invalid(f"is no UTF-8 text once decoded ({error.reason}); a whole payload may be") from None
+            raise self._invalid(f"is not UTF-8 text once decoded ({error.reason}); a whole payload may be") from None
 
     def _invalid(self, what: str) -> ProcessError:
         return ProcessError(f"{self.settings.field} {what}", code="base64.decode.invalid")

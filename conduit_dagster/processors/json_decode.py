@@ -64,7 +64,7 @@ class JsonDecode(FieldProcessor):
         try:
             value = _decode(text) if text else None
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-            raise self._invalid(f"is no JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
+            raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
         if self.field.holds_data and isinstance(value, list | int | float):
             raise self._invalid(f"is JSON but no document: {kind_of(value)}, {_excerpt(text)}")
         return value

@@ -111,5 +111,5 @@ def _data(inner: Document, name: str) -> Data:
         try:
             return base64.b64decode(value.encode(), validate=True)
         except (binascii.Error, UnicodeError) as error:
-            raise invalid(f"its {name} is no Base64: {error}") from None
+            raise invalid(f"its {name} is not Base64: {error}") from None
     raise invalid(f"its {name} is {kind_of(value)}, not a document or Base64 text")

@@ -35,7 +35,7 @@ _SHOWN = 200
 def _url(text: str) -> str:
     parts = urlsplit(text.partition("{{")[0])
     if parts.scheme not in ("http", "https") or not (parts.netloc or "{{" in text):
-        raise refused("value", f"{text} is no URL", "http://HOST/PATH or https://HOST/PATH", 0)
+        raise refused("value", f"{text} is not a URL", "http://HOST/PATH or https://HOST/PATH", 0)
     return text
 
 

@@ -170,7 +170,7 @@ def test_paths_in_metadata_are_as_written(tmp_path: Path) -> None:
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt")).touch()
-    with pytest.raises(FatalError, match="is no UTF-8"):
+    with pytest.raises(FatalError, match="is not UTF-8"):
         Reader(tmp_path, "*.txt").step()
 
 

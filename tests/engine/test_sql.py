@@ -121,7 +121,7 @@ def test_nacks_are_dead_letters_and_are_replayed(lab: Lab) -> None:
     assert lab.documents("p.jsonl") == [{"a": 6, "q": 2.0}, {"a": 1, "q": 1.0}]
     letters = lab.letters("p-dead.jsonl")
     assert [node for node, _, _ in letters] == ["p:q", "p:decode", "p:q", "p:q"]
-    assert "a / b AS q" in letters[0][1] and "the field a is no BIGINT, but text" in letters[2][1]
+    assert "a / b AS q" in letters[0][1] and "the field a is not BIGINT, but text" in letters[2][1]
     build(lab, sql(query="SELECT a, try_divide(1, b) AS q FROM record", columns="a DECIMAL(38, 0), b INT"))
     # two are as bad as before
     assert lab.replay()["replayed"] == 2

@@ -85,7 +85,7 @@ def test_reasons(run: Run) -> None:
     reasons = [nack.message for nack in run("json.decode", WHOLE, BAD["mark"], BAD["nested"], BAD["no utf-8"])]
     assert "byte-order mark" in reasons[0]
     assert "nested too deeply" in reasons[1]
-    assert "no UTF-8" in reasons[2]
+    assert "not UTF-8" in reasons[2]
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,7 @@ def test_a_misfit_is_named_without_its_value() -> None:
     processor = made("who STRUCT<tags: ARRAY<INT>>", "SELECT who.tags AS t FROM record")
     [nack] = processor.process_block([Record(1, {}, {"who": {"tags": [1, "secret"]}})])
     assert isinstance(nack, Nack)
-    assert nack.message == "the field who.tags[1] is no INT, but text"
+    assert nack.message == "the field who.tags[1] is not INT, but text"
 
 
 @pytest.mark.parametrize(

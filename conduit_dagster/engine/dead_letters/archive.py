@@ -299,4 +299,4 @@ def record_of(data: bytes, url: str) -> Record:
     try:
         return kept(data)
     except ValueError:
-        raise damaged(url, "holds what is no record") from None
+        raise damaged(url, "holds something that is not a record") from None

@@ -124,7 +124,7 @@ def parse_edit(text: str) -> tuple[str, str]:
     """Parse ``FIELD=EXPRESSION`` to field and expression. Raises ``FatalError`` (``usage.edit``)."""
     field_, equals, expression = text.partition("=")
     if not (equals and field_.strip() and expression.strip()):
-        raise refused("usage.edit", f"{text} is no FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
+        raise refused("usage.edit", f"{text} is not FIELD=EXPRESSION", "such as '.Payload.After.amount=0'")
     return field_.strip(), expression.strip()
 
 

@@ -156,7 +156,7 @@ class _Reading:
             fix = "read the log of a source instead (delivery: {log: records} there), or a second destination, a file"
             return _Flaw("connector", "chain.not_readable", message, fix)
         if (known := settings.get("sdk.record.format", _READABLE[0])) not in _READABLE:
-            message = f"what {name} writes is no record that can be read again: {known}"
+            message = f"what {name} writes can't be read back as records: {known}"
             return _Flaw(
                 "connector", "chain.not_readable", message, "let it write another format", ", ".join(_READABLE)
             )

@@ -39,7 +39,7 @@ class TypeMisfit(Exception):  # noqa: N818  # names a value that does not fit
 
     def said(self, name: str) -> str:
         """Return the message for the nack. It names the kind of the value, not the value: it may be a secret."""
-        return f"the field {name}{self.path} is no {self.expected}, but {kind_of(self.got)}"
+        return f"the field {name}{self.path} is not {self.expected}, but {kind_of(self.got)}"
 
 
 def plain(kind: ColumnType) -> frozenset[type]:

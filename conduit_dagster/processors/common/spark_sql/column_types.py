@@ -48,7 +48,7 @@ def parse_columns(text: str) -> dict[str, ColumnType]:
     create = parsed[0] if len(parsed) == 1 else None
     table = create.this if isinstance(create, exp.Create) and create.expression is None else None
     if not isinstance(table, exp.Schema):
-        raise _unreadable("this is no list of columns", 0)
+        raise _unreadable("not a list of columns", 0)
     found: dict[str, ColumnType] = {}
     for column in table.expressions:
         if not isinstance(column, exp.ColumnDef) or column.args.get("constraints") or column.kind is None:
