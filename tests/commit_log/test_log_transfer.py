@@ -88,11 +88,11 @@ GOOD = b'{"position":"MQ==","operation":"create","metadata":{},"key":null,"paylo
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"data": b"value"}, "no OpenCDC record"),
-        ({"data": b"{}"}, "no OpenCDC record"),
-        ({"data": GOOD.replace(b"MQ==", b"MQ")}, "no OpenCDC record"),
-        ({"data": b"[" * 100_000}, "no OpenCDC record"),
-        ({"key": b"\xff"}, "no OpenCDC record"),
+        ({"data": b"value"}, "not an OpenCDC record"),
+        ({"data": b"{}"}, "not an OpenCDC record"),
+        ({"data": GOOD.replace(b"MQ==", b"MQ")}, "not an OpenCDC record"),
+        ({"data": b"[" * 100_000}, "not an OpenCDC record"),
+        ({"key": b"\xff"}, "not an OpenCDC record"),
         ({"offset": 5}, "offset 5 comes after offset 5"),
         ({"offset": 2**63}, "comes after"),
         ({"timestamp": 2**60}, "the time of offset 6"),
