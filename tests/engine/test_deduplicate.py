@@ -15,6 +15,8 @@ from conduit_dagster.cli.main import main
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.pipeline_state import load
 
+pytestmark = pytest.mark.slow
+
 KEYS = [3, 1, 3, 2, 1, 1, 4, 3, 2, 5, 1, 6, 2, 7, 5]
 """The keys of fifteen records, which have their places as their numbers."""
 FIRST = [0, 1, 3, 6, 9, 11, 13]
@@ -70,7 +72,6 @@ def test_each_key_once_over_steps_and_runs(lab: Lab, log: str) -> None:
     assert places(lab) == [*FIRST, 16]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("stands", ["pipeline", "destination"])
 def test_killed_at_each_line(lab: Lab, stands: str) -> None:
     """The step that is repeated meets the memory that it began with, and what did not count left nothing in it."""
@@ -193,7 +194,6 @@ def test_another_key_knows_nothing(lab: Lab) -> None:
     assert places(lab) == [*FIRST, 1, 2, 20]
 
 
-@pytest.mark.slow
 def test_many_files_become_one_and_what_is_over_goes(lab: Lab) -> None:
     """Forty steps; once there are sixteen files the next one takes their place."""
     keys = [i % 30 for i in range(40)]

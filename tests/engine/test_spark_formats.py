@@ -15,6 +15,8 @@ from support import Lab, destination, processor
 
 from conduit_dagster.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 ONE_RUN = Path(__file__).parents[1] / "one_run.py"
 PYTHON = """
 from pathlib import Path
@@ -112,7 +114,6 @@ def test_a_snapshot_of_a_jvm_format_once(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == [*ROWS, *ROWS, {"i": 30, "s": "30"}]
 
 
-@pytest.mark.slow
 def test_a_python_data_source(lab: Lab) -> None:
     build(lab, given("counting", count="30", **COUNTING), destination())
     assert lab.run().error is None
@@ -131,7 +132,6 @@ def test_another_table_is_another_source(lab: Lab) -> None:
     assert lab.documents("out.jsonl") == [*ROWS, *ROWS[:10]]
 
 
-@pytest.mark.slow
 def test_killed_at_each_line(lab: Lab) -> None:
     passed = Counter[str]()
 
@@ -150,7 +150,6 @@ def test_killed_at_each_line(lab: Lab) -> None:
         assert lab.documents(f"p{number}.jsonl") == ROWS, point
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["python", "json"])
 def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
     """Three runs, each drains what is there; the query's checkpoint knows how far it was."""
@@ -166,7 +165,6 @@ def test_a_stream_brings_what_comes(lab: Lab, kind: str) -> None:
         assert lab.documents("out.jsonl") == ROWS[:upto]
 
 
-@pytest.mark.slow
 def test_what_was_acked_goes_after_a_while(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for the newest batch; a rewind to what is gone says so."""
     for upto in (5, 10, 15):
@@ -193,7 +191,6 @@ def test_a_rewind_reads_what_has_landed(lab: Lab, monkeypatch: pytest.MonkeyPatc
     assert lab.documents("out.jsonl") == ROWS * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("read", ["batch", "stream"])
 def test_on_spark_connect(tmp_path: Path, connect_server: Any, read: str) -> None:
     """A Python data source of the project, read and written by a client of a server."""
