@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
-from jvm_options import SHORT_LIVED
-from kills import crashing
-from postgres_server import PostgresServer, installations
-from support import Crashes, Lab
-from waiting import wait_until
+from lab.jvm_options import SHORT_LIVED
+from lab.kills import crashing
+from lab.postgres_server import PostgresServer, installations
+from lab.support import Crashes, Lab
+from lab.waiting import wait_until
 
 from conduit_dagster.processes import free_port, is_up
 from conduit_dagster.spark.java import java_environment

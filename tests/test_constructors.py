@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from modules import modules
+from lab.modules import modules
 
 MOST = 4
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from modules import modules
+from lab.modules import modules
 
 LAYERS = [
     {"conduit_dagster.definitions", "conduit_dagster.cli"},

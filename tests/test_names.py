@@ -6,7 +6,7 @@ import ast
 import re
 from pathlib import Path
 
-from modules import ROOT, modules
+from lab.modules import ROOT, modules
 
 OF_PLUGINS = {"settings", "source", "destination"}
 """Every connector's package may have these."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from http_server import QuietHandler, serving
+from lab.http_server import QuietHandler, serving
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store

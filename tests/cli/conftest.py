@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.scripted import Script
+from lab.support import Lab
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from scripted import Script
-from support import Lab
-from waiting import wait_until
 
 from conduit_dagster.cli import running, verb_session
 from conduit_dagster.cli.main import main

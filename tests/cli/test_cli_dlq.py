@@ -6,9 +6,9 @@ import json
 from collections import Counter
 
 import pytest
-from dlq_lab import GOOD, build, delivered, done, failure, letters, mended
-from operating import events
-from support import DECODE, Lab, destination, source
+from lab.dlq_lab import GOOD, build, delivered, done, failure, letters, mended
+from lab.operating import events
+from lab.support import DECODE, Lab, destination, source
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 

@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from dlq_lab import BAD, CONVERT, build, delivered, done, failure, letters, mended, positions
-from kills import at, crashing
-from operating import error, events, offsets, snapshot
-from scripted import Script, scripted
-from support import DECODE, Lab, destination, processor, queue, source
+from lab.dlq_lab import BAD, CONVERT, build, delivered, done, failure, letters, mended, positions
+from lab.kills import at, crashing
+from lab.operating import error, events, offsets, snapshot
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 

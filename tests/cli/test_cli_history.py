@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from as_owner import owned
+from lab.as_owner import owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.parse_time import moment

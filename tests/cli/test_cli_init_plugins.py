@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 import pytest
-from operating import error, result
-from support import Lab, processor, queue, source
+from lab.operating import error, result
+from lab.support import Lab, processor, queue, source
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 

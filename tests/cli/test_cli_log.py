@@ -7,9 +7,9 @@ import json
 import shutil
 from typing import Any
 
-from operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
-from scripted import Script
-from support import DECODE, Lab, destination, source
+from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
+from lab.scripted import Script
+from lab.support import DECODE, Lab, destination, source
 
 
 def value_of(entry: dict[str, Any]) -> int:

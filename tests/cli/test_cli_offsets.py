@@ -7,9 +7,9 @@ import sys
 import time
 
 import pytest
-from operating import NAMESPACE, RECORDS, after_bulk_error, build, error, fails_at_14, result
-from scripted import Script, scripted
-from support import DECODE, Lab, destination, source
+from lab.operating import NAMESPACE, RECORDS, after_bulk_error, build, error, fails_at_14, result
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, destination, source
 
 from conduit_dagster.state.lease import acquire
 

@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operating import after_bulk_error, append, build, code_of, error, events, fails_at_14, offsets, result, snapshot
-from scripted import Script, scripted
-from support import DECODE, Lab, destination
+from lab.operating import (
+    after_bulk_error,
+    append,
+    build,
+    code_of,
+    error,
+    events,
+    fails_at_14,
+    offsets,
+    result,
+    snapshot,
+)
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, destination
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from chain_lab import downstream, readers, runs, upstream
-from operating import error, result
-from support import Lab
+from lab.chain_lab import downstream, readers, runs, upstream
+from lab.operating import error, result
+from lab.support import Lab
 
 from conduit_dagster.state.lease import acquire
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operating import NAMESPACE, after_bulk_error, build, code_of, error, fails_at_14, offsets, result, snapshot
-from scripted import Script, scripted
-from support import DECODE, Lab, processor
+from lab.operating import NAMESPACE, after_bulk_error, build, code_of, error, fails_at_14, offsets, result, snapshot
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, processor
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from as_owner import owned
+from lab.as_owner import owned
 
 from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.status_store import RunStart

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
-from scripted import Script, scripted
-from support import DECODE, Lab, destination, queue, source
+from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, destination, queue, source
 
 
 def source_row(run: Any, name: str = "in") -> Any:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from chain_lab import downstream, upstream
-from operating import result
-from support import Lab
+from lab.chain_lab import downstream, upstream
+from lab.operating import result
+from lab.support import Lab
 
 pytestmark = pytest.mark.usefixtures("shared_session")
 ROWS = [{"i": i} for i in range(20)]

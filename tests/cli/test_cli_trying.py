@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from operating import error, result
-from support import DECODE, Lab, destination, processor, source
+from lab.operating import error, result
+from lab.support import DECODE, Lab, destination, processor, source
 
 TAG = processor("tag", "field.set", field=".Payload.After.tag", value="x")
 GOOD = {

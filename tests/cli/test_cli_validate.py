@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Lab, destination, source
+from lab.support import Lab, destination, source
 
 
 def test_a_good_project_is_valid(run, project: Path) -> None:

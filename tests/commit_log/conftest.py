@@ -8,7 +8,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from commit_log_lab import LogLab
+from lab.commit_log_lab import LogLab
 
 from conduit_dagster.state.database import open_database
 

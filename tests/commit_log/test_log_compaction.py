@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
-from kills import at, crashing
+from lab.commit_log_lab import PIPELINE, SOURCE, LogLab, surviving
+from lab.kills import at, crashing
 
 from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_upto
 from conduit_dagster.commit_log.entries import decode_batch

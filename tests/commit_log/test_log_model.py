@@ -7,11 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
-from commit_log_lab import LogLab, surviving
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
-from kills import Crash, hooked
+from lab.commit_log_lab import LogLab, surviving
+from lab.kills import Crash, hooked
 
 CONSUMERS = ("c0", "c1")
 POINTS = ("mid-compact-write", "after-compact-write", "after-compact-swap", "mid-compact-remove")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import fsspec
 import pyarrow.parquet as pq
 import pytest
-from commit_log_lab import SOURCE, LogLab
-from small_disk import no_file_beyond
+from lab.commit_log_lab import SOURCE, LogLab
+from lab.small_disk import no_file_beyond
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_batch, encode_block

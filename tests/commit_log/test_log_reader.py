@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commit_log_lab import SOURCE, LogLab
+from lab.commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import decode_entries, encode_block

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from commit_log_lab import PIPELINE, SOURCE, LogLab
+from lab.commit_log_lab import PIPELINE, SOURCE, LogLab
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.consumer_offsets import offsets_of, set_offsets

@@ -6,9 +6,9 @@ import io
 from typing import Any
 
 import pytest
-from commit_log_lab import SOURCE, LogLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.commit_log_lab import SOURCE, LogLab
 
 from conduit_dagster.commit_log.binary import LogRecord, decode_log, encode_log_record, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, decode_entries, encode_entries

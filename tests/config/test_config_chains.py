@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_lab import chained
-from support import Lab, destination, queue, source
+from lab.chain_lab import chained
+from lab.support import Lab, destination, queue, source
 
 from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.project import Project

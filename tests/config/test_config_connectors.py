@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_texts import ENDS, P, only, pipeline, place
+from lab.pipeline_texts import ENDS, P, only, pipeline, place
 
 from conduit_dagster.config.findings import Finding
 

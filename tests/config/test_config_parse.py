@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pipeline_texts import ENDS, HEAD, P, only, parse, pipeline, place
+from lab.pipeline_texts import ENDS, HEAD, P, only, parse, pipeline, place
 
 from conduit_dagster.config import parse_file, parse_text
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from postgres_lab import PostgresLab
-from postgres_server import PostgresServer
+from lab.postgres_lab import PostgresLab
+from lab.postgres_server import PostgresServer
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from delta_deliveries import ids, make, numbers, records, stage
-from delta_rows import column
 from deltalake import DeltaTable
-from kills import hooked
-from waiting import at_once
+from lab.delta_deliveries import ids, make, numbers, records, stage
+from lab.delta_rows import column
+from lab.kills import hooked
+from lab.waiting import at_once
 
 from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors.columnar import parquet_writer as columns_writer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from delta_deliveries import ids, make, numbers, stage
 from deltalake import DeltaTable, write_deltalake
-from kills import at
+from lab.delta_deliveries import ids, make, numbers, stage
+from lab.kills import at
 
 from conduit_dagster.connectors.delta.destination import DeltaDestination, DeltaDestinationSettings
 from conduit_dagster.expressions import Clock

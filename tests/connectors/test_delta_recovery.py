@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from delta_deliveries import ids, make, numbers, records, stage
-from delta_rows import column
 from deltalake import DeltaTable, write_deltalake
-from kills import at, crashing
-from small_disk import no_file_beyond
+from lab.delta_deliveries import ids, make, numbers, records, stage
+from lab.delta_rows import column
+from lab.kills import at, crashing
+from lab.small_disk import no_file_beyond
 
 from conduit_dagster.connectors.delta import commits
 from conduit_dagster.connectors.delta.table import DeltaTableLog

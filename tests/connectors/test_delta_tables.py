@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from delta_deliveries import ids, make, numbers, refusals, stage
-from delta_rows import column, queried
 from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction, write_deltalake
 from deltalake import Schema as DeltaSchema
+from lab.delta_deliveries import ids, make, numbers, refusals, stage
+from lab.delta_rows import column, queried
+from lab.waiting import at_once
 from pydantic import ValidationError
-from waiting import at_once
 
 from conduit_dagster.connectors.delta.destination import DeltaDestinationSettings
 from conduit_dagster.connectors.delta.table import DeltaTableLog

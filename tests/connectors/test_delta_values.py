@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from delta_deliveries import make, numbers, records, refusals, rows, stage
-from delta_rows import queried
 from deltalake import DeltaTable
 from deltalake import Schema as DeltaSchema
+from lab.delta_deliveries import make, numbers, records, refusals, rows, stage
+from lab.delta_rows import queried
 
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import WriterTask

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from file_deliveries import killed_mid_publish, make, prepared, rows, stage
+from lab.file_deliveries import killed_mid_publish, make, prepared, rows, stage
 
 from conduit_dagster.recovery.errors import ConduitError
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from file_deliveries import make, next_one, prepared, publish_some, rows
+from lab.file_deliveries import make, next_one, prepared, publish_some, rows
 
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.record import Record

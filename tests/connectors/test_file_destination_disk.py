@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from file_deliveries import make, prepared, rows, stage
-from kills import hooked
-from parts_stream import read_folder
-from small_disk import fill, mounted
+from lab.file_deliveries import make, prepared, rows, stage
+from lab.kills import hooked
+from lab.parts_stream import read_folder
+from lab.small_disk import fill, mounted
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Delivery, Strategy
@@ -88,7 +88,7 @@ def test_a_folder_on_a_full_disk_stays_as_it_was(small_disk: Path, left: int) ->
 
 _LIMITED = """
 import pickle, resource, sys
-from file_deliveries import make
+from lab.file_deliveries import make
 from conduit_dagster.recovery.errors import ConduitError
 root, limit, delivery = pickle.load(sys.stdin.buffer)
 destination = make(root)

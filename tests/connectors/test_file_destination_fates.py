@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
-from file_deliveries import make, next_one, publish_some
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.file_deliveries import make, next_one, publish_some
 
 from conduit_dagster.connectors.file.positioned import write_delivery
 from conduit_dagster.sdk import Delivery

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from file_deliveries import killed_mid_publish, make, prepared, stage
-from parts_stream import read_folder
+from lab.file_deliveries import killed_mid_publish, make, prepared, stage
+from lab.parts_stream import read_folder
 
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_deliveries import killed_mid_publish, make, prepared, rows, stage
-from parts_stream import read_folder
-from waiting import wait_until
+from lab.file_deliveries import killed_mid_publish, make, prepared, rows, stage
+from lab.parts_stream import read_folder
+from lab.waiting import wait_until
 
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.recovery import kill_points

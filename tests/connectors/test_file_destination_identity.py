@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_deliveries import make, next_one, prepared, publish_some, rows, stage
+from lab.file_deliveries import make, next_one, prepared, publish_some, rows, stage
 
 from conduit_dagster.connectors.file import birth, ordered
 from conduit_dagster.connectors.file.destination import FileDestination

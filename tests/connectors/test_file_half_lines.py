@@ -13,7 +13,7 @@ from typing import Any
 
 import fsspec
 import pytest
-from file_reading import MUCH, Reader, append
+from lab.file_reading import MUCH, Reader, append
 from structlog.testing import capture_logs
 
 from conduit_dagster.connectors.file import step_ranges

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_reading import Reader, append
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.file_reading import Reader, append
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit

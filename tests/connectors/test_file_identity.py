@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_changes import NEW, OLD, rotate, write
-from file_reading import Reader, append
+from lab.file_changes import NEW, OLD, rotate, write
+from lab.file_reading import Reader, append
 
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from file_changes import NEW, OLD, copy_and_truncate, replace, rotate, write
-from file_reading import MUCH, Reader, append
+from lab.file_changes import NEW, OLD, copy_and_truncate, replace, rotate, write
+from lab.file_reading import MUCH, Reader, append
 
 from conduit_dagster.connectors.file import line_reader, step_ranges
 from conduit_dagster.connectors.file.listing import FoundFile

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from file_reading import ENDLESS, MUCH, Reader, append
+from lab.file_reading import ENDLESS, MUCH, Reader, append
 
 from conduit_dagster.connectors.file import step_ranges
 from conduit_dagster.recovery.errors import FatalError

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from file_reading import ENDLESS, MUCH, Reader, append
+from lab.file_reading import ENDLESS, MUCH, Reader, append
 
 from conduit_dagster.connectors.file.opened import OpenFile
 from conduit_dagster.recovery.errors import FatalError, TransientError

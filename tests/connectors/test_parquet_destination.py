@@ -9,7 +9,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from waiting import at_once
+from lab.waiting import at_once
 
 from conduit_dagster.connectors.columnar import parquet_writer as columns_writer
 from conduit_dagster.connectors.columnar.documents import documents

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgres_lab import PostgresLab, at_half, change, child, create
+from lab.postgres_lab import PostgresLab, at_half, change, child, create
 
 from conduit_dagster.builtin_plugins import DESTINATIONS
 from conduit_dagster.connectors.postgres.delivery_transaction import KEPT_STEPS

@@ -11,10 +11,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from postgres_lab import PostgresLab, at_half, change, child, create
-from postgres_server import PostgresServer
+from lab.postgres_lab import PostgresLab, at_half, change, child, create
+from lab.postgres_server import PostgresServer
+from lab.waiting import at_once, wait_until
 from pydantic import ValidationError
-from waiting import at_once, wait_until
 
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
 from conduit_dagster.connectors.postgres.sqlstates import BulkError

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from postgres_lab import PostgresLab, change, child, create
+from lab.postgres_lab import PostgresLab, change, child, create
 
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Rejected

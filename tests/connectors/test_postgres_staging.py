@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from lab.postgres_lab import PostgresLab, change, child, create
 from msgspec import structs
-from postgres_lab import PostgresLab, change, child, create
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.copy_values import CellError

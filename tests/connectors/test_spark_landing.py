@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import Crash, crash
+from lab.kills import Crash, crash
 from pyspark.sql import SparkSession
 
 from conduit_dagster import storage

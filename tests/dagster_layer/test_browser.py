@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from dagster_layer.project_folder import Folder
 from dagster_layer.web import launch, web_server
+from lab.waiting import wait_until
 from playwright.sync_api import Page, expect, sync_playwright
-from waiting import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUEUE = "{plugin: builtin:file, window-size: 0, open-limit: 3, settings: {path: ./dead.jsonl}}"

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 import pytest
 import sqlalchemy as sa
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from benchmarks.daemon import Daemon
 from conduit_dagster.config.project import Project

@@ -15,7 +15,7 @@ from dagster._core.launcher.base import WorkerStatus
 from dagster._core.storage.tags import GRPC_INFO_TAG
 from dagster_layer.project_folder import Folder
 from dagster_layer.web import launch, web_server
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.processes import is_dead, is_running
 from resources.warm_launcher import WarmRunLauncher

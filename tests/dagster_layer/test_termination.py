@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 import sqlalchemy as sa
 from dagster_layer.project_folder import SETTINGS, Folder
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.state.overview import source_rows
 from conduit_dagster.state.tables import steps

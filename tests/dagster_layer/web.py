@@ -13,7 +13,7 @@ from typing import Any
 from urllib.request import Request, urlopen
 
 from dagster_layer.project_folder import Folder
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.processes import free_port
 

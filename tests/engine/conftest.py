@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lab.scripted import Script
+from lab.support import Lab
 from pyspark.sql import SparkSession
-from scripted import Script
-from support import Lab
 
 
 @pytest.fixture

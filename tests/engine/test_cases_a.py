@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stopping import forced_stop_once, run_until
-from support import DECODE, Lab, destination, processor, queue, source
+from lab.stopping import forced_stop_once, run_until
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import pipeline_rows, source_rows

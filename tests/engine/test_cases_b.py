@@ -6,10 +6,24 @@ import time
 from typing import Any
 
 import pytest
+from lab.recovery_lab import (
+    ALL,
+    NEVER,
+    QUICK,
+    TOTAL,
+    build,
+    events,
+    ids,
+    in_background,
+    keep,
+    keeper,
+    names,
+    status,
+    waits,
+)
+from lab.support import Lab, destination, processor, queue
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from recovery_lab import ALL, NEVER, QUICK, TOTAL, build, events, ids, in_background, keep, keeper, names, status, waits
-from support import Lab, destination, processor, queue
-from waiting import wait_until
 
 from conduit_dagster.engine.operate.starting import ask_start, stop
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport

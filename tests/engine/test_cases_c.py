@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from operating import NAMESPACE, after_bulk_error, build, code_of, offsets
-from scripted import Script, scripted
-from support import DECODE, Lab, processor, queue, source
+from lab.operating import NAMESPACE, after_bulk_error, build, code_of, offsets
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, processor, queue, source
 
 
 def partly_acked(lab: Lab, script: Script) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.scripted import Script, scripted
+from lab.stopping import run_until
+from lab.support import DECODE, Lab, queue, source
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from scripted import Script, scripted
-from stopping import run_until
-from support import DECODE, Lab, queue, source
-from waiting import wait_until
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
@@ -20,7 +20,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.delivery_store import DeliveryStore
 from conduit_dagster.state.overview import offset_rows
 
-ONE_RUN = Path(__file__).parents[1] / "one_run.py"
+ONE_RUN = Path(__file__).parents[1] / "lab" / "one_run.py"
 
 
 @pytest.fixture

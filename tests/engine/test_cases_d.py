@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from delta_rows import column
-from operating import code_of
+from lab.delta_rows import column
+from lab.operating import code_of
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from scripted import Script, scripted
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.overview import collection_rows, pipeline_rows, source_rows
 

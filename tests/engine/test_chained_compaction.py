@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_lab import ROWS, SMALL, chained, downstream, drop, entries, events, readers, rewound, runs, upstream
-from kills import at
+from lab.chain_lab import ROWS, SMALL, chained, downstream, drop, entries, events, readers, rewound, runs, upstream
+from lab.kills import at
+from lab.support import Crashes, Lab, destination
 from pyspark.sql import SparkSession
-from support import Crashes, Lab, destination
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.recovery.errors import FatalError

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chain_lab import chained, downstream, readers, runs, upstream
-from postgres_server import PostgresServer
+from lab.chain_lab import chained, downstream, readers, runs, upstream
+from lab.postgres_server import PostgresServer
+from lab.support import Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
-from support import Crashes, Lab, destination, source
 
 ROWS = [{"i": i} for i in range(100)]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_lab import chained, downstream, runs, upstream
-from kills import crashing
+from lab.chain_lab import chained, downstream, runs, upstream
+from lab.kills import crashing
+from lab.support import DECODE, Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
-from support import DECODE, Crashes, Lab, destination, source
 
 pytestmark = pytest.mark.slow
 

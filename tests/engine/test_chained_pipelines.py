@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain_lab import ROWS, SMALL, chained, downstream, entries, readers, rewound, runs, upstream
+from lab.chain_lab import ROWS, SMALL, chained, downstream, entries, readers, rewound, runs, upstream
+from lab.support import DECODE, Crashes, Lab, destination, processor, source
 from pyspark.sql import SparkSession
-from support import DECODE, Crashes, Lab, destination, processor, source
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project

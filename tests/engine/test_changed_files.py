@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Crashes, Lab, destination, queue, source
 from pyspark.sql import SparkSession
-from scripted import Script, scripted
-from support import DECODE, Crashes, Lab, destination, queue, source
 
 ROWS = [{"i": i} for i in range(6)]
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from kills import crashing, hooked
+from lab.kills import crashing, hooked
+from lab.support import Lab, destination, processor, queue
 from pyspark.sql import SparkSession
-from support import Lab, destination, processor, queue
 
 COUNT = 40
 

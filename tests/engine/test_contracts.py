@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import DECODE, Lab, destination, processor, queue, source
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 
 def build(lab: Lab, fields: str, **modes: str) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from operating import NAMESPACE, events
+from lab.operating import NAMESPACE, events
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from scripted import Script, scripted
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.sdk import Delivery

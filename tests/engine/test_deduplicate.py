@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import crashing, hooked
+from lab.kills import crashing, hooked
+from lab.support import DECODE, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.cli.main import main
 from conduit_dagster.state.database import reading

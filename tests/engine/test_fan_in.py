@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 
 def number(name: str, *processors: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
+from lab.small_disk import fill, mounted
+from lab.support import DECODE, Crashes, Lab, destination, queue, source
 from pyspark.sql import SparkSession
-from small_disk import fill, mounted
-from support import DECODE, Crashes, Lab, destination, queue, source
 
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.recovery.errors import FatalError

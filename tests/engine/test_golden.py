@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.support import SHARED, Lab
 from pyspark.sql import SparkSession
-from support import SHARED, Lab
 
 GOLDEN = SHARED / "golden"
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hanging_plugin import COUNTING, HANGING, HOLDING
+from lab.hanging_plugin import COUNTING, HANGING, HOLDING
+from lab.stopping import run_until
+from lab.support import DECODE, Lab, destination, queue, source
 from pyspark.sql import SparkSession
-from stopping import run_until
-from support import DECODE, Lab, destination, queue, source
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.overview import newest_events, pipeline_rows

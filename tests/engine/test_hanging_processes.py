@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hanging_plugin import COUNTING, HANGING, HOLDING
-from postgres_server import PostgresServer, installations
-from support import Lab, queue
-from waiting import wait_until
+from lab.hanging_plugin import COUNTING, HANGING, HOLDING
+from lab.postgres_server import PostgresServer, installations
+from lab.support import Lab, queue
+from lab.waiting import wait_until
 
 from conduit_dagster.state.overview import pipeline_rows
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from support import DECODE, Lab, destination, processor, source
+from lab.support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.cli.reference import processor_pages
 from conduit_dagster.engine.compiled_pipeline import compile_program

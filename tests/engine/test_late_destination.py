@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from scripted import Script, scripted
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.overview import newest_events, offset_rows
 from conduit_dagster.state.pipeline_state import load

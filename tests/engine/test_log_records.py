@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import hooked
+from lab.kills import hooked
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster import storage
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from operating import offsets
-from postgres_server import PostgresServer
+from lab.operating import offsets
+from lab.postgres_server import PostgresServer
+from lab.support import DECODE, Lab, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Lab, queue, source
 
 from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment

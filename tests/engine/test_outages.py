@@ -6,11 +6,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
+from lab.recovery_lab import events, in_background, keeper, names
+from lab.support import Lab, queue
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from recovery_lab import events, in_background, keeper, names
-from support import Lab, queue
-from waiting import wait_until
 
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.recovery.policy import Policy

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from lab.support import DECODE, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Lab, destination, processor, queue, source
 
 MINE = '''
 import json

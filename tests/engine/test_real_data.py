@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from operating import offsets
-from support import DECODE, SHARED, Lab, destination, processor, queue, source
+from lab.operating import offsets
+from lab.support import DECODE, SHARED, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from kills import crashing
+from lab.kills import crashing
+from lab.support import DECODE, Lab, destination, processor, queue, source
 from structlog.testing import capture_logs
-from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.redaction import MASK, Redaction
 from conduit_dagster.record import Nack, Record

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from support import DECODE, Lab, destination, processor, queue, source
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.dead_letters import DeadLetterQuery, newest
 from conduit_dagster.state.overview import offset_rows

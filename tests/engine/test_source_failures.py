@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.support import Crashes, Lab, destination, processor, queue
 from pyspark.sql import SparkSession
-from support import Crashes, Lab, destination, processor, queue
 
 FAILING = '''
 from pathlib import Path

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import crashing, hooked
+from lab.kills import crashing, hooked
+from lab.spark_formats import build, given, taken
+from lab.support import Lab, destination, processor
 from pyspark.sql import SparkSession
-from spark_formats import build, given, taken
-from support import Lab, destination, processor
 
 from conduit_dagster.cli.main import main
 
 pytestmark = pytest.mark.slow
 
-ONE_RUN = Path(__file__).parents[1] / "one_run.py"
+ONE_RUN = Path(__file__).parents[1] / "lab" / "one_run.py"
 PYTHON = """
 from pathlib import Path
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.spark_formats import build, given, taken
+from lab.stopping import forced_stop_once
+from lab.support import Lab, destination
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from spark_formats import build, given, taken
-from stopping import forced_stop_once
-from support import Lab, destination
-from waiting import wait_until
 
 from conduit_dagster.cli.main import main
 
-ONE_RUN = Path(__file__).parents[1] / "one_run.py"
+ONE_RUN = Path(__file__).parents[1] / "lab" / "one_run.py"
 WAITING = """
 import time
 from pathlib import Path

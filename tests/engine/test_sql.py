@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import crashing, hooked
+from lab.kills import crashing, hooked
+from lab.stopping import forced_stop_once
+from lab.support import DECODE, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from stopping import forced_stop_once
-from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.spark.sql.sql_session import BATCH, sql_session
 
@@ -205,7 +205,7 @@ import sys
 
 from pathlib import Path
 
-from support import Lab
+from lab.support import Lab
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
 spark = open_session(SparkSettings(sys.argv[1]), "sql")

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 import sqlalchemy as sa
+from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, Crashes, Lab, destination, processor, queue, source
 
 from conduit_dagster.commit_log.entries import encode_block, encode_plain
 from conduit_dagster.engine.step_log import StepLog

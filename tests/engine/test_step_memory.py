@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from lab.support import DECODE, Lab, destination, processor, queue, source
 from sqlalchemy import event
-from support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.report import RunProgress, StepReport

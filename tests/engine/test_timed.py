@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from lab.recovery_lab import ALL, QUICK, build, events, ids, in_background, keeper, names, status
+from lab.support import Lab
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from recovery_lab import ALL, QUICK, build, events, ids, in_background, keeper, names, status
-from support import Lab
-from waiting import wait_until
 
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.operate.starting import ask_start, stop

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DECODE, Lab, destination, processor, source
+from lab.support import DECODE, Lab, destination, processor, source
 
 from conduit_dagster.engine.trial.cases import CaseResult, run_case
 from conduit_dagster.engine.trial.dry_run import dry_run

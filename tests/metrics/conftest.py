@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from support import DECODE, Lab, destination, queue, source
+from lab.support import DECODE, Lab, destination, queue, source
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.state.database import open_database

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DECODE, Lab, destination, source
+from lab.support import DECODE, Lab, destination, source
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline

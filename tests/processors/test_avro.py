@@ -13,12 +13,12 @@ from typing import Any
 
 import fastavro
 import pytest
-from http_server import QuietHandler, serving
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lab.http_server import QuietHandler, serving
+from lab.waiting import at_once
 from processors.conftest import make
 from pydantic import ValidationError
-from waiting import at_once
 
 from conduit_dagster.processors.avro_encode import AvroEncode
 from conduit_dagster.record import Record

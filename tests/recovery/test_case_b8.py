@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from lab.support import Lab, destination
 from pyspark.sql import SparkSession
-from support import Lab, destination
 
 from conduit_dagster.recovery.errors import FatalError, TransientError
 

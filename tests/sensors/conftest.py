@@ -7,7 +7,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from sensors_lab import Location
+from lab.sensors_lab import Location
 
 
 @pytest.fixture

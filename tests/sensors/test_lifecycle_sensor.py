@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sensors_lab import Location
+from lab.sensors_lab import Location
 
 from conduit_dagster.engine.operate.starting import ask_start
 from conduit_dagster.recovery.errors import FatalError

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import dagster as dg
 import pytest
-from sensors_lab import Location
+from lab.sensors_lab import Location
 
 from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.recovery.errors import FatalError

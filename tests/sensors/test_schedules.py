@@ -8,7 +8,7 @@ from pathlib import Path
 
 import dagster as dg
 import pytest
-from sensors_lab import Location
+from lab.sensors_lab import Location
 
 EVERY = "{every: 90s}"
 NIGHTLY = '{cron: "15 3 * * *"}'

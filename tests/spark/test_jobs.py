@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from grpc._channel import _InactiveRpcError, _RPCState
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.spark.explain import explain

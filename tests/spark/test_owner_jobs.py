@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ConnectServer
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.spark.owner_jobs import owner_tag
 

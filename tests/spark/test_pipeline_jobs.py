@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from waiting import wait_until
 
 from conduit_dagster.spark.jobs import _running, cancel_jobs_of, jobs_of
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from waiting import wait_until
+from lab.waiting import wait_until
 
 from conduit_dagster.spark.server import server_status, start_server, stop_server
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer

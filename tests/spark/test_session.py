@@ -12,7 +12,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from jvm_options import SHORT_LIVED
+from lab.jvm_options import SHORT_LIVED
 
 from conduit_dagster.spark.session import SparkSettings, is_connect, open_session, parallelism
 

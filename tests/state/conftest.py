@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
 
 from conduit_dagster.state.database import open_database
 

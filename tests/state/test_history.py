@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from waiting import at_once
+from lab.waiting import at_once
 
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.history import (

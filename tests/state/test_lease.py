@@ -8,9 +8,9 @@ import time
 
 import pytest
 import sqlalchemy as sa
-from leases import change_owner, heartbeat, silence
+from lab.leases import change_owner, heartbeat, silence
+from lab.waiting import at_once
 from sqlalchemy.exc import SQLAlchemyError
-from waiting import at_once
 
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.state import tables

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from leases import change_owner, silence
+from lab.leases import change_owner, silence
 
 from conduit_dagster.state import dead_letters as dead_letter_index
 from conduit_dagster.state.consumer_offsets import move_offsets, offsets_of

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from waiting import at_once
+from lab.waiting import at_once
 
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state import migrations, tables

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from postgres_server import PostgresServer, installations
+from lab.postgres_server import PostgresServer, installations
 
 
 @pytest.mark.slow

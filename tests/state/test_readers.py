@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from commit_log_lab import PIPELINE, LogLab
-from waiting import wait_until
+from lab.commit_log_lab import PIPELINE, LogLab
+from lab.waiting import wait_until
 
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.generations import SourceUnit
@@ -141,7 +141,7 @@ def test_one_that_comes_while_the_log_is_compacted_is_seen_before_anything_goes(
     database: sa.Engine, log: LogLab, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It registers after the compaction has looked, and before the new file is put in the place of the old ones."""
-    from kills import at
+    from lab.kills import at
 
     with at("after-compact-write", lambda: register(store)):
         log.compact("out")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
-from postgres_server import PostgresServer, installations
+from lab.postgres_server import PostgresServer, installations
 from sqlalchemy.exc import OperationalError
 
 from conduit_dagster.cli.verb import unforeseen

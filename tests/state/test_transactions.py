@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from postgres_proxy import Proxy
-from postgres_server import PostgresServer
+from lab.postgres_proxy import Proxy
+from lab.postgres_server import PostgresServer
+from lab.waiting import at_once, wait_until
 from sqlalchemy.exc import IntegrityError, ProgrammingError
-from waiting import at_once, wait_until
 
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.state.database import open_database

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.support import Lab, queue
+from lab.waiting import wait_until
 from pyspark.sql import SparkSession
-from support import Lab, queue
-from waiting import wait_until
 
 from conduit_dagster.cli.reference import connector_pages
 from conduit_dagster.engine.plugin_loading import Plugins
@@ -23,7 +23,7 @@ from conduit_dagster.testing import failures
 
 pytestmark = pytest.mark.slow
 
-ONE_RUN = Path(__file__).parents[1] / "one_run.py"
+ONE_RUN = Path(__file__).parents[1] / "lab" / "one_run.py"
 TOTAL = 200
 Settings = dict[str, Any]
 

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import delta_deliveries
-import file_deliveries
 import pyarrow.parquet as pq
 import pytest
-from conformance_runs import Make, context, run_check
 from deltalake import DeltaTable
-from parts_stream import read_folder
-from postgres_lab import PostgresLab
-from postgres_server import PostgresServer
+from lab import delta_deliveries, file_deliveries
+from lab.conformance_runs import Make, context, run_check
+from lab.parts_stream import read_folder
+from lab.postgres_lab import PostgresLab
+from lab.postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 from structlog.testing import capture_logs
 

@@ -8,7 +8,7 @@ from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from http_server import QuietHandler, serving
+from lab.http_server import QuietHandler, serving
 
 from conduit_dagster.builtin_plugins import PROCESSORS
 from conduit_dagster.record import Record, copy

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
-from commit_log_lab import LogLab
-from conformance_runs import Make, context, run_check
+from lab.commit_log_lab import LogLab
+from lab.conformance_runs import Make, context, run_check
 from pyspark.sql import SparkSession
 
 from conduit_dagster.builtin_plugins import SOURCES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from waiting import at_once
+from lab.waiting import at_once
 
 from conduit_dagster.connectors.chaos.fault import SharedCounter
 from conduit_dagster.testing import FakeClock

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import at_once, wait_until
+from lab.waiting import at_once, wait_until
 
 from conduit_dagster.processes import is_alive, is_dead, is_running, started_at
 from conduit_dagster.warm import client, protocol

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine.edits.tables import MakeTable, Table
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
 
 
 @pytest.fixture

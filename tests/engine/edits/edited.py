@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from support import DECODE, Lab, destination, processor, queue, source
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 from conduit_dagster.state.tables import steps
 

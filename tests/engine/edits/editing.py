@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from chain_lab import rewound
 from engine.edits.oracle import FILTER, NACK, REFUSE, Config, Oracle, Output, Step
 from engine.matrix.kill_destinations import PLACES, Place
-from kills import Crash, hooked
-from support import DECODE, Lab, processor, queue, source
+from lab.chain_lab import rewound
+from lab.kills import Crash, hooked
+from lab.support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
 from conduit_dagster.recovery.errors import FatalError

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import Lab
+from lab.support import Lab
 
 _TEXT = '''
 import json

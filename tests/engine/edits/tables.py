@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
 
 
 @dataclass(frozen=True)

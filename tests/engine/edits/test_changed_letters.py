@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run
 from engine.edits.tables import MakeTable, Table
-from scripted import Script, scripted
-from support import Crashes, Lab, destination, processor, source
+from lab.scripted import Script, scripted
+from lab.support import Crashes, Lab, destination, processor, source
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder, kept

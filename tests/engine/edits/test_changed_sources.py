@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chain_lab import rewound
 from engine.edits.edited import build, numbers, rows_of, run
 from engine.edits.numbered import install, numbered
 from engine.edits.tables import MakeTable
+from lab.chain_lab import rewound
+from lab.support import Crashes, Lab, destination, source
 from pyspark.sql import SparkSession
-from support import Crashes, Lab, destination, source
 
 from conduit_dagster.engine.operate.rewind import RewindTarget
 

@@ -31,9 +31,9 @@ from engine.edits.oracle import FILTER, NACK, REFUSE
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
-from postgres_server import PostgresServer
+from lab.postgres_server import PostgresServer
+from lab.support import Lab
 from pyspark.sql import SparkSession
-from support import Lab
 
 from conduit_dagster.recovery.kill_points import REPLAY
 

@@ -9,9 +9,9 @@ import shutil
 from typing import Any
 
 import pytest
-from chain_lab import rewound
 from engine.edits.edited import LATE, SEVEN, build, numbers, rows_of, run, step_states
-from support import Crashes, Lab, destination, source
+from lab.chain_lab import rewound
+from lab.support import Crashes, Lab, destination, source
 
 from conduit_dagster.commit_log.compaction import Compactor
 from conduit_dagster.commit_log.segment_layout import LogFolder

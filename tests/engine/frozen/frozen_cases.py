@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from delta_rows import column
 from engine.frozen.owners import Owners
-from parts_stream import read_folder
+from lab.delta_rows import column
+from lab.parts_stream import read_folder
+from lab.support import DECODE, destination, processor, queue, source
 from psycopg import sql
-from support import DECODE, destination, processor, queue, source
 
 KINDS = ("file", "folder", "delta", "postgres")
 STARTING = ("after-lease", "after-fence", "after-register", "after-reack")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from support import Lab
+from lab.support import Lab
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.run_options import RunOptions

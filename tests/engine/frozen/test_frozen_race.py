@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import DECODE, Lab, destination, queue, source
+from lab.support import DECODE, Lab, destination, queue, source
 
 RACING = Path(__file__).with_name("racing_run.py")
 ROWS = [{"i": i} for i in range(20)]

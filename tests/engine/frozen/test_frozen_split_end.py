@@ -8,9 +8,9 @@ from pathlib import Path
 from engine.frozen import ledger_plugin
 from engine.frozen.ledger_plugin import ledger
 from engine.frozen.owners import Owners
-from kills import crashing
+from lab.kills import crashing
+from lab.support import DECODE, queue, source
 from pyspark.sql import SparkSession
-from support import DECODE, queue, source
 
 
 def test_children_are_not_sent_under_other_names(tmp_path: Path, spark: SparkSession) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
-from parts_stream import read_folder
+from lab.parts_stream import read_folder
 from psycopg import sql
 
 Row = dict[str, Any]

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from chain_lab import upstream
 from engine.matrix.kill_cases import Case, Combination
 from engine.matrix.kill_evidence import Crash, crash, ending
 from engine.matrix.kill_process import killed
 from engine.matrix.kill_runs import Runs
 from engine.matrix.kill_scenarios import write_sources
 from engine.matrix.kill_verdicts import Verdict
-from kills import hooked
+from lab.chain_lab import upstream
+from lab.kills import hooked
+from lab.support import Lab, destination, source
 from pyspark.sql import SparkSession
-from support import Lab, destination, source
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chain_lab import chained
 from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
-from support import DECODE, Lab, processor
+from lab.chain_lab import chained
+from lab.support import DECODE, Lab, processor
 
 STEP = 10
 """Records of one source in one step."""

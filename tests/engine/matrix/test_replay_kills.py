@@ -18,8 +18,8 @@ from engine.matrix.kill_reach import passages
 from engine.matrix.kill_round import World
 from engine.matrix.kill_runs import Runs
 from engine.matrix.kill_scenarios import CHECK
-from kills import hooked
-from support import DECODE, Lab, processor, queue, source
+from lab.kills import hooked
+from lab.support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.recovery.kill_points import POINTS, REPLAY
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, reasons

@@ -17,9 +17,9 @@ from engine.frozen.owners import SILENT, Owners
 from engine.mutants import counter_plugin
 from engine.mutants.counter_plugin import counter
 from engine.mutants.verdicts import Broken, sound
-from kills import Crash, crash, hooked
-from support import processor, queue
-from waiting import wait_until
+from lab.kills import Crash, crash, hooked
+from lab.support import processor, queue
+from lab.waiting import wait_until
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.state.pipeline_state import PipelineState, load

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from engine.mutants.verdicts import Watch, require
-from kills import Crash
+from lab.kills import Crash
 
 _STEPS = "SELECT step, state, plan FROM conduit_steps WHERE pipeline = 'p' ORDER BY step"
 

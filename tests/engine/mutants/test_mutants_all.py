@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from engine.mutants.mutant_table import TABLE
-from support import SHARED
+from lab.support import SHARED
 
 RULES = SHARED / "model" / "runs.py"
 

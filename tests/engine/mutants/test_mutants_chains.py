@@ -11,7 +11,7 @@ from engine.mutants.bench import Bench
 from engine.mutants.commits import Doomed, before_each_commit, chained
 from engine.mutants.conftest import Caught, Mutant
 from engine.mutants.verdicts import hold, require, sound
-from kills import Crash
+from lab.kills import Crash
 
 IN_FLIGHT = {"batch-size": 1, "max-in-flight": 3}
 STRICT = (3, 1)

@@ -10,7 +10,7 @@ from engine.mutants import mutants_of_decisions as without
 from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught
 from engine.mutants.verdicts import decided_once, hold, require, sound
-from support import destination
+from lab.support import destination
 
 FOLDER = destination("out", "./out/")
 TWO_IN_FLIGHT = {"batch-size": 2, "max-in-flight": 2}

@@ -10,7 +10,7 @@ from engine.mutants.conftest import Caught, Mutant, Scenario
 from engine.mutants.durable import Synced, below
 from engine.mutants.mutants_of_decisions import in_process
 from engine.mutants.verdicts import Watch, hold, sound
-from support import destination
+from lab.support import destination
 
 FOLDER = destination("out", "./out/")
 

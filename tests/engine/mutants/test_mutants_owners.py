@@ -7,7 +7,7 @@ from engine.mutants import mutants_of_publishing as without
 from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught
 from engine.mutants.verdicts import hold, require, sound
-from support import destination
+from lab.support import destination
 
 TWO_STEPS = {"batch-size": 2}
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import psycopg
 import pytest
-from delta_rows import column
 from engine.mutants import mutants_of_destinations as without
 from engine.mutants.bench import Bench
 from engine.mutants.conftest import Caught, Scenario
 from engine.mutants.verdicts import hold, sound
-from postgres_server import PostgresServer
+from lab.delta_rows import column
+from lab.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow]
 Read = Callable[[], list[int]]

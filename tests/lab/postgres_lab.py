@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from kills import at
 from psycopg import sql
 
 from conduit_dagster.connectors.postgres.catalog import TABLES
@@ -18,6 +17,7 @@ from conduit_dagster.connectors.postgres.settings import PostgresDestinationSett
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import ConnectorContext, Delivery, Refusal, WriterTask
+from lab.kills import at
 
 
 class PostgresLab:

@@ -10,7 +10,6 @@ from typing import Any
 
 import dagster as dg
 import sqlalchemy as sa
-from as_owner import owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
@@ -23,6 +22,7 @@ from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recovery_store import recovery_rows
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.tables import pipelines
+from lab.as_owner import owned
 
 PIPELINE = """
 version: "2.2"

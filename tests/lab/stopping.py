@@ -6,11 +6,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from support import Lab
-from waiting import wait_until
-
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.stop import StopFlag
+from lab.support import Lab
+from lab.waiting import wait_until
 
 
 def run_until(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from operating import error, result
-from support import DECODE, Lab, destination, processor, queue, source
-
 from conduit_dagster.state.overview import source_rows
+from lab.operating import error, result
+from lab.support import DECODE, Lab, destination, processor, queue, source
 
 GOOD = [{"i": i, "amount": i * 10} for i in range(20)]
 CONVERT = processor("convert", "field.convert", field=".Payload.After.amount", type="int")

@@ -27,7 +27,7 @@ from conduit_dagster.state.database import open_database
 Crashes = Callable[["Lab", str], None]
 """Runs the pipeline of a lab until it crashes at the named point; the fixture ``crashes``."""
 
-SHARED = Path(__file__).parents[1].parent / "shared"
+SHARED = Path(__file__).parents[2].parent / "shared"
 
 
 def ignore(step: StepReport, progress: RunProgress) -> None:

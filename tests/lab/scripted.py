@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from support import Lab
+from lab.support import Lab
 
 TEXT = """
 import json

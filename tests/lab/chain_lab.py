@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import DECODE, Lab, destination, queue, source
-
 from conduit_dagster.engine.operate.log_readers import drop_reader
 from conduit_dagster.engine.operate.pipeline_lock import owned
 from conduit_dagster.engine.operate.rewind import rewind
@@ -14,6 +12,7 @@ from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.readers import ReadingSource, readers_of
+from lab.support import DECODE, Lab, destination, queue, source
 
 ROWS = [{"i": i} for i in range(100)]
 SMALL = {"log-segment-size": "1KB", "batch-size": 10}

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 import sqlalchemy as sa
-from scripted import Script, scripted
-from support import DECODE, Lab, processor, queue, source
 
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.state import tables
 from conduit_dagster.state.overview import newest_events, offset_rows
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, processor, queue, source
 
 RECORDS = {"log": "records"}
 NAMESPACE = processor("namespace", "field.set", field='.Metadata["opencdc.collection"]', expression="after.c")

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kills import Crash, hooked
 
 from conduit_dagster.connectors.file.destination import FileDestination
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import ConnectorContext, Delivery, Strategy, WriterTask
+from lab.kills import Crash, hooked
 
 
 def make(root: Path, path: str = "out.jsonl", strategy: Strategy = "at-least-once", **settings: str) -> FileDestination:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from support import Lab, queue
-
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
@@ -18,6 +16,7 @@ from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.recovery_store import recovery_rows
+from lab.support import Lab, queue
 
 QUICK = Policy(min_delay=0.05, max_delay=0.4, window=300)
 NEVER = Policy(min_delay=3600, max_delay=3600)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from support import Lab
-
 from conduit_dagster.spark.session import SparkSettings, open_session
+from lab.support import Lab
 
 if __name__ == "__main__":
     session = open_session(SparkSettings(url=sys.argv[2]), "one run")

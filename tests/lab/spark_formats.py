@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support import Lab, queue
+from lab.support import Lab, queue
 
 
 def given(format_: str, **settings: str) -> dict[str, Any]:

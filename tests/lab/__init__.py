@@ -1,0 +1,1 @@
+"""What more than one folder of tests needs: projects in temporary folders, servers, plugins, kills."""
