@@ -23,7 +23,7 @@ from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.recovery_store import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.tables import pipelines
 
 

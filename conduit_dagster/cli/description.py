@@ -14,7 +14,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest
-from conduit_dagster.state.recovery_store import NEVER, recovery_rows
+from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

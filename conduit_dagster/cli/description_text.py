@@ -1,8 +1,10 @@
-"""Human-readable description of a pipeline."""
+"""Human-readable descriptions of pipelines, and examples of processors."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
@@ -10,6 +12,9 @@ from rich.text import Text
 from conduit_dagster.cli.description import short
 from conduit_dagster.cli.progress import amount
 from conduit_dagster.cli.terminal import print_error, styled
+from conduit_dagster.readable import readable
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Example
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,3 +124,29 @@ def _event(row: Facts) -> str:
 
 def _finding(row: Facts) -> str:
     return f"{row['line']}:{row['column']} {row['severity']} {row['code']}: {row['message']}"
+
+
+@dataclass(frozen=True)
+class ExampleText:
+    """Input and output of an example, each record as JSON without its empty parts."""
+
+    title: str
+    settings: Mapping[str, str]
+    given: str
+    gives: tuple[str, ...]
+
+
+def example_text(example: Example) -> ExampleText:
+    """Return an example as shown in the reference."""
+    gives = example.gives
+    records = gives if isinstance(gives, list) else [gives] if isinstance(gives, Record) else None
+    if records is None:
+        said = f"nacked: {gives}" if isinstance(gives, str) else "dropped"
+        return ExampleText(example.title, dict(example.settings), _text(example.given), (said,))
+    return ExampleText(
+        example.title, dict(example.settings), _text(example.given), tuple(_text(record) for record in records)
+    )
+
+
+def _text(record: Record) -> str:
+    return json.dumps(readable(record), ensure_ascii=False)

@@ -160,7 +160,7 @@ def history(
 
 def _history(pipeline: str, since: str | None, limit: int, files: list[str] | None) -> Outcome:
     from conduit_dagster.cli.terminal import count
-    from conduit_dagster.engine.operate.parse_time import moment
+    from conduit_dagster.engine.operate.source_positions import moment
 
     since_ns = 0 if since is None else moment(since, time.time_ns(), "--since")
     # one more than is shown, to know whether there are more

@@ -12,7 +12,7 @@ from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from conduit_dagster.cli.example_text import ExampleText
+    from conduit_dagster.cli.description_text import ExampleText
     from conduit_dagster.cli.reference import Page
     from conduit_dagster.engine.plugin_loading import Plugins
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
-from conduit_dagster.cli.example_text import ExampleText, example_text
+from conduit_dagster.cli.description_text import ExampleText, example_text
 from conduit_dagster.config.model_findings import kebab
 from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.engine.plugin_loading import is_of_project

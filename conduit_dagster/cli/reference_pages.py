@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from conduit_dagster.cli.example_text import ExampleText
+from conduit_dagster.cli.description_text import ExampleText
 from conduit_dagster.cli.reference import Page, Setting, connector_pages, processor_pages, section_pages
 from conduit_dagster.cli.verb import INVALID, OK
 from conduit_dagster.engine.plugin_loading import Plugins

@@ -17,7 +17,7 @@ from conduit_dagster.commit_log.log_reader import read, verify
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.consumer_offsets import EVERYTHING, ByConsumer, offsets_of
+from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.readers import held_from
 from conduit_dagster.state.tables import LONGEST

@@ -13,9 +13,9 @@ from conduit_dagster.commit_log.entries import encode_block
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
-from conduit_dagster.engine.ledger import TaskError, task_error
 from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.redaction import Redaction
+from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import TransientError

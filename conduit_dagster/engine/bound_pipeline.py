@@ -13,7 +13,7 @@ import msgspec
 from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
-from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
+from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program

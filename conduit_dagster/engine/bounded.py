@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.recovery_store import RecoveryState, read
+from conduit_dagster.state.status_store import RecoveryState, read
 
 T = TypeVar("T")
 GRACE = 0.25

@@ -18,7 +18,6 @@ from conduit_dagster.engine.bounded import Worker
 from conduit_dagster.engine.dead_letters.late_letters import LateLetters
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment
-from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.offset_updates import joined_members
 from conduit_dagster.engine.plan import StepPlanner
 from conduit_dagster.engine.prepare import Preparer
@@ -27,6 +26,7 @@ from conduit_dagster.engine.refusals import Refusals
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.resolve import Resolution, cut, cut_failed, refusal, resolve
 from conduit_dagster.engine.restage import Restaged
+from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog

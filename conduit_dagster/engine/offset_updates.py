@@ -8,7 +8,7 @@ from operator import attrgetter, is_
 
 from conduit_dagster.record import Record, mode_of
 from conduit_dagster.sdk import Rows
-from conduit_dagster.state.consumer_offsets import EVERYTHING
+from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.steps import Decision, LastInNamespace, Namespaces, Plan, Range, SourceCount
 
 Offsets = dict[str, dict[str, int]]

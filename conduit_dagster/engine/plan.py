@@ -10,14 +10,14 @@ from typing import Any
 
 import msgspec
 
-from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.log_source import LogSource
+from conduit_dagster.engine.stage_job import Ledger
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Destination, Position
-from conduit_dagster.state.generations import inside
+from conduit_dagster.state.connector_registrations import inside
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import LoggedRange, Memory, Plan, Range
 

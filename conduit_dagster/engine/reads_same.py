@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.source_nodes import SourceNode
-from conduit_dagster.state.generations import LOGGED, SourceUnit
+from conduit_dagster.state.connector_registrations import LOGGED, SourceUnit
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 from conduit_dagster.state.steps import Plan
 

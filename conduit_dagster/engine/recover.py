@@ -8,7 +8,7 @@ import msgspec
 
 from conduit_dagster.engine.acks import newest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.engine.dead_letters.replaying import settle_letters
+from conduit_dagster.engine.dead_letters.replay_route import settle_letters
 from conduit_dagster.engine.delivery_progress import Shipment, as_delivery, progress_of
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.plan import identity

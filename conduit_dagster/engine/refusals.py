@@ -12,9 +12,9 @@ from conduit_dagster.engine.dead_letters.letter_layout import PIECES, clean, enc
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
 from conduit_dagster.engine.delivery_progress import Shipment, after
-from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.offset_updates import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.resolve import refusal
+from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blamed

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.ledger import NackRow
+from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import RestartHistory, Wait

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from conduit_dagster.engine.ledger import Ledger, NackRow, SourceFailure
+from conduit_dagster.engine.stage_job import Ledger, NackRow, SourceFailure
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state.steps import LoggedRange, Plan, Range, SourceCount
 

@@ -23,7 +23,7 @@ from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.overview import pipeline_rows
-from conduit_dagster.state.recovery_store import RecoveryState, read
+from conduit_dagster.state.status_store import RecoveryState, read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

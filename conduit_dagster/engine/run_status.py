@@ -22,8 +22,7 @@ from conduit_dagster.recovery.policy import FRESH, Policy, RestartHistory, Wait,
 from conduit_dagster.spark.jobs import JobCancelled
 from conduit_dagster.state.database import unreachable
 from conduit_dagster.state.lease import LeaseLost, acquire
-from conduit_dagster.state.recovery_store import RecoveryState, write
-from conduit_dagster.state.status_store import Failed, RunStart, StatusStore
+from conduit_dagster.state.status_store import Failed, RecoveryState, RunStart, StatusStore, write
 from conduit_dagster.state.store import PipelineStore
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from conduit_dagster.engine.acks import Acked, AckFile, Acks
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, compile_encoded
-from conduit_dagster.engine.ledger import TaskError, task_error
+from conduit_dagster.engine.stage_job import TaskError, task_error
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified

@@ -9,10 +9,10 @@ from typing import Any
 from conduit_dagster.engine.dead_letters.letter_layout import NOBODY, clean, said
 from conduit_dagster.engine.dead_letters.replay_route import Branch, way_of
 from conduit_dagster.engine.dead_letters.split_letters import BlockNacks, Nacked, SplitContext, SplitLetters
-from conduit_dagster.engine.ledger import Ledger, NackRow, NackRows
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.offset_updates import NamespaceTracker
 from conduit_dagster.engine.origins import BlockPositions, TracedWriter
+from conduit_dagster.engine.stage_job import Ledger, NackRow, NackRows
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Keys, Replayed, Writer

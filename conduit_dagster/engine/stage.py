@@ -12,13 +12,12 @@ from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipel
 from conduit_dagster.engine.dead_letters.archive import ArchiveFile
 from conduit_dagster.engine.dead_letters.originals import Originals
 from conduit_dagster.engine.dead_letters.split_letters import SplitContext, SplitLetters
-from conduit_dagster.engine.ledger import Ledger, SourceFailure, TaskError, task_error
 from conduit_dagster.engine.log_writer import LogWriter
 from conduit_dagster.engine.origins import TracedWriter, keeps_origins
 from conduit_dagster.engine.reading import SourceReadError, quiet_collector, read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.split_run import SplitRun
-from conduit_dagster.engine.stage_job import LogRequest, SplitOf, StageJob
+from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob, TaskError, task_error
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import blamed

@@ -1,15 +1,20 @@
-"""Job description that a step's tasks receive besides the program, and what a task that writes the log returns."""
+"""Request to a staging task, besides the program, and the ledger it reports: numbers and nacks, never records."""
 
 from __future__ import annotations
 
+import traceback
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from conduit_dagster.commit_log.segment_layout import Written
 from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.recovery.classify import classify
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Split
-from conduit_dagster.state.steps import Memory
+from conduit_dagster.state.steps import LetterPart, Memory, Namespaces, Part, SourceCount
 
 
 class LogRequest(msgspec.Struct, frozen=True):
@@ -76,3 +81,141 @@ class StageJob(msgspec.Struct, frozen=True):
 
 
 learn(StageJob)
+
+
+class NackRow(msgspec.Struct):
+    """One nacked source record."""
+
+    source: str
+    ordinal: int
+    """Index of the record in the step's range of its source, from 0."""
+    position: str
+    node: str
+    code: str
+    message: str
+    by_destination: bool = False
+    before: Any = None
+    """The source's position right before it; only if the nack window may cut there."""
+
+
+class TaskError(msgspec.Struct):
+    """An error that ended a task. Expected errors are reported here, because Spark would keep only their text."""
+
+    fatal: bool
+    code: str
+    message: str
+    place: str | None = None
+    fix: str | None = None
+    node: str | None = None
+    trace: str = ""
+
+    @property
+    def is_unforeseen(self) -> bool:
+        """Whether its text is that of an unclassified exception, which may contain anything."""
+        return self.code in ("connector.failed", "processor.failed", "task.failed")
+
+    def masked(self, mask: Callable[[str], str]) -> TaskError:
+        """Return a copy with all texts masked."""
+        fix = mask(self.fix) if self.fix else self.fix
+        return msgspec.structs.replace(self, message=mask(self.message), fix=fix, trace=mask(self.trace))
+
+    def without_text(self, instead: str) -> TaskError:
+        """Return a copy with this message, and without fix and trace."""
+        return msgspec.structs.replace(self, message=instead, fix=None, trace="")
+
+    def as_error(self) -> ConduitError:
+        """Return it as an exception of its original class."""
+        kind = FatalError if self.fatal else TransientError
+        error = kind(self.message, code=self.code, place=self.place, fix=self.fix, node=self.node)
+        if self.trace:
+            error.add_note(self.trace)
+        return error
+
+
+class SourceFailure(msgspec.Struct):
+    """A source that failed in the middle of a split."""
+
+    source: str
+    ordinal: int
+    """Number of records of the step's range that it returned before."""
+    before: Any
+    """The source's own position after the last of them."""
+    error: TaskError
+
+
+class Ledger(msgspec.Struct):
+    """Report of one task."""
+
+    task: int
+    sources: dict[str, SourceCount] = {}
+    nacks: list[NackRow] = []
+    """One row per nack, for those that the driver needs (``nack_rows.py``)."""
+    letters: LetterPart | None = None
+    """The archive file with all nacked records."""
+    nacked: dict[str, int] = {}
+    """Counts of all nacks, by ``node code``."""
+    filtered: dict[str, int] = {}
+    parts: dict[str, Part] = {}
+    """Consumer to its staged part; missing if there was nothing to stage."""
+    origins: dict[str, Part] = {}
+    """Consumer to the origins of its staged part, if it keeps them (``origins.py``)."""
+    records: dict[str, Part] = {}
+    """Consumer to its share as whole records, if requested."""
+    namespaces: Namespaces = {}
+    teed: list[LogResult] = []
+    """Records that the task also wrote to the log, in order."""
+    memory: dict[str, Memory] = {}
+    """By node, the new state of stateful processors."""
+    error: TaskError | None = None
+    failed: SourceFailure | None = None
+    """If set, nothing else of the task counts: the step is cut right before the failure."""
+
+    def encode(self) -> bytes:
+        """Encode for the way back to the driver."""
+        return msgspec.msgpack.encode(self)
+
+    @staticmethod
+    def decode(data: bytes) -> Ledger:
+        """Decode the output of :meth:`encode`."""
+        return msgspec.msgpack.decode(data, type=Ledger)
+
+
+def task_error(error: BaseException, doing: str) -> TaskError:
+    """Classify an exception of a task. Unforeseen ones are transient and keep their traceback for ``--verbose``."""
+    known = classify(error, doing=doing, code="task.failed")
+    # a ConduitError or OSError is clear enough without its own traceback
+    origin = error.__cause__ if isinstance(error, ConduitError | OSError) else error
+    trace = "".join(traceback.format_exception(origin)) if origin else ""
+    return TaskError(known.fatal, known.code, known.message, known.place, known.fix, known.node, trace)
+
+
+learn(Ledger)
+
+
+_SAMPLE = 20
+"""Number of nacks of one split that are reported when none of them decides anything; the archive has all of them."""
+
+
+class NackRows:
+    """Selector of the nacks of a split that get a row: enough to decide where the step is cut, and a few others.
+
+    Once the nacks of the split alone exceed the threshold, the step is cut here or earlier, so later ones don't matter.
+    Without a window nothing is cut, and the rows are only for display.
+    """
+
+    def __init__(self, size: int, threshold: int) -> None:
+        self._size, self._recent = size, deque[int](maxlen=threshold + 1)
+        self._left = _SAMPLE if size == 0 else None
+        self._decided = False
+
+    def wants(self, ordinal: int) -> bool:
+        """Return whether the nack of this record gets a row. Call once per nack, in order."""
+        if self._left is not None:
+            self._left -= 1
+            return self._left >= 0
+        if self._decided:
+            return False
+        self._recent.append(ordinal)
+        full = len(self._recent) == self._recent.maxlen
+        self._decided = full and ordinal - self._recent[0] < self._size
+        return True

@@ -10,10 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.engine.ledger import Ledger, SourceFailure
 from conduit_dagster.engine.offset_updates import generations
 from conduit_dagster.engine.stage import LEDGER_SCHEMA, run_tasks
-from conduit_dagster.engine.stage_job import LogRequest, SplitOf, StageJob
+from conduit_dagster.engine.stage_job import Ledger, LogRequest, SourceFailure, SplitOf, StageJob
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.kill_points import reached

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 from conduit_dagster.commit_log.splits import log_split
 from conduit_dagster.engine.appender import Append, Appender, parts_of
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.ledger import Ledger
-from conduit_dagster.engine.stage_job import LogRequest, SplitOf
+from conduit_dagster.engine.stage_job import Ledger, LogRequest, SplitOf
 from conduit_dagster.engine.stager import Staged, Stager, Tasks, group
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import FatalError

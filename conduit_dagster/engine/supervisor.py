@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
-from conduit_dagster.engine.dead_letters.replaying import with_open_replay
+from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence

@@ -14,7 +14,7 @@ from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.history import gone, restarts_of
-from conduit_dagster.state.recovery_store import NEVER, RecoveryState, recovery_rows
+from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.tables import steps
 
 Lags = Callable[[str, str, Any], tuple[int, str] | None]

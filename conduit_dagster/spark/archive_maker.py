@@ -19,7 +19,7 @@ from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.class_data import archive_path, mark_failed
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan
-from conduit_dagster.spark.server_probe import loopback_channel
+from conduit_dagster.spark.server_monitor import loopback_channel
 from conduit_dagster.spark.spark_settings import SparkSettings
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.spark.class_data import distrust_archive, make_archive_later
 from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
-from conduit_dagster.spark.server_probe import answered
+from conduit_dagster.spark.server_monitor import answered
 from conduit_dagster.spark.spark_settings import SparkSettings
 
 # it takes seconds on an idle machine, but minutes on one that is overloaded tenfold

@@ -17,7 +17,7 @@ from conduit_dagster.spark.connect import MOST_BACKOFF_MS, TRIES, unreachable
 from conduit_dagster.spark.server import join_server, stop_server
 from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkServer
 from conduit_dagster.spark.server_launch import digests
-from conduit_dagster.spark.server_probe import loopback_channel
+from conduit_dagster.spark.server_monitor import loopback_channel
 from conduit_dagster.spark.spark_settings import SparkSettings, connect_conf
 from conduit_dagster.spark.sql.sql_session import close_sql_session, origin_of
 

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.generations import LOGGED, Generations, SourceUnit, change_unit
+from conduit_dagster.state.connector_registrations import LOGGED, Generations, SourceUnit, change_unit
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.log_store import LogStore, whole_from
 from conduit_dagster.state.tables import consumers, log_parts, logs, sources

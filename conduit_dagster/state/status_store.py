@@ -1,4 +1,4 @@
-"""Status transitions of a pipeline: begun, failed, waiting, recovered, ended. Each in one transaction of its lease."""
+"""Status and recovery state of pipelines: transitions, failures, restarts, operators' requests. Each a transaction."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH, GiveUp, Policy, RestartHistory, Wait, decide
-from conduit_dagster.state import recovery_store
+from conduit_dagster.state.database import insert_if_absent, reading
 from conduit_dagster.state.history import provision, record_event, restarts_of
 from conduit_dagster.state.lease import Transactions
-from conduit_dagster.state.recovery_store import RecoveryState
-from conduit_dagster.state.tables import pipelines
+from conduit_dagster.state.tables import pipelines, recoveries
 
 Error = Mapping[str, Any]
 """An error as ``run --json`` shows it: code, message, node, place, fix, fatal."""
@@ -61,14 +60,14 @@ class StatusStore:
         """
 
         def work(connection: sa.Connection) -> RecoveryState | None:
-            state = recovery_store.read(connection, self._id)
+            state = read(connection, self._id)
             if start.restart is None:
                 return self._started(connection, start)
             # exactly one restart per failure, even if several processes were told to do it
             if state.failure != start.restart or not state.restart_at_ns or state.stop_asked:
                 return None
             values = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": ""}
-            recovery_store.write(connection, self._id, **values)
+            write(connection, self._id, **values)
             told = {"attempt": state.past.attempt, "failure": state.failure, "run": start.run}
             self._event(connection, "restarted", **told, total=(restarts_of(connection, self._id) or 0) + 1)
             return state
@@ -77,12 +76,12 @@ class StatusStore:
 
     def _started(self, connection: sa.Connection, start: RunStart) -> RecoveryState:
         fresh = {"run": start.run, "digest": start.digest, "restart_at_ns": 0, "asked": "", "past": start.past}
-        first = recovery_store.read(connection, self._id).run == ""
-        recovery_store.write(connection, self._id, **fresh, cause=None)
+        first = read(connection, self._id).run == ""
+        write(connection, self._id, **fresh, cause=None)
         self._set(connection, PipelineStatus.RECOVERING if start.past.attempt else PipelineStatus.RUNNING)
         provision(connection, self._id, start.file, first)
         self._event(connection, "started", run=start.run)
-        return recovery_store.read(connection, self._id)
+        return read(connection, self._id)
 
     def recovered(self, attempt: int) -> None:
         """Mark the pipeline as running: a record was acked end to end, or a window passed without an error (B12)."""
@@ -110,7 +109,7 @@ class StatusStore:
 
         def work(connection: sa.Connection) -> Failed:
             also(connection)
-            state = recovery_store.read(connection, self._id)
+            state = read(connection, self._id)
             values: dict[str, Any] = {"failure": state.failure + 1, "cause": error, "restart_at_ns": 0}
             if reported:
                 values["reported"] = run
@@ -122,7 +121,7 @@ class StatusStore:
                 self._wait(connection, error, decision, state.failure + 1)
             else:
                 self._give_up(connection, error, decision)
-            recovery_store.write(connection, self._id, **values)
+            write(connection, self._id, **values)
             wait = decision if isinstance(decision, Wait) else None
             return Failed(PipelineStatus.RECOVERING if wait else PipelineStatus.DEGRADED, state.failure + 1, wait)
 
@@ -164,7 +163,7 @@ class StatusStore:
         self, connection: sa.Connection, status: PipelineStatus, reason: str, error: Error | None, **detail: Any
     ) -> None:
         self._set(connection, status, reason, error)
-        recovery_store.write(connection, self._id, restart_at_ns=0, asked="")
+        write(connection, self._id, restart_at_ns=0, asked="")
         detail |= {"reason": reason} if reason else {}
         self._event(connection, status, **detail, **({"error": dict(error)} if error else {}))
 
@@ -188,3 +187,100 @@ def _decide(error: Error, policy: Policy | None, past: RestartHistory, now_ns: i
     if error["fatal"] or policy is None:
         return None
     return decide(policy, past, now_ns)
+
+
+Asked = Literal["", "start", "stop", "force", "renew"]
+"""``renew``: stop, and begin again with the file as it is now."""
+_STOPS: Final = ("stop", "force", "renew")
+
+
+@dataclass(frozen=True)
+class RecoveryState:
+    """A pipeline's recovery row; times in ns since the epoch."""
+
+    run: str = ""
+    """The run that began last."""
+    reported: str = ""
+    """The last run whose failure another process reported."""
+    failure: int = 0
+    """Number of failures so far; it identifies the restart that follows the last one."""
+    past: RestartHistory = FRESH
+    restart_at_ns: int = 0
+    """When the pending restart is due; 0 if none is pending."""
+    cause: dict[str, Any] | None = None
+    """The newest error."""
+    asked: Asked = ""
+    """An operator's request that has not been carried out yet."""
+    asked_ns: int = 0
+    digest: str = ""
+    """Digest of the pipeline's file, as read by the run that began last."""
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the run was asked to end."""
+        return self.asked in _STOPS
+
+
+NEVER: Final = RecoveryState()
+"""State of a pipeline that never ran."""
+
+
+def read(connection: sa.Connection, pipeline: str) -> RecoveryState:
+    """Return the pipeline's recovery state; ``NEVER`` if it has no row."""
+    mine = sa.select(recoveries).where(recoveries.c.pipeline == pipeline)
+    row = connection.execute(mine).mappings().one_or_none()
+    return NEVER if row is None else _state(row)
+
+
+def recovery_rows(engine: sa.Engine) -> dict[str, RecoveryState]:
+    """Return all recovery states, by pipeline."""
+    with reading(engine) as connection:
+        rows = connection.execute(sa.select(recoveries)).mappings().all()
+    return {row["pipeline"]: _state(row) for row in rows}
+
+
+def _state(row: Any) -> RecoveryState:
+    return RecoveryState(
+        row["run"],
+        row["reported"],
+        row["failure"],
+        RestartHistory(row["attempt"], tuple(json.loads(row["restarts"]))),
+        row["restart_at_ns"],
+        json.loads(row["cause"]) if row["cause"] else None,
+        row["asked"],
+        row["asked_ns"],
+        row["digest"],
+    )
+
+
+def write(connection: sa.Connection, pipeline: str, **values: Any) -> None:
+    """Update columns of the row, creating it if there is none. ``past`` and ``cause`` are passed as objects."""
+    if (past := values.pop("past", None)) is not None:
+        values |= {"attempt": past.attempt, "restarts": json.dumps(past.restarts)}
+    if "cause" in values:
+        values["cause"] = json.dumps(values["cause"]) if values["cause"] else ""
+    fresh: dict[str, Any] = {
+        "pipeline": pipeline, "run": "", "reported": "", "failure": 0, "attempt": 0, "restarts": "[]",
+        "restart_at_ns": 0, "cause": "", "asked": "", "asked_ns": 0, "digest": "",
+    }  # fmt: skip
+    insert_if_absent(connection, recoveries, **fresh)
+    connection.execute(sa.update(recoveries).where(recoveries.c.pipeline == pipeline).values(**values))
+
+
+def ask(
+    engine: sa.Engine,
+    pipeline: str,
+    asked: Asked,
+    by: str,
+    unless: Callable[[sa.Connection], bool] = lambda connection: False,
+) -> bool:
+    """Leave a request for the process that runs the pipeline, or will. Needs no lease: only the owner acts on it.
+
+    Return False, leaving none, if ``unless``, evaluated in the same transaction, is true.
+    """
+    with engine.begin() as connection:
+        if unless(connection):
+            return False
+        write(connection, pipeline, asked=asked, asked_ns=time.time_ns())
+        record_event(connection, pipeline, "asked", to=asked, by=by)
+    return True

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from conduit_dagster.state.connector_registrations import Registry
-from conduit_dagster.state.consumer_offsets import Moves, move_collections, move_offsets
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
 from conduit_dagster.state.dead_letters import StepDeadLetters, forget_closed, insert_letters
-from conduit_dagster.state.delivery_store import DeliveryStore
+from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Lease, Transactions, owner_text
 from conduit_dagster.state.log_registry import LogRegistry

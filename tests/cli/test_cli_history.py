@@ -11,7 +11,7 @@ import pytest
 from lab.as_owner import owned
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.engine.operate.parse_time import moment
+from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.status_store import RunStart

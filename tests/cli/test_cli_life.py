@@ -11,8 +11,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
-from conduit_dagster.state.recovery_store import recovery_rows
-from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.state.status_store import RunStart, recovery_rows
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": False}
 

@@ -16,7 +16,7 @@ import pytest
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.state.claim import open_store
-from conduit_dagster.state.generations import SourceUnit
+from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.status_store import RunStart
 from conduit_dagster.state.store import PipelineStore

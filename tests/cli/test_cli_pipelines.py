@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lab.as_owner import owned
 
-from conduit_dagster.state.generations import SourceUnit
+from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.status_store import RunStart
 
 ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}

@@ -6,7 +6,7 @@ import pytest
 from lab.commit_log_lab import PIPELINE, SOURCE, LogLab
 
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.state.consumer_offsets import offsets_of, set_offsets
+from conduit_dagster.state.delivery_store import offsets_of, set_offsets
 from conduit_dagster.state.log_store import LogState, Segment
 
 

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.connectors.pipeline import output
+from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
-from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions, Split

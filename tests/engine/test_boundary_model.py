@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.ledger import Ledger, NackRow
 from conduit_dagster.engine.resolve import NackWindow, cut, resolve
+from conduit_dagster.engine.stage_job import Ledger, NackRow
 from conduit_dagster.state.steps import Plan, Range, SourceCount
 
 

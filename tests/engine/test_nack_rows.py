@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conduit_dagster.engine.ledger import NackRows
 from conduit_dagster.engine.resolve import NackWindow
+from conduit_dagster.engine.stage_job import NackRows
 
 
 @given(st.integers(1, 8), st.integers(0, 7), st.lists(st.booleans(), max_size=80), st.text("01", max_size=8))

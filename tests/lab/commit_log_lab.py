@@ -14,8 +14,8 @@ from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.record import COLLECTION, Nack, Record
-from conduit_dagster.state.consumer_offsets import move_offsets
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.delivery_store import move_offsets
 from conduit_dagster.state.log_store import LogPart, LogStore
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from conduit_dagster.metrics.families import page
 from conduit_dagster.metrics.stored import StoredMetrics
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.generations import SourceUnit
+from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.history import deprovision
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.status_store import RunStart

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from conduit_dagster.builtin_plugins import PROCESSORS
-from conduit_dagster.cli.example_text import example_text
+from conduit_dagster.cli.description_text import example_text
 from conduit_dagster.record import Record, copy
 from conduit_dagster.sdk import DROP, Example, Nack, Processor
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from conduit_dagster.engine.ledger import Ledger, task_error
+from conduit_dagster.engine.stage_job import Ledger, task_error
 from conduit_dagster.recovery.classify import blame, classified, classify, from_dagster
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, coded
 from conduit_dagster.state.lease import LeaseLost

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from conduit_dagster.recovery.policy import Policy, RestartHistory
-from conduit_dagster.state.recovery_store import RecoveryState
+from conduit_dagster.state.status_store import RecoveryState
 from sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
 from sensors.known import File, KnownPipeline, LastRun, Stored
 

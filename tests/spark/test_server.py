@@ -18,7 +18,7 @@ from lab.waiting import wait_until
 
 from conduit_dagster.spark.server import server_status, start_server, stop_server
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
-from conduit_dagster.spark.server_probe import answered
+from conduit_dagster.spark.server_monitor import answered
 from conduit_dagster.spark.spark_settings import SparkSettings
 
 SECONDS = 120

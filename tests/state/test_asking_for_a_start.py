@@ -6,8 +6,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.operate.starting import ask_start
 from conduit_dagster.state.lease import acquire
-from conduit_dagster.state.recovery_store import recovery_rows
-from conduit_dagster.state.status_store import RunStart
+from conduit_dagster.state.status_store import RunStart, recovery_rows
 from conduit_dagster.state.store import PipelineStore
 
 

@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
 from conduit_dagster.state import dead_letters as dead_letter_index
-from conduit_dagster.state.consumer_offsets import move_offsets, offsets_of
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letter_replays import close_letters
 from conduit_dagster.state.dead_letters import (
@@ -24,6 +23,7 @@ from conduit_dagster.state.dead_letters import (
     pages,
     reasons,
 )
+from conduit_dagster.state.delivery_store import move_offsets, offsets_of
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 from conduit_dagster.state.store import PipelineStore

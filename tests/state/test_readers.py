@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from lab.commit_log_lab import PIPELINE, LogLab
 from lab.waiting import wait_until
 
+from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.generations import SourceUnit
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.pipeline_state import load

@@ -21,8 +21,8 @@ from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.connectors.generator.source import GeneratorSettings, GeneratorSource
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
+from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.connectors.pipeline.source import PipelineSource, PipelineSourceSettings
-from conduit_dagster.connectors.pipeline.upstream import KEY, Upstream
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
     ConnectorSettings,

@@ -15,8 +15,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile, open_f
 from conduit_dagster.connectors.file.settings import FileDestinationSettings
 from conduit_dagster.connectors.file.step_ranges import reach
 from conduit_dagster.connectors.pipeline.published import Piece, ProjectView, Published, parser, step_of
-from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, no_record, output_gone
-from conduit_dagster.connectors.pipeline.upstream import Upstream
+from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, Upstream, no_record, output_gone
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError

@@ -11,8 +11,7 @@ from typing_extensions import override
 from conduit_dagster.connectors.pipeline.logged import LogReadMode
 from conduit_dagster.connectors.pipeline.output import OutputReadMode
 from conduit_dagster.connectors.pipeline.published import ProjectView
-from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, which_connector
-from conduit_dagster.connectors.pipeline.upstream import Upstream, upstream_of
+from conduit_dagster.connectors.pipeline.read_mode import Labels, ReadMode, Upstream, upstream_of, which_connector
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.sdk import Block, ConnectorContext, ConnectorSettings, Limit, Position, ReadOptions, Source, Split
 from conduit_dagster.state.readers import PLUGIN

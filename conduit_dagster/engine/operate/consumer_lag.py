@@ -14,7 +14,7 @@ from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.source_positions import joined_of, logs_of, stored
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.sdk import staged_records
-from conduit_dagster.state.consumer_offsets import EVERYTHING
+from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState, SourceState
 from conduit_dagster.state.steps import Decision, DeliveryProgress, StagedDelivery

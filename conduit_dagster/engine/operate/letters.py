@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
-from conduit_dagster.engine.dead_letters.replaying import give_back
+from conduit_dagster.engine.dead_letters.replay_route import give_back
 from conduit_dagster.engine.dead_letters.search import DeadLetterSearch, tally
 from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.operator_errors import refused
-from conduit_dagster.engine.operate.parse_time import moment
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.dead_letters import OPEN, DeadLetterQuery, Key, reasons
 

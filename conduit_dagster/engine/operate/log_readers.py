@@ -9,8 +9,8 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.state.consumer_offsets import EVERYTHING
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.lease import Lease, Transactions, acquire
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.readers import ReadingSource, drop, readers_of

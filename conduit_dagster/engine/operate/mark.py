@@ -20,8 +20,7 @@ from conduit_dagster.engine.operate.open_delivery import (
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, put_offset
 from conduit_dagster.sdk import StagedRecord
-from conduit_dagster.state.consumer_offsets import move_offsets
-from conduit_dagster.state.delivery_store import end_delivery, put_progress
+from conduit_dagster.state.delivery_store import end_delivery, move_offsets, put_progress
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 

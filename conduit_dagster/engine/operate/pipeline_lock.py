@@ -14,7 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.dead_letters.replaying import with_open_replay
+from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.operator_errors import never_ran
 from conduit_dagster.engine.registering import attach_logs
@@ -25,9 +25,9 @@ from conduit_dagster.engine.step_context import SourceAcks, make_context
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.spark.sql.evaluator import open_with
-from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
+from conduit_dagster.state.connector_registrations import LOGGED, Generations
 from conduit_dagster.state.database import unreachable
-from conduit_dagster.state.generations import LOGGED, Generations
+from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
 from conduit_dagster.state.lease import Lease, acquire
 from conduit_dagster.state.overview import pipeline_rows
 from conduit_dagster.state.store import PipelineStore

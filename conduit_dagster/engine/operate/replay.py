@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.replaying import give_back, unit_of, with_replay
+from conduit_dagster.engine.dead_letters.replay_route import give_back, unit_of, with_replay
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, total
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock

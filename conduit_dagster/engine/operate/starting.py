@@ -13,7 +13,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state.overview import locked_row, pipeline_rows
-from conduit_dagster.state.recovery_store import ask, read, recovery_rows
+from conduit_dagster.state.status_store import ask, read, recovery_rows
 
 _LOOK = 0.1
 _ENDED = (PipelineStatus.STOPPED, PipelineStatus.DEGRADED)

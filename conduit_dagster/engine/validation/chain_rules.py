@@ -10,7 +10,7 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
-from conduit_dagster.connectors.pipeline.upstream import PLUGIN, Upstream
+from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, Upstream
 from conduit_dagster.engine.bound_pipeline import Upstreams, choose_log
 from conduit_dagster.engine.plugin_loading import Plugins
 

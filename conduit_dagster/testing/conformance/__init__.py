@@ -10,9 +10,8 @@ All built-in plugins pass them. They need pytest, and no Spark.
 """
 
 from conduit_dagster.testing.conformance.destinations import DestinationConformance
-from conduit_dagster.testing.conformance.odd_records import odd_records
 from conduit_dagster.testing.conformance.of_project import plugin_module
-from conduit_dagster.testing.conformance.processors import ProcessorConformance
+from conduit_dagster.testing.conformance.processors import ProcessorConformance, odd_records
 from conduit_dagster.testing.conformance.sources import SourceConformance
 
 __all__ = ["DestinationConformance", "ProcessorConformance", "SourceConformance", "odd_records", "plugin_module"]

@@ -18,7 +18,7 @@ from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.rewind import RewindTarget
-from conduit_dagster.state.consumer_offsets import EVERYTHING, set_offsets
+from conduit_dagster.state.delivery_store import EVERYTHING, set_offsets
 from conduit_dagster.state.log_store import LogStore
 from conduit_dagster.state.overview import newest_events
 

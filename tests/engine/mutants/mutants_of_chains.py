@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from conduit_dagster.engine import recover
-from conduit_dagster.engine.ledger import NackRow
 from conduit_dagster.engine.loop import StepLoop
+from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.stager import Staged
 from conduit_dagster.state.steps import Plan
 from conduit_dagster.state.store import PipelineStore

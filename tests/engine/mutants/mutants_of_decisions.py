@@ -15,10 +15,9 @@ from conduit_dagster import storage
 from conduit_dagster.engine import recover, stage
 from conduit_dagster.engine import stager as staging
 from conduit_dagster.engine.compiled_pipeline import compile_encoded
-from conduit_dagster.engine.ledger import Ledger
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.restage import Restaged, is_staged
-from conduit_dagster.engine.stage_job import StageJob
+from conduit_dagster.engine.stage_job import Ledger, StageJob
 from conduit_dagster.engine.stager import Staged, Stager
 from conduit_dagster.state.pipeline_state import OpenStep
 from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
