@@ -13,6 +13,7 @@ from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
 from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
+from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
@@ -35,7 +36,6 @@ from conduit_dagster.state.store import PipelineStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_POLL = 0.05
 _RECORDING = 0.3
 """Seconds for recording the end of a run that hangs."""
 
@@ -173,6 +173,7 @@ class _Run:
     def _fly(
         self, loop: StepLoop, flight: InFlightSteps, appender: Appender | None, horizons: dict[str, Any] | None
     ) -> None:
+        idle = IdleWait()
         while not self._stop.requested:
             if appender is not None and appender.rolled:
                 flight.land()
@@ -184,8 +185,11 @@ class _Run:
                 raise
             if plan is not None:
                 flight.take(plan)
+                idle.moved()
             # nothing new is read before everything in the log is on its way
-            elif not loop.planner.log_first() and (self._options.drain or self._stop.wait(_POLL)):
+            elif loop.planner.log_first():
+                idle.moved()
+            elif self._options.drain or self._stop.wait(idle.seconds()):
                 break
             flight.look()
             self._life.look()

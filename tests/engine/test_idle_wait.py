@@ -1,0 +1,68 @@
+"""Waits of a loop that has nothing to do: short at first, long later, and never dearer than one percent of a core."""
+
+from __future__ import annotations
+
+import pytest
+
+from conduit_dagster.engine.idle_wait import IdleWait
+
+
+class Machine:
+    """A clock, and the CPU time of the thread that looks."""
+
+    def __init__(self) -> None:
+        self.now = self.cpu = 0.0
+        self.idle = IdleWait(lambda: self.now, lambda: self.cpu)
+
+    def look(self, cost: float = 0.0001) -> float:
+        """One look that finds nothing, then the wait."""
+        self.cpu += cost
+        wait = self.idle.seconds()
+        self.now += cost + wait
+        return wait
+
+
+def test_a_source_that_trickles_is_looked_at_twenty_times_a_second() -> None:
+    machine = Machine()
+    for _ in range(20):
+        waits = [machine.look() for _ in range(80)]
+        assert waits == [0.05] * 80
+        machine.idle.moved()
+
+
+def test_a_quiet_source_is_looked_at_once_a_second() -> None:
+    machine = Machine()
+    waits = [machine.look() for _ in range(200)]
+    assert waits[:90] == [0.05] * 90
+    assert waits[-50:] == [1.0] * 50
+
+
+def test_the_wait_is_short_again_after_a_step() -> None:
+    machine = Machine()
+    for _ in range(200):
+        machine.look()
+    machine.idle.moved()
+    assert machine.look() == 0.05
+
+
+@pytest.mark.parametrize("cost", [0.0002, 0.004, 0.02, 0.09])
+def test_a_quiet_pipeline_costs_one_percent_of_a_core(cost: float) -> None:
+    machine = Machine()
+    for _ in range(200):
+        machine.look(cost)
+    began, busy = machine.now, machine.cpu
+    for _ in range(50):
+        machine.look(cost)
+    assert (machine.cpu - busy) / (machine.now - began) <= 0.01
+
+
+def test_a_look_that_takes_seconds_is_repeated_after_ten() -> None:
+    machine = Machine()
+    assert machine.look(3.0) == 10.0
+
+
+def test_work_on_a_step_is_not_taken_for_the_cost_of_a_look() -> None:
+    machine = Machine()
+    machine.cpu += 5
+    machine.idle.moved()
+    assert machine.look() == 0.05
