@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.dead_letters.index import index_rows
+from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_progress import as_delivery
 from conduit_dagster.engine.offset_updates import after_step, merged
 from conduit_dagster.engine.resolve import Resolution
@@ -16,8 +16,7 @@ from conduit_dagster.engine.stager import Staged, Stager, as_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.state.dead_letters import StepDeadLetters
-from conduit_dagster.state.steps import Decision, Plan, StagedDelivery
+from conduit_dagster.state.steps import Decision, LetterPart, Plan, StagedDelivery
 
 
 class Preparer:
@@ -32,20 +31,22 @@ class Preparer:
         decision = self._decision(plan, staged, resolution)
         self._stager.sync(staged.staging, [delivery.consumer for delivery in decision.deliveries if delivery.parts])
         moves = after_step(plan, decision) if decision.once else None
-        letters = self._letters(plan, staged)
+        letters = self._letters(staged)
         context.memories.sync(plan.memory, decision.memory)
         reached("before-prepare", context.name)
         context.store.prepare(plan, decision, letters, moves)
         reached("after-prepare", context.name)
         context.state.prepared(decision)
+        if letters:
+            index_letters(context.store, context.archive)
         return decision
 
-    def _letters(self, plan: Plan, staged: Staged) -> StepDeadLetters:
-        parts, archive = [ledger.letters for ledger in staged.ledgers if ledger.letters], self._context.archive
+    def _letters(self, staged: Staged) -> list[LetterPart]:
+        parts = [ledger.letters for ledger in staged.ledgers if ledger.letters]
         if parts:
             # the index names no file that a crash could take
-            archive.sync()
-        return StepDeadLetters(parts, lambda: index_rows(archive, parts, plan))
+            self._context.archive.sync()
+        return parts
 
     def _decision(self, plan: Plan, staged: Staged, resolution: Resolution) -> Decision:
         return Decision(

@@ -11,6 +11,7 @@ import structlog
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
+from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.offset_updates import Offsets
 from conduit_dagster.engine.processor_state import Memories, memory_folder
@@ -153,7 +154,10 @@ class StepContext:
 def make_context(
     bound: BoundPipeline, store: PipelineStore, jobs: Jobs, options: RunOptions, slots: int, acks: SourceAcks
 ) -> StepContext:
-    """Return the context of a run of a pipeline; ``slots``: tasks that run at once."""
+    """Return the context of a run of a pipeline; ``slots``: tasks that run at once.
+
+    Indexes the dead letters that an earlier owner of the lease left without rows.
+    """
     delivery, queue = bound.config.delivery, bound.config.dead_letter_queue
     settings = StepSettings(
         limit=Limit(delivery.batch_size, delivery.batch_bytes),
@@ -165,4 +169,6 @@ def make_context(
         log=options.log_url,
         slots=slots,
     )
-    return StepContext(bound.compiled, store, jobs, acks, settings)
+    context = StepContext(bound.compiled, store, jobs, acks, settings)
+    index_letters(store, context.archive)
+    return context

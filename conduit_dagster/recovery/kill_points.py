@@ -29,6 +29,7 @@ POINTS: Final = (
     "after-replan",
     "before-prepare",
     "after-prepare",
+    "mid-index",
     "before-publish",
     "mid-publish",
     "after-publish",

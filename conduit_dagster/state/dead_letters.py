@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan
+from conduit_dagster.state.steps import DeadLetter, LetterPart
 from conduit_dagster.state.tables import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters, words
-
-_KEPT_CLOSED = 100_000
-"""Minimum number of replayed or discarded letters that are kept; open ones always are."""
-
-
-class StepDeadLetters(NamedTuple):
-    """The dead letters of a step."""
-
-    parts: Sequence[LetterPart] = ()
-    rows: Callable[[], Iterable[list[DeadLetter]]] = list
-    """Batches of a few thousand letters; called once per attempt of the transaction."""
 
 
 class MissedCopy(NamedTuple):
@@ -34,23 +23,12 @@ class MissedCopy(NamedTuple):
     """Destinations without a copy, as in ``DeadLetter.missed``."""
 
 
-def insert_letters(connection: sa.Connection, pipeline: str, plan: Plan, letters: StepDeadLetters) -> None:
-    """Insert all letters of a step, numbered in order."""
-    insert_parts(connection, pipeline, plan.step, letters.parts)
-    number = 0
-    for rows in letters.rows():
-        if plan.replay:
-            fail_again(connection, pipeline, rows)
-        else:
-            _insert(connection, (pipeline, plan.step, plan.clock_ns), number, rows)
-            number += len(rows)
-
-
 _OWN = ("pipeline", "step", "at_ns", "number")
 _COLUMNS = (*_OWN, *(name for name in DeadLetter._fields if name != "again"))
 
 
-def _insert(connection: sa.Connection, own: tuple[str, int, int], number: int, rows: Sequence[DeadLetter]) -> None:
+def insert_rows(connection: sa.Connection, own: tuple[str, int, int], number: int, rows: Sequence[DeadLetter]) -> None:
+    """Insert letters of a step, numbered from ``number``; ``own``: pipeline, step and time in nanoseconds."""
     # tuples, bypassing SQLAlchemy's processing of each value, which takes as long as the database itself
     quoted = map(connection.dialect.identifier_preparer.quote, _COLUMNS)
     mark = "?" if connection.dialect.paramstyle == "qmark" else "%s"
@@ -73,10 +51,10 @@ def _held(row: DeadLetter) -> DeadLetter:
 
 def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
     """Add a letter that was found at publishing, after the others of its step."""
-    insert_parts(connection, pipeline, step, [part])
+    insert_parts(connection, pipeline, step, [part], are_indexed=True)
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
-    _insert(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, [row])
+    insert_rows(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, [row])
 
 
 def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: MissedCopy) -> None:
@@ -86,15 +64,16 @@ def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Miss
     _merge_missed(connection, [*mine, *at], missed.destinations)
 
 
-def fail_again(connection: sa.Connection, pipeline: str, rows: Sequence[DeadLetter]) -> None:
+def fail_again(connection: sa.Connection, pipeline: str, replay: int, rows: Sequence[DeadLetter]) -> None:
     """Reopen letters that a replay could not deliver, with their new reason; their queue has them already."""
     column = dead_letters.c
     for row in rows:
         assert row.again is not None
         mine = (column.pipeline == pipeline, column.step == row.again[0], column.number == row.again[1])
         told = {name: getattr(row, name) for name in ("node", "code", "message", "missed", "part", "line")}
-        values = {"state": "open", "attempt": column.attempt + 1, **told}
-        still = (*mine, column.state == "replaying")
+        values = {"state": "open", "attempt": column.attempt + 1, "closed_ns": 0, **told}
+        # with at-most-once the step is done, and its letters closed, before this
+        still = (*mine, column.replay == replay, column.state.in_(("replaying", "replayed")))
         if not connection.execute(sa.update(dead_letters).where(*still).values(**values)).rowcount:
             # another destination has refused it as well
             _merge_missed(connection, mine, json.loads(row.missed or "[]"))
@@ -126,26 +105,19 @@ def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str])
         connection.execute(sa.update(dead_letters).where(*at).values(**values))
 
 
-def insert_parts(connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart]) -> None:
-    """Add files of the archive to the index."""
+def insert_parts(
+    connection: sa.Connection, pipeline: str, step: int, parts: Sequence[LetterPart], are_indexed: bool = False
+) -> None:
+    """Add files of the archive to the index; ``are_indexed``: the same transaction adds the rows of their letters."""
     values = [
-        {"pipeline": pipeline, "step": step, "part": p.name, "letters": p.letters, "bytes": p.bytes, "sha256": p.sha256}
-        for p in parts
-    ]
+        {
+            "pipeline": pipeline, "step": step, "part": part.name, "letters": part.letters, "bytes": part.bytes,
+            "sha256": part.sha256, "indexed": part.letters if are_indexed else 0,
+        }
+        for part in parts
+    ]  # fmt: skip
     if values:
         connection.execute(dead_letter_parts.insert(), values)
-
-
-def forget_closed(connection: sa.Connection, pipeline: str) -> None:
-    """Delete letters that were closed long ago, and the names of files that have no letters left."""
-    mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.state.in_(("replayed", "discarded")))
-    newest = sa.select(dead_letters.c.closed_ns).where(*mine).order_by(dead_letters.c.closed_ns.desc())
-    cut = newest.offset(_KEPT_CLOSED).limit(1).scalar_subquery()
-    gone = connection.execute(sa.delete(dead_letters).where(*mine, dead_letters.c.closed_ns < cut))
-    if gone.rowcount:
-        held = sa.select(dead_letters.c.part).where(dead_letters.c.pipeline == pipeline)
-        parts = (dead_letter_parts.c.pipeline == pipeline, dead_letter_parts.c.part.not_in(held))
-        connection.execute(sa.delete(dead_letter_parts).where(*parts))
 
 
 Key = tuple[int, int]

@@ -142,8 +142,8 @@ class DeliveryStore:
             if row.again is None:
                 add_letter(connection, self._id, plan.step, row, part)
             else:
-                insert_parts(connection, self._id, plan.step, [part])
-                fail_again(connection, self._id, [row])
+                insert_parts(connection, self._id, plan.step, [part], are_indexed=True)
+                fail_again(connection, self._id, plan.replay, [row])
             self._count_nack(connection, source)
 
         self._run(work)

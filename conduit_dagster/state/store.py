@@ -11,14 +11,15 @@ import sqlalchemy as sa
 
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.dead_letter_replays import LetterReplays, close_letters
-from conduit_dagster.state.dead_letters import StepDeadLetters, forget_closed, insert_letters
+from conduit_dagster.state.dead_letters import insert_parts
 from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Lease, Transactions, owner_text
+from conduit_dagster.state.letter_index import LetterIndex
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.pipeline_state import PipelineState, load
 from conduit_dagster.state.status_store import StatusStore
-from conduit_dagster.state.steps import Decision, Plan, SourceCount, StagedDelivery, encode
+from conduit_dagster.state.steps import Decision, LetterPart, Plan, SourceCount, StagedDelivery, encode
 from conduit_dagster.state.tables import consumers, deliveries, sources, steps
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class PipelineStore:
         self.transactions = transactions
         self.deliveries = DeliveryStore(transactions, lease.pipeline)
         self.replays = LetterReplays(transactions, lease.pipeline)
+        self.letter_index = LetterIndex(transactions, lease.pipeline)
         self.life = StatusStore(transactions, lease.pipeline)
 
     @property
@@ -102,8 +104,13 @@ class PipelineStore:
         """Void a planned step and every later one; none of them was prepared."""
         self._run(lambda connection: self._void_from(connection, step))
 
-    def prepare(self, plan: Plan, decision: Decision, letters: StepDeadLetters, moves: Moves | None = None) -> None:
+    def prepare(
+        self, plan: Plan, decision: Decision, letters: Sequence[LetterPart], moves: Moves | None = None
+    ) -> None:
         """Line 5: store the decision. Nothing is published before, and from here on the decision never changes.
+
+        ``letters``: the archive's files with the step's dead letters, which are indexed by later transactions
+        (:class:`~conduit_dagster.state.letter_index.LetterIndex`).
 
         With ``moves`` (at-most-once) the same transaction moves offsets, positions and targets, and the step is done:
         what is not published after that is never published.
@@ -113,7 +120,7 @@ class PipelineStore:
             self._set_state(connection, plan.step, "prepared", decision=encode(decision))
             rows = [self._delivery(plan, delivery, moves is not None) for delivery in decision.deliveries]
             connection.execute(deliveries.insert(), rows)
-            insert_letters(connection, self._id, plan, letters)
+            insert_parts(connection, self._id, plan.step, letters)
             if moves is not None:
                 self._hand_over(connection, plan.step, decision, moves)
                 self._finish(connection, plan, decision)
@@ -155,6 +162,8 @@ class PipelineStore:
             move_offsets(connection, self._id, names, moves)
 
         self._run(work)
+        if plan.step % _KEPT_STEPS == 0:
+            self.letter_index.forget_closed()
 
     def _finish(self, connection: sa.Connection, plan: Plan, decision: Decision) -> None:
         self._set_state(connection, plan.step, "done", done_ns=time.time_ns())
@@ -179,10 +188,9 @@ class PipelineStore:
             self._forget(connection, plan.step)
 
     def _forget(self, connection: sa.Connection, step: int) -> None:
-        """Delete old steps and deliveries, and dead letters that were closed long ago."""
+        """Delete old steps and deliveries."""
         for table in (steps, deliveries):
             connection.execute(sa.delete(table).where(table.c.pipeline == self._id, table.c.step < step - _KEPT_STEPS))
-        forget_closed(connection, self._id)
 
     # -- life ---------------------------------------------------------------------------------------------------
 

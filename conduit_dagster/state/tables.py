@@ -30,7 +30,7 @@ class SafeText(TypeDecorator[str]):
         return None if value is None else words(value, self.longest)
 
 
-VERSION = 1
+VERSION = 2
 """Raised with every change to a table, together with a revision in ``migrations/versions`` that makes the change."""
 
 LONGEST = 256
@@ -198,6 +198,8 @@ dead_letters = Table(
     Column("closed_ns", BigInteger, nullable=False, server_default="0"),
     Index("conduit_dead_letters_by_reason", "pipeline", "state", "node", "code"),
     Index("conduit_dead_letters_by_offset", "pipeline", "source", "offset"),
+    Index("conduit_dead_letters_by_part", "pipeline", "part"),
+    Index("conduit_dead_letters_by_end", "pipeline", "closed_ns"),
 )
 
 dead_letter_parts = Table(
@@ -209,6 +211,7 @@ dead_letter_parts = Table(
     Column("letters", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("sha256", String(64), nullable=False),
+    Column("indexed", BigInteger, nullable=False, server_default="0"),  # letters that have their row, from the first
 )
 
 owners = Table(

@@ -9,22 +9,21 @@ import pytest
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
-from conduit_dagster.state import dead_letters as dead_letter_index
+from conduit_dagster.state import letter_index
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letter_replays import close_letters
 from conduit_dagster.state.dead_letters import (
     STATES,
     DeadLetterQuery,
-    StepDeadLetters,
     fail_again,
-    forget_closed,
-    insert_letters,
+    insert_parts,
     newest,
     pages,
     reasons,
 )
 from conduit_dagster.state.delivery_store import move_offsets, offsets_of
 from conduit_dagster.state.lease import LeaseLost, acquire
+from conduit_dagster.state.letter_index import UnindexedPart
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
 from conduit_dagster.state.store import PipelineStore
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
@@ -49,9 +48,8 @@ def add(store: PipelineStore, step: int, *rows: DeadLetter) -> None:
     part = LetterPart(f"a{step}", len(rows), 1, "0" * 64)
     plan = Plan(step, step * 10, [])
     mine = [row._replace(part=f"a{step}") for row in rows]
-    store.transactions.run(
-        lambda connection: insert_letters(connection, "p", plan, StepDeadLetters([part], lambda: [mine]))
-    )
+    store.transactions.run(lambda connection: insert_parts(connection, "p", step, [part]))
+    store.letter_index.add(UnindexedPart(plan, part.name, len(rows), 0, 0), 0, mine)
 
 
 def keys(database: sa.Engine, *states: str, **wanted: Any) -> list[Key]:
@@ -147,9 +145,9 @@ def test_what_does_not_fail_again_is_closed_with_its_step(database: sa.Engine, s
     add(store, 1, *map(letter, range(4)))
     begun(store)
     again = letter(1, node="p:z", code="new", again=(1, 1), part="b", line=0, missed='["out"]')
-    store.transactions.run(lambda connection: fail_again(connection, "p", [again]))
+    store.transactions.run(lambda connection: fail_again(connection, "p", 7, [again]))
     other = again._replace(missed='["out2"]')
-    store.transactions.run(lambda connection: fail_again(connection, "p", [other]))
+    store.transactions.run(lambda connection: fail_again(connection, "p", 7, [other]))
     store.transactions.run(lambda connection: close_letters(connection, "p", step_of(7, None, (1, 2))))
     assert (keys(database, "replayed"), keys(database, "open")) == ([(1, 0), (1, 2)], [(1, 1)])
     [row] = newest(database, "p", DeadLetterQuery(("open",)), 1)
@@ -180,16 +178,66 @@ def test_only_open_letters_whose_record_is_kept_are_taken(database: sa.Engine, s
     assert newest(database, "p", DeadLetterQuery(("discarded",)), 1)[0]["note"] == "why"
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_old_closed_letters_are_forgotten_and_open_ones_never(
-    database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
+    database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch, at_once: int
 ) -> None:
-    monkeypatch.setattr(dead_letter_index, "_KEPT_CLOSED", 1)
+    monkeypatch.setattr(letter_index, "_KEPT_CLOSED", 1)
+    monkeypatch.setattr(letter_index, "_AT_ONCE", at_once)
     for step in (1, 2, 3):
         add(store, step, letter(step))
     add(store, 4, letter(4))
     for step in (1, 2, 3):
         store.replays.discard(DeadLetterQuery(keys=[(step, 0)]), "why", "me")
-    store.transactions.run(lambda connection: forget_closed(connection, "p"))
+    store.letter_index.forget_closed()
     assert keys(database) == [(2, 0), (3, 0), (4, 0)]
     with database.connect() as connection:
         assert sorted(connection.execute(sa.select(dead_letter_parts.c.part)).scalars()) == ["a2", "a3", "a4"]
+
+
+def test_a_file_of_letters_is_indexed_from_where_it_was_left(database: sa.Engine, store: PipelineStore) -> None:
+    """Two files of one step, the first one half indexed when its owner was killed."""
+    plan = Plan(3, 30, [Range("in", 1, 0, 5, 0)])
+    store.plan(plan)
+    parts = [LetterPart(f"000000000003-00000{task}-x", 3, 1, "0" * 64) for task in (0, 1)]
+    store.transactions.run(lambda connection: insert_parts(connection, "p", 3, parts))
+    first, second = store.letter_index.unindexed()
+    assert [(one.plan.step, one.letters, one.indexed, one.first) for one in (first, second)] == [
+        (3, 3, 0, 0),
+        (3, 3, 0, 3),
+    ]
+    store.letter_index.add(first, 0, [letter(0), letter(1)])
+    first, second = store.letter_index.unindexed()
+    assert (first.indexed, first.first, second.indexed, second.first) == (2, 0, 0, 3)
+    store.letter_index.add(first, 2, [letter(2)])
+    [second] = store.letter_index.unindexed()
+    store.letter_index.add(second, 0, [letter(3), letter(4), letter(5)])
+    assert store.letter_index.unindexed() == []
+    assert keys(database) == [(3, number) for number in range(6)]
+    assert [row["offset"] for row in newest(database, "p", DeadLetterQuery(), 9)] == [5, 4, 3, 2, 1, 0]
+
+
+def test_a_file_with_letters_to_be_indexed_is_not_forgotten(
+    database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(letter_index, "_KEPT_CLOSED", 0)
+    add(store, 1, letter(0), letter(1))
+    with database.begin() as connection:
+        connection.execute(sa.update(dead_letter_parts).values(letters=3))
+    store.replays.discard(DeadLetterQuery(keys=[(1, 0)]), "why", "me")
+    store.replays.discard(DeadLetterQuery(keys=[(1, 1)]), "why", "me")
+    store.letter_index.forget_closed()
+    assert keys(database) == [(1, 1)]
+    assert store.replays.kept_parts() == {"a1"}
+
+
+def test_a_letter_that_at_most_once_closed_fails_again_all_the_same(database: sa.Engine, store: PipelineStore) -> None:
+    """Its step is done with the decision; that it failed is indexed after."""
+    add(store, 1, *map(letter, range(2)))
+    begun(store)
+    store.transactions.run(lambda connection: close_letters(connection, "p", step_of(7, None, (1, 1))))
+    again = letter(1, code="new", again=(1, 1), part="b", line=0)
+    store.transactions.run(lambda connection: fail_again(connection, "p", 7, [again]))
+    [row] = newest(database, "p", DeadLetterQuery(("open",)), 9)
+    assert (row["number"], row["code"], row["attempt"], row["closed_ns"]) == (1, "new", 2, 0)
+    assert keys(database, "replayed") == [(1, 0)]

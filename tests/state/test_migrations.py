@@ -151,3 +151,20 @@ def test_opening_a_store_again_writes_nothing(database: sa.Engine, database_url:
         sa.event.remove(sa.Engine, "before_cursor_execute", heard)
     assert "SELECT" in said
     assert not {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER"} & set(said)
+
+
+def test_letters_of_a_store_of_version_1_count_as_indexed(database: sa.Engine, database_url: str) -> None:
+    part = {"pipeline": "p", "part": "a", "step": 1, "letters": 7, "bytes": 1, "sha256": "0" * 64}
+    with database.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_part")
+        connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_end")
+        connection.exec_driver_sql("ALTER TABLE conduit_dead_letter_parts DROP COLUMN indexed")
+        connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0001'")
+        older = tables.dead_letter_parts
+        connection.execute(sa.insert(sa.table(older.name, *map(sa.column, part))).values(**part))
+    database.dispose()
+    opened = open_database(database_url)
+    with opened.connect() as connection:
+        assert differences(connection) == []
+        assert connection.execute(sa.select(older.c.indexed)).scalar_one() == 7
+    opened.dispose()

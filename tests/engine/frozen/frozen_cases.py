@@ -17,7 +17,7 @@ from psycopg import sql
 
 KINDS = ("file", "folder", "delta", "postgres")
 STARTING = ("after-lease", "after-fence", "after-register", "after-reack")
-STEPPING = ("before-plan", "after-plan", "before-stage", "after-stage", "before-prepare", "after-prepare")
+STEPPING = ("before-plan", "after-plan", "before-stage", "after-stage", "before-prepare", "after-prepare", "mid-index")
 CUTTING = ("before-replan", "after-replan")
 PUBLISHING = ("before-publish", "mid-publish", "after-publish", "after-delivered")
 REFUSING = (
@@ -36,6 +36,7 @@ AT_MOST_ONCE = (
     "after-stage",
     "before-prepare",
     "after-prepare",
+    "mid-index",
     "before-publish",
     "mid-publish",
     "after-publish",

@@ -29,6 +29,11 @@ UNREACHABLE = (
         lambda scenario, strategy: not _logs(scenario),
     ),
     Never(
+        ("mid-index",),
+        "no record is nacked before publishing, so the step's index has no rows",
+        lambda scenario, strategy: not scenario.nacked,
+    ),
+    Never(
         ("before-replan", "after-replan"),
         "no nack exceeds the window, so no step is cut",
         lambda scenario, strategy: scenario.end is None,
