@@ -131,7 +131,8 @@ def log_split(folder: LogFolder, parts: Sequence[LogPart], start: int, stop: int
         "base": folder.base,
         "pipeline": folder.pipeline,
         "source": folder.source,
-        "parts": [msgspec.to_builtins(part) for part in mine],
+        # nobody who reads entries asks for positions, which may be large
+        "parts": [msgspec.to_builtins(msgspec.structs.replace(part, position=None)) for part in mine],
     }
     return Split(start, ordinal, stop - start, weight, detail)
 

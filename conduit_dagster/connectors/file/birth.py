@@ -28,6 +28,23 @@ def birth_of(file: int | str) -> int:
     return _statx_birth(file) or _stat_birth(file)
 
 
+_known: dict[tuple[int, int, int], int] = {}
+_MOST_KNOWN: Final = 500_000
+
+
+def known_birth(path: str, state: os.stat_result) -> int:
+    """Return the birth time of the file that ``state`` was read from, as :func:`birth_of`.
+
+    It is asked once: a file keeps its birth, and no other file has the same disk, inode and time of its last change.
+    """
+    key = state.st_dev, state.st_ino, state.st_ctime_ns
+    if (born := _known.get(key)) is None:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        born = _known[key] = birth_of(path)
+    return born
+
+
 def _statx_birth(file: int | str) -> int:
     statx = _statx()
     if statx is None:

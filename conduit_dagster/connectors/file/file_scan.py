@@ -64,6 +64,8 @@ class FileScan:
     def __init__(self, settings: FileSourceSettings, path: str, root: str, many: bool) -> None:
         self._settings, self._path, self._root, self._many = settings, path, root, many
         self._recognised: dict[int, _Match] = {}
+        self._last: dict[int, FoundFile] = {}
+        """Where the last survey found each file."""
         self._quiet = Quiet()
 
     def files(self) -> list[FoundFile]:
@@ -91,6 +93,7 @@ class FileScan:
         files = [*known, *self._fresh(position, listed, {found.ident for _, found in known})]
         if not files and not position.seen and not self._many:
             raise self._missing()
+        self._last = {file.number: found for file, found in files}
         return [self._seen(file, found, self._is_followed(found, files, listed)) for file, found in files]
 
     def _seen(self, file: TrackedFile, found: FoundFile, followed: bool) -> SeenFile:
@@ -124,25 +127,20 @@ class FileScan:
                 return match
         return None
 
-    def places(self) -> Places:
-        """Return all existing files by slot, for :meth:`open`."""
-        return _places(self.files())
+    def finder(self) -> FileFinder:
+        """Return an opener of tracked files, for one range of a step."""
+        return FileFinder(self)
 
-    def open(self, file: TrackedFile, places: Places) -> OpenFile | None:
-        """Open a tracked file under its current name; None if it is gone or no longer holds what was read from it.
-
-        Both metadata and data come from the descriptor: the name is resolved only once.
-        """
-        for found in places.get(file.slot, ()):
-            if (opened := open_tracked(found, file)) is not None:
-                return opened
-        return None
+    def last_found(self, file: TrackedFile) -> list[FoundFile]:
+        """Return where the last survey found the file; empty if it did not."""
+        found = self._last.get(file.number)
+        return [] if found is None or not file.may_be(found) else [found]
 
     def is_there(self, files: Iterable[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
-        places = self.places()
+        places = _places(self.files())
         for file in files:
-            if (opened := self.open(file, places)) is not None:
+            if (opened := _open_one(file, places.get(file.slot, ()))) is not None:
                 opened.close()
                 return True
         return False
@@ -185,6 +183,35 @@ class FileScan:
             place=self._path,
             fix="create it, or correct the setting path",
         )
+
+
+class FileFinder:
+    """Opener of tracked files under their current names. Lists the files only if one is not where it was last found."""
+
+    def __init__(self, scan: FileScan) -> None:
+        self._scan = scan
+        self._places: Places | None = None
+
+    def open(self, file: TrackedFile) -> OpenFile | None:
+        """Open a tracked file; None if it is gone or no longer holds what was read from it.
+
+        Both metadata and data come from the descriptor: the name is resolved only once.
+        """
+        opened = _open_one(file, self._scan.last_found(file))
+        if opened is None and self._places is not None:
+            opened = _open_one(file, self._places.get(file.slot, ()))
+        if opened is None:
+            # it may have been renamed since the last listing
+            self._places = _places(self._scan.files())
+            opened = _open_one(file, self._places.get(file.slot, ()))
+        return opened
+
+
+def _open_one(file: TrackedFile, places: Iterable[FoundFile]) -> OpenFile | None:
+    for found in places:
+        if (opened := open_tracked(found, file)) is not None:
+            return opened
+    return None
 
 
 def open_tracked(found: FoundFile, file: TrackedFile) -> OpenFile | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,10 +45,10 @@ class FoundFile(NamedTuple):
         return f"{self.device}:{self.inode}:{self.birth}" if self.inode else self.name
 
 
-def found_of(url: str, name: str, stat: os.stat_result, made: int) -> FoundFile:
+def found_of(url: str, name: str, state: os.stat_result, made: int) -> FoundFile:
     """Return the file described by a ``stat`` result; ``made`` is its birth time."""
-    times = stat.st_mtime_ns, stat.st_ctime_ns
-    return FoundFile(url, name, stat.st_ino, stat.st_size, *times, made, stat.st_dev)
+    times = state.st_mtime_ns, state.st_ctime_ns
+    return FoundFile(url, name, state.st_ino, state.st_size, *times, made, state.st_dev)
 
 
 def look(url: str, name: str) -> FoundFile | None:
@@ -57,10 +58,10 @@ def look(url: str, name: str) -> FoundFile | None:
         size = storage.size(url)
         return None if size is None else FoundFile(url, name, 0, size, 0)
     try:
-        stat = path.stat()
+        state = path.stat()
     except FileNotFoundError:
         return None
-    return found_of(url, name, stat, birth.birth_of(str(path)))
+    return found_of(url, name, state, birth.birth_of(str(path)))
 
 
 def is_many(path: str, root: str) -> bool:
@@ -83,15 +84,21 @@ def list_many(path: str, root: str) -> list[FoundFile]:
     written = path.removeprefix("file://")
     pattern = written if GLOB & set(written) else os.path.join(glob.escape(written), "*")  # noqa: PTH118
     names = sorted(glob.glob(pattern, root_dir=root))  # noqa: PTH207  # Path.glob takes no absolute pattern
-    return _once(_files(Path(root, name) for name in names))
+    return _once(_files(os.path.join(root, name) for name in names))  # noqa: PTH118  # a hundred thousand of them
 
 
-def _files(paths: Iterable[Path]) -> Iterator[FoundFile]:
+def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
+    """Yield the files among the paths, each looked at once: a folder may have a hundred thousand."""
     for path in paths:
-        if not path.name.startswith((".", "_")) and not path.is_dir():
-            found = look(str(path), _checked(path.name))
-            if found is not None:
-                yield found
+        name = path.rpartition("/")[2]
+        if name.startswith((".", "_")):
+            continue
+        try:
+            state = os.stat(path)  # noqa: PTH116  # see above
+        except FileNotFoundError:
+            continue
+        if not stat.S_ISDIR(state.st_mode):
+            yield found_of(path, _checked(name), state, birth.known_birth(path, state))
 
 
 def _checked(name: str) -> str:
@@ -116,7 +123,7 @@ def list_family(path: str) -> list[FoundFile]:
     itself = [current] if current is not None else []
     if local is None or not local.parent.is_dir():
         return itself
-    siblings = (p for p in local.parent.iterdir() if _is_rotated(p.name, local.name))
+    siblings = (str(p) for p in local.parent.iterdir() if _is_rotated(p.name, local.name))
     rotated = sorted(_files(siblings), key=lambda found: (found.modified, found.name))
     return _once([*rotated, *itself])
 
@@ -136,6 +143,8 @@ MARK = 256
 """Bytes at either end that a mark covers."""
 _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
 """Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
+_NAMED = 8
+"""Most files that a place names one by one; more of them are digested."""
 
 
 class TrackedFile(msgspec.Struct, frozen=True):
@@ -206,7 +215,11 @@ class FilePosition(msgspec.Struct, frozen=True):
     def place(self) -> dict[str, Any]:
         """Return the position without merely observed fields, which may differ at another observation."""
         rows = [msgspec.structs.asdict(file) for file in self.files]
-        return {"seen": self.seen, "files": [{k: v for k, v in r.items() if k not in _OBSERVED} for r in rows]}
+        files = [{k: v for k, v in row.items() if k not in _OBSERVED} for row in rows]
+        if len(files) <= _NAMED:
+            return {"seen": self.seen, "files": files}
+        # each consumer's delivery hash covers all of it
+        return {"seen": self.seen, "files": hashlib.sha256(msgspec.json.encode(files)).hexdigest()}
 
 
 def parse_position(value: Any) -> FilePosition:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.file.file_scan import FileScan, Places, SeenFile, open_tracked
+from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, open_tracked
 from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
 from conduit_dagster.connectors.file.listing import (
@@ -130,9 +130,9 @@ class FileSource(Source):
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks tell."""
-        places = self._surveyor.places()
+        finder = self._surveyor.finder()
         for _, last in advanced(parse_position(start), parse_position(end)):
-            self._open(last, places).close()
+            self._open(last, finder).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
         """Return whether the range is gone and may be lost, which only ``on-gone: skip`` allows."""
@@ -144,8 +144,8 @@ class FileSource(Source):
             return True
         return False
 
-    def _open(self, file: TrackedFile, places: Places) -> OpenFile:
-        opened = self._surveyor.open(file, places) or self._surveyor.open(file, self._surveyor.places())
+    def _open(self, file: TrackedFile, finder: FileFinder) -> OpenFile:
+        opened = finder.open(file)
         if opened is None:
             raise FatalError(
                 f"{file.name}, up to byte {file.offset}, is gone or was changed while it was to be read",
@@ -169,11 +169,11 @@ class FileSource(Source):
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal bytes."""
-        places, splits, ordinal = self._surveyor.places(), list[Split](), 0
+        finder, splits, ordinal = self._surveyor.finder(), list[Split](), 0
         ranges = list(advanced(parse_position(start), parse_position(end)))
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
         for first, last in ranges:
-            with self._open(last, places) as opened:
+            with self._open(last, finder) as opened:
                 try:
                     for low, high in self._pieces(first, last, opened, share):
                         splits.append(split_of(first, opened, low, high, ordinal))
@@ -197,7 +197,7 @@ class FileSource(Source):
 
     def relocate(self, split: Split) -> Split:
         """Return the split with the file's current name, which may have changed."""
-        opened = self._surveyor.open(parse_tracked(split.start), self._surveyor.places())
+        opened = self._surveyor.finder().open(parse_tracked(split.start))
         if opened is None:
             return split
         with opened:
@@ -214,7 +214,7 @@ class FileSource(Source):
     def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
         """Open the planned file under its current name, never another file at its path."""
         found = FoundFile(split.detail["url"], file.name, file.inode, 0, 0)
-        opened = open_tracked(found, file) or self._surveyor.open(file, self._surveyor.places())
+        opened = open_tracked(found, file) or self._surveyor.finder().open(file)
         if opened is None:
             raise moved_away(file, found.url)
         return opened

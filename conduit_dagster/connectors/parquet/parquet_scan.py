@@ -165,7 +165,7 @@ class ParquetScan:
         """Return the files that exist now, as a JSON value for :meth:`look`."""
         if self._listing.ordered:
             return {"last": max((found.name for found in self._listing.files()), default="")}
-        return {"files": [list(ident) for ident in self._files(lambda _: True)]}
+        return {"files": set(self._files(lambda _: True))}
 
     def look(self, position: ParquetPosition, horizon: Any = None) -> UnreadFiles:
         """Return the unread files after a position; only those of the ``horizon``, if that is given.
@@ -201,4 +201,4 @@ class ParquetScan:
 def _is_within(file: ReadFile, horizon: Any) -> bool:
     if horizon is None:
         return True
-    return file.name <= horizon["last"] if "last" in horizon else [*file.ident] in horizon["files"]
+    return file.name <= horizon["last"] if "last" in horizon else file.ident in horizon["files"]

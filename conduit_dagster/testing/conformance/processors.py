@@ -1,4 +1,4 @@
-"""Records as no author thinks of them."""
+"""Conformance suite of processors, and the edge-case records that it gives them."""
 
 from __future__ import annotations
 
