@@ -33,28 +33,26 @@ Facts = dict[str, Any]
 def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
     """Return one row per pipeline in the files, then one per pipeline known only to the store."""
     known = {} if store is None else _rows(store)
-    rows = [_from_file(parsed, known.pop(parsed.config.id, None), store) for parsed in catalogue.loaded.pipelines]
-    return rows + [_row(name, None, None, 0, row, store) for name, row in known.items()]
+    sources = {} if store is None else overview.every_source_row(store)
+    names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *known])
+    read = {name: sum(source["records"] for source in sources.get(name, ())) for name in names}
+    rows = [_from_file(parsed, known.pop(parsed.config.id, None), read) for parsed in catalogue.loaded.pipelines]
+    return rows + [{**_row(name, row, read), "findings": 0, "file": None} for name, row in known.items()]
 
 
-def _from_file(parsed: ParsedPipeline, row: Facts | None, store: sa.Engine | None) -> Facts:
+def _from_file(parsed: ParsedPipeline, row: Facts | None, read: Mapping[str, int]) -> Facts:
     config = parsed.config
-    return _row(config.id, parsed.file, config.status, len(parsed.findings), row, store)
-
-
-def _row(
-    name: str, file: str | None, starts: str | None, findings: int, row: Facts | None, store: sa.Engine | None
-) -> Facts:
-    sources = [] if store is None else overview.real_source_rows(store, name)
     return {
-        "id": name,
-        **_status(row),
-        "starts": starts,
-        "records": sum(source["records"] for source in sources),
-        "error": None if row is None else row["error"],
-        "findings": findings,
-        "file": file,
+        **_row(config.id, row, read),
+        "starts": config.status,
+        "findings": len(parsed.findings),
+        "file": parsed.file,
     }
+
+
+def _row(name: str, row: Facts | None, read: Mapping[str, int]) -> Facts:
+    error = None if row is None else row["error"]
+    return {"id": name, **_status(row), "starts": None, "records": read[name], "error": error}
 
 
 def _rows(store: sa.Engine) -> dict[str, Facts]:

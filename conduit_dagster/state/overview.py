@@ -49,34 +49,55 @@ def _pipeline(row: Any) -> dict[str, Any]:
     }
 
 
-def source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
+Rows = list[dict[str, Any]]
+
+
+def source_rows(engine: sa.Engine, pipeline: str) -> Rows:
     """Return position and counts of each source, over all its runs, without the sources that stand for replays."""
     with reading(engine) as connection:
-        rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline).order_by(sources.c.source))
-        return [
-            {
-                "id": row["source"],
-                "generation": row["generation"],
-                "position": json.loads(row["position"]),
-                "records": row["records"],
-                "acked": row["acked"],
-                "filtered": row["filtered"],
-                "nacked": row["nacked"],
-            }
-            for row in rows.mappings()
-            if json.loads(row["unit"]).get("plugin") != REPLAY
-        ]
+        return _source_rows(connection, pipeline).get(pipeline, [])
 
 
-def real_source_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
+def _source_rows(connection: sa.Connection, pipeline: str | None) -> dict[str, Rows]:
+    query = sa.select(sources).order_by(sources.c.pipeline, sources.c.source)
+    found: dict[str, Rows] = {}
+    for row in connection.execute(_only(query, sources, pipeline)).mappings():
+        if json.loads(row["unit"]).get("plugin") == REPLAY:
+            continue
+        counts = {name: row[name] for name in ("generation", "records", "acked", "filtered", "nacked")}
+        one = {"id": row["source"], "position": json.loads(row["position"]), **counts}
+        found.setdefault(row["pipeline"], []).append(one)
+    return found
+
+
+def _only(query: sa.Select[Any], table: sa.Table, pipeline: str | None) -> sa.Select[Any]:
+    return query if pipeline is None else query.where(table.c.pipeline == pipeline)
+
+
+def real_source_rows(engine: sa.Engine, pipeline: str) -> Rows:
     """Return :func:`source_rows`, but with one row per source of the file, with its own position.
 
     The position of a logged source is where its log ends; a source of a join has the join's counts.
     """
+    return _real_source_rows(engine, pipeline).get(pipeline, [])
+
+
+def every_source_row(engine: sa.Engine) -> dict[str, Rows]:
+    """Return :func:`real_source_rows` of all pipelines that have sources, in two queries."""
+    return _real_source_rows(engine, None)
+
+
+def _real_source_rows(engine: sa.Engine, pipeline: str | None) -> dict[str, Rows]:
+    logged: dict[str, dict[str, Any]] = {}
     with reading(engine) as connection:
-        found = connection.execute(sa.select(logs).where(logs.c.pipeline == pipeline)).mappings()
-        logged = {row["source"]: json.loads(row["position"]) for row in found}
-    rows = {row["id"]: row for row in source_rows(engine, pipeline)}
+        for row in connection.execute(_only(sa.select(logs), logs, pipeline)).mappings():
+            logged.setdefault(row["pipeline"], {})[row["source"]] = json.loads(row["position"])
+        found = _source_rows(connection, pipeline)
+    return {name: _real(rows, logged.get(name, {})) for name, rows in found.items()}
+
+
+def _real(found: Rows, logged: dict[str, Any]) -> Rows:
+    rows = {row["id"]: row for row in found}
     joins = [row for name, row in rows.items() if name not in logged and isinstance(row["position"], dict)]
     for join in joins:
         if logged and set(join["position"]) <= set(logged):
