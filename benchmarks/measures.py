@@ -14,6 +14,7 @@ from benchmarks.columnar import columnar
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
+from benchmarks.scale import scale
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
 
@@ -69,5 +70,6 @@ MEASURES: dict[str, Measure] = {
     },
     "steps": Measure("steps of one record", trickles, lambda bench: len(KINDS) * (bench.steps * 0.13 + 2 * 60 * 0.06)),
     "letters": Measure("a step of dead letters", letters, lambda bench: 30 + 90 * bench.records / 1e6),
+    "scale": Measure("bookkeeping by size", scale, lambda bench: 300 if bench.records >= 1_000_000 else 20),
     "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),
 }

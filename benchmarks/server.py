@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
-from tests.postgres_server import PostgresServer, installations
 
 from benchmarks.data import COLUMNS
+from tests.lab.postgres_server import PostgresServer, installations
 
 _LARGER = ("shared_buffers=256MB", "max_wal_size=4GB")
 

@@ -16,7 +16,7 @@ _SHOWN = (50, 150, 300)
 
 def markdown(measures: dict[str, Any]) -> str:
     """Tables: speed, the smallest step, memory, dead letters."""
-    tables = (_machine, _speed, _builtins, _steps, _memory, _backlog, _letters)
+    tables = (_machine, _speed, _builtins, _steps, _memory, _backlog, _letters, _scale)
     parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
@@ -153,6 +153,16 @@ def _letters(measures: dict[str, Any]) -> str:
     ]
     run = ("the step itself", f"{one['run_seconds']}", f"{one['run_python_mb']:,} (all Python processes)")
     return _table(titles, [*rows, run])
+
+
+def _scale(measures: dict[str, Any]) -> str:
+    kinds = ("files", "letters", "pipelines")
+    return "\n\n".join(_growth(measures["scale"][kind]) for kind in kinds) if "scale" in measures else ""
+
+
+def _growth(rows: Sequence[dict[str, Any]]) -> str:
+    titles = [name.replace("_", " ") for name in rows[0]]
+    return _table(titles, [[f"{value:,}" for value in row.values()] for row in rows])
 
 
 def _peak(one: dict[str, Any]) -> str:

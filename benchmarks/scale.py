@@ -1,0 +1,179 @@
+"""Cost of the bookkeeping as things get large: files of a folder, dead letters of a step, pipelines of a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from benchmarks.bench import Bench
+from conduit_dagster.config.project import Project
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
+from conduit_dagster.engine.dead_letters.index import index_letters
+from conduit_dagster.expressions import Clock
+from conduit_dagster.sdk import ConnectorContext, Limit
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.dead_letters import insert_parts
+from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.steps import Plan, Range, encode
+from conduit_dagster.state.store import PipelineStore
+
+_PER_STEP = 1_000
+"""Files of a step."""
+_LIMIT = Limit(1_000_000, 1 << 30)
+_PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: {name}
+    connectors:
+      - {{id: in, type: source, plugin: "builtin:file", settings: {{path: ./{name}.jsonl}}}}
+      - {{id: out, type: destination, plugin: "builtin:file", settings: {{path: ./out-{name}.jsonl}}}}
+    processors:
+      - {{id: decode, plugin: json.decode, settings: {{field: .Payload.After}}}}
+"""
+
+
+def scale(bench: Bench) -> dict[str, Any]:
+    """Return one row per size: it should grow with what a step handles, not with what was handled before."""
+    larger = bench.records >= 1_000_000
+    files = (1_000, 10_000, 100_000) if larger else (1_000, 3_000)
+    letters = (10_000, 100_000, 1_000_000) if larger else (10_000, 50_000)
+    pipelines = (10, 100, 1_000) if larger else (10, 50)
+    root = bench.work / "scale"
+    return {
+        "records": bench.records,
+        "files": [_files(_emptied(root), size) for size in files],
+        "letters": [_letters(_emptied(root), size) for size in letters],
+        "pipelines": [_pipelines(_emptied(root), size) for size in pipelines],
+    }
+
+
+def _emptied(root: Path) -> Path:
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(parents=True)
+    return root
+
+
+def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    began = time.perf_counter()
+    result = work()
+    return result, round(1_000 * (time.perf_counter() - began), 1)
+
+
+# -- files of a folder ------------------------------------------------------------------------------------------------
+
+
+def _files(root: Path, size: int) -> dict[str, Any]:
+    """The last step of a folder: what its driver does and stores besides running a job. Times in milliseconds."""
+    quiet = time.time() - 60
+    (root / "in").mkdir()
+    for number in range(size):
+        path = root / "in" / f"{number:08d}.jsonl"
+        path.write_bytes(b'{"n":%d}\n' % number)
+        os.utime(path, (quiet, quiet))
+    context = ConnectorContext("p", "in", str(root), Clock(7))
+    source = FileSource(FileSourceSettings.model_validate({"path": "in/"}), context)
+    start, end = source.initial(), source.initial()
+    plan_ms = 0.0
+    while True:
+        following, ms = _timed(lambda: source.latest(end, _LIMIT))  # noqa: B023  # called at once
+        if following == end:
+            idle_ms = ms
+            break
+        start, end, plan_ms = end, following, ms
+    place, place_ms = _timed(lambda: (source.place(start), source.place(end)))
+    split_ms = _timed(lambda: source.split(start, end, 2))[1]
+    verify_ms = _timed(lambda: source.verify(start, end))[1]
+    named = [{"source": "in", "generation": 1, "start": place[0], "end": place[1]}]
+    stored = len(encode(Plan(1, 1, [Range("in", 1, start, end, 0)], named=named)))
+    return {
+        "files": size,
+        "step_ms": round(plan_ms + place_ms + split_ms + verify_ms),
+        "idle_look_ms": round(idle_ms),
+        "plan_bytes": stored,
+        "position_bytes": len(json.dumps(end)),
+    }
+
+
+# -- dead letters of a step -------------------------------------------------------------------------------------------
+
+
+def _letters(root: Path, size: int) -> dict[str, Any]:
+    """Indexing of a step's dead letters, and the longest wait of another pipeline's transaction meanwhile."""
+    database = open_database(f"sqlite:///{root}/state.db")
+    lease = acquire(database, "p", 30)
+    store = PipelineStore(database, lease)
+    plan = Plan(1, 1, [Range("in", 1, 0, size, 0)], hashes={"dead_letters": "h" * 64})
+    store.plan(plan)
+    file = ArchiveFile(str(root / "archive"), 1, 0)
+    why = "JSON is malformed: expected value (byte 0)"
+    for number in range(size):
+        at = f"12:file.jsonl:{number * 100}"
+        file.add(ArchivedLetter("in", number, at, "", "p:json.decode", "json.decode", why, "", -1, -1, b"x", b"y"))
+    part = file.finish()
+    assert part is not None
+    store.transactions.run(lambda connection: insert_parts(connection, "p", 1, [part]))
+    with _Neighbour(database) as neighbour:
+        _, ms = _timed(lambda: index_letters(store, Archive(str(root / "archive"))))
+    lease.release()
+    database.dispose()
+    return {"letters": size, "seconds": round(ms / 1_000, 1), "others_wait_s": round(max(neighbour.waits), 2)}
+
+
+class _Neighbour:
+    """Another pipeline of the same store, one transaction after the other."""
+
+    def __init__(self, database: sa.Engine) -> None:
+        self.waits: list[float] = []
+        self._database, self._ended = database, threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> _Neighbour:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        lease = acquire(self._database, "neighbour", 30)
+        transactions = PipelineStore(self._database, lease).transactions
+        while not self._ended.wait(0.01):
+            began = time.perf_counter()
+            transactions.run(lambda _: None)
+            self.waits.append(time.perf_counter() - began)
+        lease.release()
+
+
+# -- pipelines of a store ---------------------------------------------------------------------------------------------
+
+
+def _pipelines(root: Path, size: int) -> dict[str, Any]:
+    """``pipelines list`` as a command, with the start of its Python."""
+    (root / "pipelines").mkdir()
+    database = project_store(Project.find(root))
+    for number in range(size):
+        name = f"p{number:04d}"
+        (root / "pipelines" / f"{name}.yaml").write_text(_PIPELINE.format(name=name))
+        acquire(database, name, 30).release()
+    database.dispose()
+    command = [sys.executable, "-m", "conduit_dagster.cli.main", "pipelines", "list", "--json"]
+    before = os.times()
+    ran, ms = _timed(lambda: subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True))
+    after = os.times()
+    assert len(json.loads(ran.stdout)["result"]["pipelines"]) == size
+    used = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"pipelines": size, "seconds": round(ms / 1_000, 2), "cpu_seconds": round(used, 2)}
