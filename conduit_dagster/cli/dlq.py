@@ -299,13 +299,20 @@ def _replay(
 
 def _replayed(facts: Facts) -> str:
     from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.compiled_pipeline import is_edit
 
     if facts["dry_run"]:
         many = count(facts["letters"], "dead letter")
         return f"{facts['pipeline']}: {many} would be sent again from the {facts['from']}"
+    done = f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered"
     failed = facts["failed"]
-    rest = f", {failed:,} failed again and {'stays' if failed == 1 else 'stay'} open" if failed else ""
-    return f"{facts['pipeline']}: {count(facts['replayed'], 'dead letter')} delivered{rest}"
+    if not failed:
+        return done
+    lines = [f"{done}, {failed:,} failed again and {'stays' if failed == 1 else 'stay'} open"]
+    lines += [f"  {error['node']}: {error['code']}: {error['message']}" for error in facts["errors"]]
+    if facts["from"] == "source" and any(is_edit(error["node"]) for error in facts["errors"]):
+        lines.append("  --set changed the record as its source gave it; --from node changes the one that failed")
+    return "\n".join([*lines, f"  see: conduit-dagster dlq list {facts['pipeline']}"])
 
 
 def _discard(one: Subject, filters: Filters, note: str, dry_run: bool) -> Outcome:

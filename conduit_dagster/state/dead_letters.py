@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.steps import DeadLetter, LetterPart
+from conduit_dagster.state.steps import EDIT_FAILED, DeadLetter, LetterPart
 from conduit_dagster.state.tables import LONGEST, LONGEST_CODE, dead_letter_parts, dead_letters, words
 
 
@@ -65,13 +65,17 @@ def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: Miss
 
 
 def fail_again(connection: sa.Connection, pipeline: str, replay: int, rows: Sequence[DeadLetter]) -> None:
-    """Reopen letters that a replay could not deliver, with their new reason; their queue has them already."""
+    """Reopen letters that a replay could not deliver, with their new reason; their queue has them already.
+
+    A letter that only the replay's own edit failed for (``EDIT_FAILED``) keeps its reason and its attempts.
+    """
     column = dead_letters.c
     for row in rows:
         assert row.again is not None
         mine = (column.pipeline == pipeline, column.step == row.again[0], column.number == row.again[1])
-        told = {name: getattr(row, name) for name in ("node", "code", "message", "missed", "part", "line")}
-        values = {"state": "open", "attempt": column.attempt + 1, "closed_ns": 0, **told}
+        values = {"state": "open", "closed_ns": 0, "missed": row.missed, "part": row.part, "line": row.line}
+        if row.code != EDIT_FAILED:
+            values |= {"node": row.node, "code": row.code, "message": row.message, "attempt": column.attempt + 1}
         # with at-most-once the step is done, and its letters closed, before this
         still = (*mine, column.replay == replay, column.state.in_(("replaying", "replayed")))
         if not connection.execute(sa.update(dead_letters).where(*still).values(**values)).rowcount:

@@ -184,6 +184,10 @@ class LateLetter(msgspec.Struct, frozen=True):
     """File and row of the record in the archive: if its staging is lost, it is staged again from there."""
 
 
+EDIT_FAILED = "dead_letters.edit_failed"
+"""Code of a letter whose record an edit of its replay refuses: it reached no node of the pipeline."""
+
+
 class DeadLetter(NamedTuple):
     """One row of the dead-letter index: where the record came from and why it was nacked. Not the record."""
 

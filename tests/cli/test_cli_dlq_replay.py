@@ -109,15 +109,28 @@ def test_edits_come_first(run, lab: Lab) -> None:
 def test_an_edit_that_fails_leaves_the_letter_as_it_was(run, lab: Lab) -> None:
     build(lab)
     assert lab.run().error is None
-    facts = done(run, "replay", "p", "--set", ".Payload.After.amount=after.i / 0")
+    before = {(row["node"], row["code"], row["attempt"]) for row in letters(run)}
+    facts = done(run, "replay", "p", "--from", "node", "--set", ".Payload.After.amount=after.i / 0")
     assert (facts["replayed"], facts["failed"]) == (0, 3)
-    assert {row["node"] for row in letters(run)} == {"p:convert"}
+    assert facts["errors"][0]["node"].startswith("p:~replay:set-") and "zero" in facts["errors"][0]["message"]
+    assert {(row["node"], row["code"], row["attempt"]) for row in letters(run)} == before
     assert done(run, "show", "p/1.0")["failed"]["payload"]["after"]["tag"] == "t3"
     for wrong in ("nonsense", ".Payload.After.amount=1 +", ".Nowhere.x=1"):
         found = failure(run, "replay", "p", "--set", wrong)
         assert found["code"].startswith("usage."), found
     mended(lab)
     assert done(run, "replay", "p")["replayed"] == 3
+
+
+def test_an_edit_of_a_record_that_is_not_decoded_yet_says_what_to_type(run, lab: Lab) -> None:
+    """The source gives text, which json.decode would take apart: the record that failed is a document."""
+    build(lab)
+    assert lab.run().error is None
+    edit = ("--set", ".Payload.After.amount=7")
+    said = run("dlq", "replay", "p", *edit).out
+    assert "p:~replay:set-1: field.unresolved: .Payload.After does not contain structured data" in said
+    assert "--from node" in said
+    assert done(run, "replay", "p", "--from", "node", *edit)["replayed"] == 3
 
 
 def test_only_destinations_without_a_copy_get_it(run, lab: Lab) -> None:

@@ -24,6 +24,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Writer
+from conduit_dagster.state.steps import EDIT_FAILED
 
 
 class Nacked(NamedTuple):
@@ -175,16 +176,18 @@ class SplitLetters:
     ) -> Iterator[ArchivedLetter]:
         replayed = block.replayed
         for (place, nacked), original in zip(nacks, originals, strict=True):
-            node, failed, key = nacked.node, keep(nacked.record), (-1, -1)
+            node, code, failed, key = nacked.node, nacked.nack.code, keep(nacked.record), (-1, -1)
             if replayed is not None:
                 key = replayed.keys[place]
-                if nacked.stands or is_edit(node):
+                if is_edit(node):
+                    code = EDIT_FAILED
+                if nacked.stands or code == EDIT_FAILED:
                     # it reached no node of the pipeline: its node and failed record stay as they were
                     node, failed = replayed.node, replayed.failed[place]
             position, namespace = clean(str(nacked.record.position)), clean(nacked.record.collection)
             first = b"" if original is None else keep(original) if replayed is None else replayed.originals[place]
             yield ArchivedLetter(
-                self._source_node.id, ordinal + place, position, namespace, node, nacked.nack.code, said(nacked.nack),
+                self._source_node.id, ordinal + place, position, namespace, node, code, said(nacked.nack),
                 self._missed(block, nacks, place), *key, failed, first,
             )  # fmt: skip
 

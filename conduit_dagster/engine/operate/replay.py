@@ -21,6 +21,9 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.dead_letters import DeadLetterQuery
 
+_ERRORS = 5
+"""Most reasons that the result of a replay gives."""
+
 
 def replay(
     lock: PipelineLock,
@@ -41,7 +44,7 @@ def replay(
     """
     counts, _ = selection.facts(lock)
     facts: dict[str, Any] = {"pipeline": lock.id, "from": start, "letters": total(counts), "reasons": counts}
-    nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "delivered": {}}
+    nothing = {"replay": 0, "taken": 0, "replayed": 0, "failed": 0, "failed_by": [], "errors": [], "delivered": {}}
     order = Replay(_next_id(lock), start, edits or [])
     edited = replace(lock, bound=_edited(lock, order))
     if dry_run:
@@ -83,6 +86,7 @@ class _Replaying:
     def __init__(self, lock: PipelineLock, order: Replay, wanted: DeadLetterQuery, go_on: Callable[[], bool]) -> None:
         self._lock, self._order, self._wanted, self._go_on = lock, order, wanted, go_on
         self._delivered: dict[str, int] = {}
+        self._errors: dict[tuple[str, str], str] = {}
         self._names = {node.origin: node.id for node in lock.pipeline.inputs if node.is_replay}
 
     def run(self) -> dict[str, Any]:
@@ -109,6 +113,8 @@ class _Replaying:
         for name, records in step.delivered.items():
             if records and name != DEAD_LETTERS:
                 self._delivered[name] = self._delivered.get(name, 0) + records
+        for row in step.dead_letters:
+            self._errors.setdefault((row.node, row.code), row.message)
 
     def _ended(self, taken: int) -> dict[str, Any]:
         store, order = self._lock.store, self._order
@@ -117,7 +123,8 @@ class _Replaying:
         failed = [{k: row[k] for k in ("node", "code", "letters")} for row in found if row["state"] == "open"]
         facts = {"replay": order.id, "taken": taken, "replayed": replayed, "failed": total(failed)}
         store.replays.ended(order.id, letters=replayed, failed=facts["failed"], by=self._lock.by)
-        return {**facts, "failed_by": failed, "delivered": self._delivered}
+        errors = [{"node": node, "code": code, "message": text} for (node, code), text in self._errors.items()]
+        return {**facts, "failed_by": failed, "errors": errors[:_ERRORS], "delivered": self._delivered}
 
 
 def parse_edit(text: str) -> tuple[str, str]:
