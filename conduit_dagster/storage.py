@@ -47,6 +47,7 @@ class Sink(io.RawIOBase):
 
 
 _CHUNK = 1 << 20
+_LONGEST = 255
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -57,14 +58,31 @@ def local_path(url: str) -> Path | None:
     return None if "://" in url else Path(url)
 
 
+def protocol_problem(url: str) -> str | None:
+    """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
+    for protocol in url.rpartition("://")[0].split("::"):
+        try:
+            fsspec.get_filesystem_class(protocol.rpartition("://")[2])
+        except (ImportError, ValueError) as error:
+            return str(error)
+    return None
+
+
 def join(url: str, *names: str) -> str:
     """Return ``url`` with names appended."""
     return "/".join([url.rstrip("/"), *names])
 
 
 def safe_name(name: str) -> str:
-    """Return ``name`` as a safe path component: a pipeline may be called ``..``."""
-    return quote(name, safe="-_") if name.strip(".") else name.replace(".", "%2E")
+    """Return ``name`` as a safe path component: a pipeline may be called ``..``.
+
+    A name that would be longer than file systems take ends in a digest instead.
+    """
+    safe = quote(name, safe="-_") if name.strip(".") else name.replace(".", "%2E")
+    if len(safe) <= _LONGEST:
+        return safe
+    # no shorter name has a tilde: ids have none, and quoting adds none
+    return f"{safe[:180]}~{hashlib.sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _remote(url: str) -> tuple[Any, str]:

@@ -54,9 +54,9 @@ def _pages(noun: str) -> list[Page]:
 
 def _plugins() -> Plugins:
     from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.plugin_loading import load_plugins, read_plugins
+    from conduit_dagster.engine.plugin_loading import project_plugins
 
-    return load_plugins(read_plugins(Project.find(Path.cwd()).root))
+    return project_plugins(Project.find(Path.cwd()).root)
 
 
 def _list(noun: str) -> Outcome:

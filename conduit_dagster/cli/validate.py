@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.catalogue import Catalogue
 
 Strict = Annotated[bool, typer.Option("--strict", help="Unknown keys and settings are errors.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks: of plugins that fail, and of checks that do.")]
 StrictLint = Annotated[bool, typer.Option("--strict", help="Fail on warnings and advice too.")]
 
 
-def validate(paths: Paths = None, strict: Strict = False, as_json: AsJson = False) -> None:
+def validate(paths: Paths = None, strict: Strict = False, debug: Debug = False, as_json: AsJson = False) -> None:
     """Find everything that running would refuse, offline. Without PATH: the project's pipelines."""
-    perform("validate", as_json, lambda: _validated(paths or [], strict))
+    perform("validate", as_json, lambda: _validated(paths or [], strict, debug))
 
 
 def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = False) -> None:
@@ -30,9 +31,9 @@ def lint(paths: Paths = None, strict: StrictLint = False, as_json: AsJson = Fals
     perform("lint", as_json, lambda: _linted(paths or [], strict))
 
 
-def _validated(paths: list[str], strict: bool) -> Outcome:
+def _validated(paths: list[str], strict: bool, debug: bool) -> Outcome:
     catalogue = _open(paths, strict)
-    return judged(catalogue, catalogue.findings)
+    return judged(catalogue, catalogue.findings, debug=debug)
 
 
 def _linted(paths: list[str], strict: bool) -> Outcome:
@@ -51,26 +52,26 @@ def _open(paths: list[str], strict: bool) -> Catalogue:
     return open_catalogue(Project.find(Path.cwd()), paths, strict)
 
 
-def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True) -> Outcome:
-    """Return the outcome of checking files; ``tolerant`` lets warnings pass."""
+def judged(catalogue: Catalogue, findings: list[Finding], tolerant: bool = True, debug: bool = False) -> Outcome:
+    """Return the outcome of checking files; ``tolerant`` lets warnings pass, ``debug`` shows tracebacks."""
     bad = [finding for finding in findings if finding.is_error or not tolerant]
     summary = _summary(catalogue, findings)
     error = FatalError(summary, code="validation.failed", fix="fix what is listed") if bad else None
     return Outcome(
         summary,
-        {"pipelines": _pipelines(catalogue), "findings": [finding.as_json() for finding in findings]},
+        {"pipelines": _pipelines(catalogue), "findings": [finding.as_json(debug) for finding in findings]},
         INVALID if bad else OK,
         None if error is None else error.fields(),
-        lambda console: show_findings(console, findings),
+        lambda console: show_findings(console, findings, debug),
     )
 
 
-def show_findings(console: Console, findings: list[Finding]) -> None:
-    """Print every finding with its place and fix."""
+def show_findings(console: Console, findings: list[Finding], debug: bool = False) -> None:
+    """Print every finding with its place and fix; ``debug``: and its traceback."""
     from conduit_dagster.cli.terminal import styled
 
     for finding in findings:
-        first, *more = finding.render().split("\n")
+        first, *more = finding.render(debug).split("\n")
         place, _, text = first.partition(f" {finding.severity} ")
         console.print(place, styled(finding.severity), text)
         for line in more:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Severity = Literal["error", "warning"]
 
 _SHOWN = 120
+UNSET = ("config.env_unset", "config.env_invalid")
+"""Codes of findings on values that could not be expanded."""
 
 
 @dataclass(frozen=True)
@@ -32,24 +34,30 @@ class Finding:
     got: str | None = None
     expected: str | None = None
     fix: str | None = None
+    trace: str | None = field(default=None, repr=False, compare=False)
+    """Traceback of an exception, shown only on request: it may quote values from the environment."""
 
     @property
     def is_error(self) -> bool:
         """Whether the finding prevents its pipeline from running."""
         return self.severity == "error"
 
-    def as_json(self) -> dict[str, str | int | None]:
-        """Return all fields, in declaration order."""
-        return asdict(self)
+    def as_json(self, debug: bool = False) -> dict[str, str | int | None]:
+        """Return all fields, in declaration order; ``trace`` only with ``debug``."""
+        fields = asdict(self)
+        return fields if debug else {name: value for name, value in fields.items() if name != "trace"}
 
-    def render(self) -> str:
-        """Return the finding as text: one line with its place, then got, expected and fix."""
+    def render(self, debug: bool = False) -> str:
+        """Return the finding as text: one line with its place, then got, expected and fix; ``debug``: and its trace."""
         place = f" at {self.path}" if self.path else ""
         lines = [f"{self.file}:{self.line}:{self.column}: {self.severity} {self.code}{place}: {self.message}"]
         for label, text in (("got", self.got), ("expected", self.expected), ("fix", self.fix)):
             if text is not None:
                 lines.append(f"  {label + ':':<10}{text}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._trace_lines()] if debug else lines)
+
+    def _trace_lines(self) -> list[str]:
+        return [f"  {line}" for line in (self.trace or "").splitlines()]
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
@@ -71,15 +79,23 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
 
 
 def shown(value: object) -> str:
-    """Return a value on one short line."""
+    """Return a value on one short line, control characters escaped."""
     text = value if isinstance(value, str) else repr(value)
-    text = repr(text) if not text or "\n" in text else text
+    text = text if text and text.isprintable() else repr(text)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
 def by_place(findings: Iterable[Finding]) -> list[Finding]:
     """Return the findings in reading order."""
     return sorted(findings, key=lambda finding: (finding.file, finding.line, finding.column))
+
+
+def without_consequences(findings: list[Finding]) -> list[Finding]:
+    """Leave out findings on a value that holds an unset variable: what it says is not known yet."""
+    unset = {finding.path for finding in findings if finding.code in UNSET}
+    if not unset:
+        return findings
+    return [one for one in findings if one.code in UNSET or one.path not in unset]
 
 
 def _letters(word: str) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.findings import Finding, by_place
+from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file
 from conduit_dagster.config.source_text import unreadable
 
@@ -67,7 +68,8 @@ def dagster_name(pipeline_id: str) -> str:
 
 
 def _files(path: Path) -> list[Path | ParsedFile]:
-    if not path.is_dir():
+    # unlike Path.is_dir, never raises: a path that can't be examined is read, and that is the finding
+    if not os.path.isdir(path):  # noqa: PTH112
         return [path]
     try:
         # a dangling link is kept, to be reported; a folder called x.yaml is not a pipeline file
@@ -76,7 +78,7 @@ def _files(path: Path) -> list[Path | ParsedFile]:
         reason = error.strerror or str(error)
         problem = unreadable(str(path), f"the folder cannot be read: {reason}", "check its permissions")
         return [ParsedFile(str(path), problems=[problem])]
-    return [entry for entry in names if not entry.is_dir()]
+    return [entry for entry in names if not os.path.isdir(entry)]  # noqa: PTH112
 
 
 def _compare(pipelines: list[ParsedPipeline]) -> None:
@@ -104,7 +106,8 @@ def _add(group: list[ParsedPipeline], field_name: str, code: str, message: str) 
     fix = "give each its own " + field_name.strip("/")
     for pipeline in group:
         other = next(one for one in group if one is not pipeline)
-        line, column = other.locate(field_name)
-        text = f"{message}: {other.file}:{line}:{column}"
-        got = pipeline.written(field_name)
-        pipeline.findings.append(pipeline.finding(field_name, code, text, got=got, fix=fix))
+        with isolated(pipeline, "comparing this pipeline with others"):
+            line, column = other.locate(field_name)
+            text = f"{message}: {other.file}:{line}:{column}"
+            got = pipeline.written(field_name)
+            pipeline.findings.append(pipeline.finding(field_name, code, text, got=got, fix=fix))

@@ -12,7 +12,8 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
-from conduit_dagster.config.findings import Finding, Severity, by_place
+from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, without_consequences
+from conduit_dagster.config.isolation import unexpected
 from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
 from conduit_dagster.config.source_text import read_source, source_of
@@ -41,6 +42,11 @@ class ParsedPipeline:
     def has_finding(self, pointer: str) -> bool:
         """Return whether there is a finding at a place or below it."""
         return any(pointers.within(finding.path, self._full(pointer)) for finding in self.findings)
+
+    def holds_unset(self, pointer: str) -> bool:
+        """Return whether a value at a place or below it holds a variable that is not set."""
+        unset = (finding.path for finding in self.findings if finding.code in UNSET)
+        return any(pointers.within(path, self._full(pointer)) for path in unset)
 
     def locate(self, pointer: str = "", on_key: bool = False) -> tuple[int, int]:
         """Return line and column of a value or its key. Pointers start at the document or at the pipeline."""
@@ -123,14 +129,28 @@ def parse_text(
     ``env`` defaults to the process's environment; ``recovery`` are the project's settings, with which a pipeline's
     own have to be consistent. Clashes with other pipelines are found by ``load``.
     """
-    documents, problems = load_documents(source_of(text, file), os.environ if env is None else env)
-    parsed = ParsedFile(file, problems=problems)
+    parsed = ParsedFile(file)
+    try:
+        documents, parsed.problems = load_documents(source_of(text, file), os.environ if env is None else env)
+    except Exception as error:  # noqa: BLE001  # the safety net of this file
+        parsed.problems.append(unexpected(error, "reading this file", (file, 1, 1, "")))
+        return parsed
     for document in documents:
-        _parse_document(parsed, document, strict, recovery or Recovery())
-    if not documents and not problems:
+        _parse_isolated(parsed, document, strict, recovery or Recovery())
+    if not documents and not parsed.problems:
         message = "the file holds no pipeline"
         parsed.problems.append(Finding("config.file_empty", "warning", file, 1, 1, "", message))
     return parsed
+
+
+def _parse_isolated(parsed: ParsedFile, document: Document, strict: bool, recovery: Recovery) -> None:
+    try:
+        _parse_document(parsed, document, strict, recovery)
+    except Exception as error:  # noqa: BLE001  # the safety net of this document
+        finding = unexpected(error, "checking this document", (parsed.file, *document.locate(""), ""))
+        # also keeps the document's pipelines that were read before the exception from running
+        document.findings.append(finding)
+        parsed.problems.append(finding)
 
 
 def _parse_document(parsed: ParsedFile, document: Document, strict: bool, recovery: Recovery) -> None:
@@ -144,6 +164,7 @@ def _parse_document(parsed: ParsedFile, document: Document, strict: bool, recove
             parsed.pipelines.append(_parse_pipeline(checker, tree, yaml_flaws, recovery))
     inner = [pipeline.pointer for pipeline in parsed.pipelines if pipeline.document is document]
     document.findings += [flaw for flaw in yaml_flaws if not _inside(flaw, inner)]
+    document.findings = without_consequences(document.findings)
     parsed.problems += document.findings
 
 

@@ -86,7 +86,8 @@ def _long_ids(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
 
 def _missing_ends(tree: Mapped, pipeline: ParsedPipeline) -> Iterator[Finding]:
     listed = tree.get("connectors")
-    if listed is not None and not isinstance(listed, list):
+    # an empty value counts as not given
+    if listed not in (None, "") and not isinstance(listed, list):
         return
     kinds = [item.get("type") for item in _items(tree, "connectors")]
     # a connector with an invalid type may be the missing one, and has its own finding

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
+from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.plugin_loading import Plugins, is_of_project
+from conduit_dagster.engine.plugin_loading import Plugins, failure_of, is_of_project
 from conduit_dagster.engine.program import ConnectorSpec, ProcessorSpec, Program
 from conduit_dagster.engine.validation.guarantee_rules import GuaranteeRules, not_yet
 from conduit_dagster.engine.validation.owner_rules import check_owners
@@ -74,16 +78,41 @@ def bind(
     parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool = False, upstreams: Upstreams | None = None
 ) -> BoundPipeline | None:
     """Bind a pipeline to its plugins; return None if something is wrong. Findings are added to ``parsed``."""
+    with isolated(parsed, "checking this pipeline"):
+        try:
+            return _bound(parsed, root, plugins, strict, upstreams)
+        except ConduitError as error:
+            pointer = _place_of(parsed.config, error.node or "")
+            parsed.findings.append(parsed.finding(pointer, error.code, error.message, fix=error.fix))
+        except Exception as error:
+            if (place := failure_of(error, plugins)) is None:
+                raise
+            message = masked(f"a plugin failed while it was checked, in {place}: {type(error).__name__}: {error}")
+            trace = "".join(traceback.format_exception(error))
+            finding = parsed.finding("", "plugin.failed", message, fix="fix the plugin; --debug shows the traceback")
+            parsed.findings.append(dataclasses.replace(finding, trace=trace))
+    return None
+
+
+def _place_of(config: Pipeline, node: str) -> str:
+    """Return the pointer to the settings of a node; empty for the pipeline itself."""
+    sections = {node_id(config.id, DEAD_LETTERS): "/dead-letter-queue"}
+    for one in config.connectors:
+        sections[node_id(config.id, one.id)] = one.where
+        sections |= {node_id(node_id(config.id, one.id), inner.id): inner.where for inner in one.processors}
+    sections |= {node_id(config.id, one.id): one.where for one in config.processors}
+    return f"{sections[node]}/settings" if node in sections else ""
+
+
+def _bound(
+    parsed: ParsedPipeline, root: Path, plugins: Plugins, strict: bool, upstreams: Upstreams | None
+) -> BoundPipeline | None:
     PluginRules(parsed, plugins, strict).check()
     GuaranteeRules(parsed, plugins).check()
     if not parsed.runnable:
         return None
-    try:
-        program = make_program(parsed.config, root, plugins, upstreams)
-        compiled = compile_program(program, plugins)
-    except ConduitError as error:
-        parsed.findings.append(parsed.finding("", error.code, error.message, fix=error.fix))
-        return None
+    program = make_program(parsed.config, root, plugins, upstreams)
+    compiled = compile_program(program, plugins)
     return BoundPipeline(parsed.config, parsed.file, program, compiled, tuple(not_yet(parsed.config)))
 
 
@@ -95,6 +124,7 @@ def bind_all(
     upstreams: Upstreams | None = None,
 ) -> list[BoundPipeline]:
     """Bind several pipelines; return those that can run. No two destinations may write to the same thing."""
+    parsed = list(parsed)
     pairs = [(one, bound) for one in parsed if (bound := bind(one, root, plugins, strict, upstreams)) is not None]
     check_owners(pairs)
     return [bound for one, bound in pairs if one.runnable]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from conduit_dagster.config.findings import Finding
+from conduit_dagster.config.findings import Finding, without_consequences
 from conduit_dagster.config.folder import LoadedFiles, load
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline, bind_all
-from conduit_dagster.engine.plugin_loading import Plugins, load_plugins, read_plugins
+from conduit_dagster.engine.plugin_loading import PluginError, Plugins, project_plugins
 from conduit_dagster.engine.validation.chain_rules import link
 
 
@@ -38,27 +39,20 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
     """Read files and folders, by default the project's own pipelines folder. Their content never raises."""
     chosen = list(paths) or [project.pipelines_path]
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
-    plugins = load_plugins(read_plugins(project.root))
+    plugins = project_plugins(project.root)
     upstreams = link(loaded.pipelines, lambda: _of_folder(project), plugins)
     bound = bind_all(loaded.pipelines, project.root, plugins, strict, upstreams)
+    for parsed in loaded.pipelines:
+        parsed.findings = without_consequences(parsed.findings)
     return Catalogue(project, loaded, plugins, bound)
 
 
 def _of_folder(project: Project) -> list[ParsedPipeline]:
     """Return the pipelines of the project's own folder, for when only some files were read."""
     folder = project.pipelines_path
-    return load([folder], recovery=project.settings.recovery).pipelines if folder.exists() else []
+    return load([folder], recovery=project.settings.recovery).pipelines if os.path.exists(folder) else []  # noqa: PTH110
 
 
-def _plugin_finding(error: Exception) -> Finding:
-    file = getattr(error, "file", "plugins")
-    return Finding(
-        "plugin.broken",
-        "error",
-        file,
-        1,
-        1,
-        "",
-        str(error),
-        fix="fix the file; see its traceback with --verbose",
-    )
+def _plugin_finding(error: PluginError) -> Finding:
+    fix = "fix the file; conduit-dagster validate --debug shows the traceback"
+    return Finding("plugin.broken", "error", error.file, 1, 1, "", str(error), fix=fix, trace=error.trace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -17,7 +18,7 @@ from conduit_dagster.expressions import Clock, compile_condition, reads_key
 from conduit_dagster.idempotency_keys import IdempotencyKeys
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors.common.stateful import StatefulProcessor
-from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
 from conduit_dagster.spark.sql.query import SqlQuery
 
@@ -198,7 +199,8 @@ class _Maker:
         kind = SOURCES.find(spec.plugin, self._plugins.sources)
         if kind is None:
             raise _unknown("source", spec.plugin)
-        source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        with _naming(node_id(self._program.pipeline, spec.id)):
+            source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
         return SourceNode(spec.id, source, self._around(spec))
 
     def _around(self, spec: ConnectorSpec, consumer: str = "") -> list[Step]:
@@ -214,7 +216,8 @@ class _Maker:
         kind = DESTINATIONS.find(spec.plugin, self._plugins.destinations)
         if kind is None:
             raise _unknown("destination", spec.plugin)
-        return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
+        with _naming(node_id(self._program.pipeline, spec.id)):
+            return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
 
     def _node(self, spec: ProcessorSpec, consumer: str = "") -> Node:
         processor = self._instead.get(spec.node) or self._processor(spec, consumer)
@@ -232,7 +235,18 @@ class _Maker:
         context = ProcessorContext(
             self._program.pipeline, spec.node, self._clock, consumer, self._idempotency, self._redaction.record
         )
-        return kind(kind.Settings.model_validate(spec.settings), context)
+        with _naming(spec.node):
+            return kind(kind.Settings.model_validate(spec.settings), context)
+
+
+@contextmanager
+def _naming(node: str) -> Generator[None]:
+    """Let an error of a plugin that is set up name its node."""
+    try:
+        yield
+    except ConduitError as error:
+        error.node = error.node or node
+        raise
 
 
 def _reads_key(condition: str, clock: Clock) -> bool:

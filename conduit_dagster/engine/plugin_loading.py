@@ -7,6 +7,7 @@ It has to be installed wherever tasks run; the project's files travel there.
 from __future__ import annotations
 
 import inspect
+import traceback
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,11 +25,12 @@ _PACKAGE = "conduit_plugins"
 
 
 class PluginError(Exception):
-    """A plugin file that cannot be loaded; the message says which and why."""
+    """A plugin file that cannot be loaded; the message says which and why, ``trace`` is the traceback."""
 
-    def __init__(self, file: str, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, file: str, error: BaseException) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
         self.file = file
+        self.trace = "".join(traceback.format_exception(error))
 
 
 @dataclass
@@ -43,11 +45,32 @@ class Plugins:
     errors: list[PluginError] = field(default_factory=list[PluginError])
 
 
-def read_plugins(root: Path) -> dict[str, str]:
-    """Module name to source text of every plugin file of the project."""
-    folder = root / "plugins"
-    files = sorted(folder.glob("*.py")) if folder.is_dir() else []
-    return {path.stem: path.read_text(encoding="utf-8") for path in files if not path.name.startswith("_")}
+def read_plugins(root: Path, unreadable: list[PluginError] | None = None) -> dict[str, str]:
+    """Module name to source text of every plugin file of the project; one that can't be read is left out.
+
+    ``unreadable`` takes the errors of those.
+    """
+    folder, texts = root / "plugins", dict[str, str]()
+    try:
+        files = sorted(folder.glob("*.py"))
+    except OSError:
+        files = []
+    for path in files:
+        try:
+            if not path.name.startswith("_"):
+                texts[path.stem] = path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            if unreadable is not None:
+                unreadable.append(PluginError(f"plugins/{path.name}", error))
+    return texts
+
+
+def project_plugins(root: Path) -> Plugins:
+    """Return the plugins of a project, and of installed packages; what can't be read or loaded is in ``errors``."""
+    unreadable: list[PluginError] = []
+    found = load_plugins(read_plugins(root, unreadable))
+    found.errors[:0] = unreadable
+    return found
 
 
 def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
@@ -62,8 +85,8 @@ def load_plugins(texts: Mapping[str, str], installed: bool = True) -> Plugins:
         try:
             for kind in _kinds(module_of(_PACKAGE, name, text, f"plugins/{name}.py")):
                 _add(found, kind)
-        except Exception as error:  # noqa: BLE001  # an author's module may raise anything while it is loaded
-            found.errors.append(PluginError(f"plugins/{name}.py", f"{type(error).__name__}: {error}"))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # an author's module may raise anything
+            found.errors.append(PluginError(f"plugins/{name}.py", error))
     return found
 
 
@@ -72,25 +95,39 @@ def is_of_project(kind: type[Any]) -> bool:
     return kind.__module__.startswith(f"{_PACKAGE}.")
 
 
+def failure_of(error: Exception, plugins: Plugins) -> str | None:
+    """Return where a plugin that is not built in raised this error, as ``FILE:LINE``; None if none of them did."""
+    own = {
+        kind.__module__
+        for kinds in (plugins.sources, plugins.destinations, plugins.processors)
+        for kind in kinds.values()
+    }
+    frames = [frame for frame in traceback.walk_tb(error.__traceback__) if frame[0].f_globals.get("__name__") in own]
+    if not frames:
+        return None
+    frame, line = frames[-1]
+    return f"{frame.f_code.co_filename}:{line}"
+
+
 def _add_installed(found: Plugins) -> None:
     for name, kinds in _installed():
-        if isinstance(kinds, Exception):
-            found.errors.append(PluginError(name, f"{type(kinds).__name__}: {kinds}"))
+        if isinstance(kinds, BaseException):
+            found.errors.append(PluginError(name, kinds))
             continue
         for kind in kinds:
             _add(found, kind)
 
 
 @cache
-def _installed() -> list[tuple[str, list[type[Any]] | Exception]]:
+def _installed() -> list[tuple[str, list[type[Any]] | BaseException]]:
     """Entry point by entry point; imported once per process."""
-    found: list[tuple[str, list[type[Any]] | Exception]] = []
+    found: list[tuple[str, list[type[Any]] | BaseException]] = []
     for point in entry_points(group=GROUP):
         name = f"{point.dist.name if point.dist else 'a package'}: {point.name}"
         try:
             thing = point.load()
             found.append((name, [thing] if inspect.isclass(thing) else list(_kinds(thing))))
-        except Exception as error:  # noqa: BLE001  # a package may raise anything while it is imported
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # a package may raise anything while it is imported
             found.append((name, error))
     return found
 
@@ -99,8 +136,11 @@ def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
     """Return the plugins that a module defines itself."""
     for value in vars(module).values():
         own = inspect.isclass(value) and issubclass(value, _BASES) and value.__module__ == module.__name__
-        if own and getattr(value, "name", "") and not inspect.isabstract(value):
-            yield value
+        if not own or not getattr(value, "name", "") or inspect.isabstract(value):
+            continue
+        if not isinstance(value.name, str):
+            raise TypeError(f"the name of the plugin {value.__name__} is not a text: {value.name!r}")
+        yield value
 
 
 def _add(found: Plugins, kind: type[Any]) -> None:

@@ -16,6 +16,7 @@ from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Process
 
 _decode = msgspec.json.Decoder().decode
 _MARK: Final = b"\xef\xbb\xbf"
+_BLANK: Final = (b"", b"\r", "", "\r")
 _EXCERPT: Final = 60
 
 
@@ -30,8 +31,8 @@ class JsonDecodeSettings(ProcessorSettings):
 class JsonDecode(FieldProcessor):
     """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
 
-    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data become
-    null; a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
+    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data, or
+    a lone carriage return, become null; a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
     missing, null or already a document is left unchanged. Of duplicate keys the last one wins.
     """
 
@@ -62,7 +63,8 @@ class JsonDecode(FieldProcessor):
 
     def _decoded(self, text: bytes | str) -> Any:
         try:
-            value = _decode(text) if text else None
+            # a line of a file with CRLF ends keeps its carriage return: a blank one is blank all the same
+            value = None if text in _BLANK else _decode(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
         if self.field.holds_data and isinstance(value, list | int | float):

@@ -112,6 +112,8 @@ _OS_ERRORS = {
     errno.ENOENT: ("file.missing", "there is no such file or folder", "create it, or correct the path"),
     errno.EISDIR: ("file.is_folder", "it is a folder", "name a file, or end the path with a slash"),
     errno.EEXIST: ("file.not_folder", "a part of the path is a file", "correct the path"),
+    errno.ENAMETOOLONG: ("file.name_too_long", "the path, or a name in it, is too long", "shorten it"),
+    errno.ELOOP: ("file.link_loop", "its links lead in a circle", "correct the links"),
     errno.ENOTDIR: ("file.not_folder", "a part of the path is a file", "correct the path"),
 }
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
@@ -15,6 +14,7 @@ from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, Pa
 from conduit_dagster.connectors.columnar.rows import RowReader
 from conduit_dagster.connectors.delta.commits import Commits
 from conduit_dagster.connectors.delta.table import DeltaTableLog
+from conduit_dagster.connectors.path_rules import located, valid_path
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Delivery, Keys, StagedDestination, Target, Writer, WriterTask
 
@@ -28,12 +28,7 @@ class DeltaDestinationSettings(ColumnsSettings):
     """The name under which the table remembers what this pipeline delivered; empty: ``conduit:PIPELINE:CONNECTOR``.
     Change it if another project writes under the same name, or after this pipeline's state was deleted."""
 
-    @field_validator("path")
-    @classmethod
-    def _not_empty(cls, path: str) -> str:
-        if not path.strip():
-            raise PydanticCustomError("path", "path is empty", {"fix": "name the table's folder"})
-        return path
+    _check_path = field_validator("path")(valid_path)
 
 
 def as_delta(settings: Any) -> DeltaDestinationSettings:
@@ -63,7 +58,7 @@ class DeltaDestination(StagedDestination):
         super().__init__(settings, context)
         self._settings = as_delta(settings)
         self._columns: Schema = parse_columns(self._settings.columns)
-        self._table = DeltaTableLog(context.resolve(self._settings.path))
+        self._table = DeltaTableLog(located(context, self._settings.path))
         self._once = context.strategy == "exactly-once"
         self._commits = Commits(self._table, context.pipeline, self._settings.app_id, self._once)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,8 @@ class FileDestination(PathDestination):
 
     def _is_folder(self, path: Path) -> bool:
         if self._settings.layout == "auto":
-            return self._settings.path.endswith("/") or path.is_dir()
+            # unlike Path.is_dir, never raises: a path that can't be examined is reported when it is opened
+            return self._settings.path.endswith("/") or os.path.isdir(path)  # noqa: PTH112
         return self._settings.layout == "folder"
 
     def writer(self, task: WriterTask) -> Writer:

@@ -52,7 +52,10 @@ def found_of(url: str, name: str, state: os.stat_result, made: int) -> FoundFile
 
 
 def look(url: str, name: str) -> FoundFile | None:
-    """Return the file's current state, or None if there is none. Raises ``OSError`` if it can't be examined."""
+    """Return the file's current state, or None if there is none.
+
+    Raises ``OSError`` if it can't be examined, and ``FatalError`` if it is a pipe, a socket or a device.
+    """
     path = storage.local_path(url)
     if path is None:
         size = storage.size(url)
@@ -61,13 +64,34 @@ def look(url: str, name: str) -> FoundFile | None:
         state = path.stat()
     except FileNotFoundError:
         return None
+    _require_regular(url, state)
     return found_of(url, name, state, birth.birth_of(str(path)))
+
+
+def _require_regular(url: str, state: os.stat_result) -> None:
+    if not stat.S_ISREG(state.st_mode) and not stat.S_ISDIR(state.st_mode):
+        raise FatalError(
+            f"{url} is not a regular file",
+            code="file.not_regular",
+            place=url,
+            fix="name a file, or choose a glob that leaves it out; pipes and devices can't be read a second time",
+        )
 
 
 def is_many(path: str, root: str) -> bool:
     """Return whether the path, as written, means a folder or a glob rather than one file."""
     local = storage.local_path(path)
-    return bool(GLOB & set(path)) or path.endswith("/") or (local is not None and Path(root, local).is_dir())
+    return bool(GLOB & set(path)) or path.endswith("/") or (local is not None and os.path.isdir(Path(root, local)))  # noqa: PTH112
+
+
+def require_local(path: str) -> None:
+    """Raise ``FatalError`` if a folder or glob is not on this machine."""
+    if storage.local_path(path) is None:
+        raise FatalError(
+            f"a folder or glob of files must be local, not {path}",
+            code="file.not_local",
+            fix="name one file, or mount the folder",
+        )
 
 
 def list_many(path: str, root: str) -> list[FoundFile]:
@@ -75,12 +99,7 @@ def list_many(path: str, root: str) -> list[FoundFile]:
 
     A file with two names, such as a link to the newest one, is listed once.
     """
-    if "://" in path and not path.startswith("file://"):
-        raise FatalError(
-            f"a folder or glob of files must be local, not {path}",
-            code="file.not_local",
-            fix="name one file, or mount the folder",
-        )
+    require_local(path)
     written = path.removeprefix("file://")
     pattern = written if GLOB & set(written) else os.path.join(glob.escape(written), "*")  # noqa: PTH118
     names = sorted(glob.glob(pattern, root_dir=root))  # noqa: PTH207  # Path.glob takes no absolute pattern
@@ -98,6 +117,7 @@ def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
         except FileNotFoundError:
             continue
         if not stat.S_ISDIR(state.st_mode):
+            _require_regular(path, state)
             yield found_of(path, _checked(name), state, birth.known_birth(path, state))
 
 
@@ -123,7 +143,8 @@ def list_family(path: str) -> list[FoundFile]:
     itself = [current] if current is not None else []
     if local is None or not local.parent.is_dir():
         return itself
-    siblings = (str(p) for p in local.parent.iterdir() if _is_rotated(p.name, local.name))
+    # a socket or pipe beside the file was named by nobody
+    siblings = (str(p) for p in local.parent.iterdir() if _is_rotated(p.name, local.name) and p.is_file())
     rotated = sorted(_files(siblings), key=lambda found: (found.modified, found.name))
     return _once([*rotated, *itself])
 

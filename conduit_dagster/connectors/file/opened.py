@@ -41,7 +41,8 @@ class OpenFile:
             self._close = weakref.finalize(self, self._remote.close)
             self.found = FoundFile(url, name, 0, self._remote.seek(0, os.SEEK_END), 0)
         else:
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # a pipe that took the file's place must not block: what was opened is compared with the file afterwards
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._close = weakref.finalize(self, os.close, self._descriptor)
             made = birth.birth_of(self._descriptor)
             self.found = found_of(url, name, os.fstat(self._descriptor), made)

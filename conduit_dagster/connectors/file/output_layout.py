@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 from conduit_dagster.sdk import (
     ConnectorContext,
@@ -78,7 +80,7 @@ class PathDestination(StagedDestination):
 
     def __init__(self, settings: Any, context: ConnectorContext, path: str) -> None:
         super().__init__(settings, context)
-        self._path = self._local(context.resolve(path))
+        self._path = self._local(located(context, path))
         self._layout = self._laid_out(self._path)
 
     @abstractmethod
@@ -98,7 +100,7 @@ class PathDestination(StagedDestination):
     @property
     def owned(self) -> str:
         """Resolved path, which has one owner."""
-        return str(self._path.resolve())
+        return os.path.realpath(self._path)  # unlike Path.resolve, takes a link to itself
 
     @property
     def address(self) -> str:

@@ -9,16 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration
 from conduit_dagster.connectors.formats import make_format
+from conduit_dagster.connectors.path_rules import valid_path
 from conduit_dagster.sdk import ConnectorSettings
 
 GLOB = frozenset("*?[")
-
-
-def not_empty(path: str) -> str:
-    """Return the path. Raises if it is empty."""
-    if not path.strip():
-        raise PydanticCustomError("path", "path is empty", {"fix": "name a file, a folder or a glob"})
-    return path
 
 
 class FileSourceSettings(ConnectorSettings):
@@ -42,7 +36,7 @@ class FileSourceSettings(ConnectorSettings):
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """Maximum line length in bytes. A longer line stops the pipeline: most likely it is not a file of lines at all."""
 
-    _check_path = field_validator("path")(not_empty)
+    _check_path = field_validator("path")(valid_path)
 
 
 class FileDestinationSettings(ConnectorSettings):
@@ -62,7 +56,7 @@ class FileDestinationSettings(ConnectorSettings):
     """What to do when another process changed, replaced or removed the file: ``fail`` stops and reports it; ``adopt``
     continues after the existing content. Only for one ordered file."""
 
-    _check_path = field_validator("path")(not_empty)
+    _check_path = field_validator("path")(valid_path)
 
     @model_validator(mode="after")
     def _check_format(self) -> FileDestinationSettings:

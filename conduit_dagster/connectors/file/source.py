@@ -19,10 +19,12 @@ from conduit_dagster.connectors.file.listing import (
     is_many,
     parse_position,
     parse_tracked,
+    require_local,
 )
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
+from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
@@ -50,8 +52,10 @@ class FileSource(Source):
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._settings = as_source(settings)
-        self._path = context.resolve(self._settings.path)
+        self._path = located(context, self._settings.path)
         self._many = is_many(self._settings.path, context.root)
+        if self._many:
+            require_local(self._settings.path)
         self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
         self._steps = FileSteps(self._settings.max_line)
         self._drain = Drain(self._surveyor, self._settings)

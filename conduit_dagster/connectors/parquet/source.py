@@ -10,9 +10,10 @@ from pydantic import field_validator
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
-from conduit_dagster.connectors.file.settings import not_empty
+from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.parquet.parquet_scan import ListedFiles, ParquetScan
 from conduit_dagster.connectors.parquet.row_files import RowFiles
+from conduit_dagster.connectors.path_rules import located, valid_path
 from conduit_dagster.sdk import ConnectorContext
 
 
@@ -22,7 +23,7 @@ class ParquetSourceSettings(RowSourceSettings):
     path: str
     """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read as they come."""
 
-    _check_path = field_validator("path")(not_empty)
+    _check_path = field_validator("path")(valid_path)
 
 
 class ParquetDestinationSettings(ColumnsSettings):
@@ -33,7 +34,7 @@ class ParquetDestinationSettings(ColumnsSettings):
     compression: Literal["zstd", "snappy", "gzip", "none"] = "zstd"
     """How pages are compressed."""
 
-    _check_path = field_validator("path")(not_empty)
+    _check_path = field_validator("path")(valid_path)
 
 
 def as_source(settings: Any) -> ParquetSourceSettings:
@@ -59,7 +60,9 @@ class ParquetSource(RowFiles):
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
         self._settings = as_source(settings)
-        self._path = context.resolve(self._settings.path)
+        self._path = located(context, self._settings.path)
+        if is_many(self._settings.path, context.root):
+            require_local(self._settings.path)
 
     def _made_survey(self) -> ParquetScan:
         return ParquetScan(ListedFiles(self._settings.path, self._path, self.context.root), self._path)

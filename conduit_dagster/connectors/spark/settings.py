@@ -11,6 +11,7 @@ from pydantic import Field, field_validator
 
 from conduit_dagster.config.scalars import Duration, names_credential
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
+from conduit_dagster.connectors.path_rules import possible_path
 from conduit_dagster.sdk import ConnectorSettings
 
 _OPTION: Final = "option."
@@ -26,6 +27,8 @@ class FormatSettings(ConnectorSettings):
     register_: str = Field("", alias="register")
     """``FILE.py:CLASS`` of a Python data source (``pyspark.sql.datasource.DataSource``) in the project, which is
     registered with the session first. One that an installed package brings needs no setting."""
+
+    _check_path = field_validator("path")(possible_path)
 
     @field_validator("register_")
     @classmethod

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from conduit_dagster.builtin_plugins import SOURCES, is_builtin
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.findings import did_you_mean
+from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, Pipeline
 from conduit_dagster.connectors.pipeline.read_mode import PLUGIN, Upstream
@@ -41,12 +42,18 @@ class _Chains:
     def link(self) -> Upstreams:
         found: Upstreams = {}
         for one in self._parsed:
-            for connector in self._chained(one.config):
-                read = self._read(one.config, connector)
-                if isinstance(read, _Flaw):
-                    self._add(one, connector, read)
-                elif read is not None:
-                    found[one.config.id, connector.id] = read
+            with isolated(one, "resolving the pipelines that this one reads"):
+                found |= self._links(one)
+        return found
+
+    def _links(self, one: ParsedPipeline) -> Upstreams:
+        found: Upstreams = {}
+        for connector in self._chained(one.config):
+            read = self._read(one.config, connector)
+            if isinstance(read, _Flaw):
+                self._add(one, connector, read)
+            elif read is not None:
+                found[one.config.id, connector.id] = read
         return found
 
     def _chained(self, config: Pipeline) -> Iterator[ConnectorConfig]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import Pipeline
 
@@ -16,14 +17,17 @@ def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
     """Add a finding for every path that has two owners."""
     owners: dict[str, str] = {}
     for parsed, bound in pairs:
-        for name, destination in bound.compiled.consumers().items():
-            thing, who = destination.owned, f"{name} of pipeline {bound.id}"
-            if thing is not None and owners.setdefault(thing, who) != who:
-                message = f"{thing} is written by {owners[thing]} already"
-                fix = "give each destination and dead-letter queue a path of its own"
-                parsed.findings.append(
-                    parsed.finding(_place_of(bound.config, name), "destination.owned", message, fix=fix)
-                )
+        with isolated(parsed, "comparing what this pipeline writes with others"):
+            _check(parsed, bound, owners)
+
+
+def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
+    for name, destination in bound.compiled.consumers().items():
+        thing, who = destination.owned, f"{name} of pipeline {bound.id}"
+        if thing is not None and owners.setdefault(thing, who) != who:
+            message = f"{thing} is written by {owners[thing]} already"
+            fix = "give each destination and dead-letter queue a path of its own"
+            parsed.findings.append(parsed.finding(_place_of(bound.config, name), "destination.owned", message, fix=fix))
 
 
 def _place_of(config: Pipeline, consumer: str) -> str:

@@ -137,7 +137,9 @@ class PluginRules:
             model.model_validate(dict(settings))
         except ValidationError as error:
             for flaw in error.errors():
-                self._setting_finding(base, where, settings, dict(flaw))
+                # a rule between settings can't be checked while one of them is unknown
+                if flaw["loc"] or not self._parsed.holds_unset(base):
+                    self._setting_finding(base, where, settings, dict(flaw))
 
     def _idle_setting(self, pointer: str, value: str, why: str) -> None:
         # no warning for a setting whose value disables it in Conduit too

@@ -1,0 +1,71 @@
+"""Paths in connectors' settings: those that no file system takes, and URLs that can't be opened here, are refused."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pydantic_core import PydanticCustomError
+
+from conduit_dagster import storage
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import ConnectorContext
+
+NAME_BYTES: Final = 255
+"""Longest name of a file or folder on Linux's file systems."""
+PATH_BYTES: Final = 4095
+"""Longest path that a system call takes."""
+
+
+def valid_path(path: str) -> str:
+    """Return the path of a setting. Raises if it is empty, or if no file can have it."""
+    if not path.strip():
+        raise _refused("path is empty", "name a file, a folder or a glob")
+    return possible_path(path)
+
+
+def possible_path(path: str) -> str:
+    """Return the path of a setting, which may be empty. Raises if no file can have it."""
+    if "\0" in path:
+        raise _refused("the path holds a NUL character, which no path can", "remove it")
+    try:
+        data = path.encode()
+    except UnicodeEncodeError:
+        raise _refused(
+            "the path holds half of a character: it is not UTF-8 text", "write the character itself"
+        ) from None
+    if storage.local_path(path) is None:
+        return path
+    longest = max(map(len, data.split(b"/")))
+    if longest > NAME_BYTES:
+        message = f"a name in the path is {longest} bytes long; file systems take at most {NAME_BYTES}"
+        raise _refused(message, "shorten it")
+    if len(data) > PATH_BYTES:
+        raise _refused(f"the path is {len(data)} bytes long, the limit is {PATH_BYTES}", "shorten it")
+    return path
+
+
+def _refused(message: str, fix: str) -> PydanticCustomError:
+    return PydanticCustomError("path", "{message}", {"message": message, "fix": fix})
+
+
+def located(context: ConnectorContext, path: str) -> str:
+    """Return a setting's path, made absolute against the project root; a URL stays as it is.
+
+    Raises ``FatalError`` (``file.path_too_long``, ``file.not_local``) for what no process here can open. Opens nothing.
+    """
+    url = context.resolve(path)
+    local = storage.local_path(url)
+    if local is not None and (size := len(str(local).encode())) > PATH_BYTES:
+        raise FatalError(
+            f"with the project's folder the path is {size} bytes long, the limit is {PATH_BYTES}",
+            code="file.path_too_long",
+            fix="shorten it",
+        )
+    if local is None and (problem := storage.protocol_problem(url)) is not None:
+        protocol = url.partition("://")[0]
+        raise FatalError(
+            f"{protocol}:// can't be opened here: {problem}",
+            code="file.not_local",
+            fix="install the package of fsspec for it wherever the pipeline runs, or use a local path",
+        )
+    return url
