@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +44,16 @@ def warn(findings: Iterable[Finding]) -> None:
             _log.warning("%s", finding.render())
 
 
-def broken_assets(broken: Broken) -> Iterator[dg.AssetSpec]:
-    """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes."""
+def broken_assets(broken: Broken, taken: Set[dg.AssetKey] = frozenset()) -> Iterator[dg.AssetSpec]:
+    """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes.
+
+    ``taken``: keys of other assets; a connector may be called ``broken``.
+    """
     for name, findings in broken.items():
+        key = asset_key(name, _BROKEN)
         yield dg.AssetSpec(
-            asset_key(name, _BROKEN),
+            # longer than any connector's key
+            dg.AssetKey([*key.path, "file"]) if key in taken else key,
             description=f"**This pipeline cannot run.**\n\n{_as_markdown(findings)}",
             kinds={_BROKEN},
             group_name=job_name(name) or GROUP,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import dagster as dg
 
-from assets.broken_files import broken_assets, broken_pipelines, pipeline_files, warn
-from assets.pipeline_assets import PipelineDefinitions, define_pipeline, find_links
+from assets.broken_files import PIPELINE_FILES, broken_assets, broken_pipelines, pipeline_files, warn
+from assets.pipeline_assets import Links, PipelineDefinitions, define_pipeline, find_links
+from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue
 
 
@@ -27,34 +29,61 @@ class ProjectAssets:
         self.jobs += [pipeline.job, *pipeline.more_jobs]
 
 
-def define_assets(catalogue: Catalogue) -> ProjectAssets:
-    """Return the definitions of every pipeline that can run, and an asset in place of every broken one."""
+def define_assets(catalogue: Catalogue, refused: Mapping[str, Exception] | None = None) -> ProjectAssets:
+    """Return the definitions of every pipeline that can run, and an asset in place of every broken one.
+
+    ``refused``: pipelines that Dagster did not load, with its errors; they count as broken.
+    """
     found = ProjectAssets()
-    for pipeline in _pipelines(catalogue):
+    for pipeline in _pipelines(catalogue, refused or {}):
         found.add(pipeline)
     warn(catalogue.findings)
-    found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
+    taken = set(_keys(found.assets))
+    found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded), taken)]
     return found
 
 
-def _pipelines(catalogue: Catalogue) -> Iterator[PipelineDefinitions]:
+def _pipelines(catalogue: Catalogue, refused: Mapping[str, Exception]) -> Iterator[PipelineDefinitions]:
     """Yield the definitions of each pipeline; a pipeline that Dagster rejects becomes a finding."""
     parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
-    links, names = find_links(catalogue.bound), set[str]()
+    links, names, keys = find_links(catalogue.bound), set[str](), {PIPELINE_FILES}
     for bound in catalogue.bound:
-        try:
-            pipeline = define_pipeline(bound, parsed[bound.id], links)
-        except dg.DagsterError as error:
-            _refuse(parsed[bound.id], str(error).strip())
-            continue
-        own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
-        if taken := own & names:
-            _refuse(parsed[bound.id], f"another pipeline's job is called {min(taken)} too")
-            continue
-        names |= own
-        yield pipeline
+        one = parsed[bound.id]
+        with isolated(one, "defining this pipeline in Dagster"):
+            pipeline = _defined(bound, one, links, refused.get(bound.id))
+            if pipeline is None:
+                continue
+            own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
+            written = set(_keys([*pipeline.sources, *pipeline.written]))
+            if taken := own & names:
+                _refuse(one, f"another pipeline's job is called {min(taken)} too")
+            elif clash := written & keys:
+                _refuse(one, f"the asset key {min(key.to_user_string() for key in clash)} is taken already")
+            else:
+                names |= own
+                keys |= written
+                yield pipeline
+
+
+def _defined(
+    bound: BoundPipeline, parsed: ParsedPipeline, links: Links, refused: Exception | None
+) -> PipelineDefinitions | None:
+    """Return a pipeline's definitions; None, and a finding, if Dagster rejects it."""
+    try:
+        if refused is not None:
+            raise refused
+        return define_pipeline(bound, parsed, links)
+    except dg.DagsterError as error:
+        _refuse(parsed, str(error).strip())
+        return None
+
+
+def _keys(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Iterator[dg.AssetKey]:
+    for asset in assets:
+        yield from [asset.key] if isinstance(asset, dg.AssetSpec) else asset.keys
 
 
 def _refuse(parsed: ParsedPipeline, message: str) -> None:
     finding = parsed.finding("/id", "dagster.refused", message, fix="give the pipeline another id")
-    parsed.findings.append(finding)
+    if finding not in parsed.findings:
+        parsed.findings.append(finding)

@@ -16,7 +16,7 @@ from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, 
 from conduit_dagster.config.isolation import unexpected
 from conduit_dagster.config.model_findings import Checker, kebab
 from conduit_dagster.config.pipeline import LATEST_VERSION, OLDER_VERSIONS, Pipeline, PipelineFile
-from conduit_dagster.config.source_text import read_source, source_of
+from conduit_dagster.config.source_text import read_source, source_of, unreadable
 from conduit_dagster.config.tree import Mapped
 
 
@@ -111,9 +111,13 @@ def parse_file(
     recovery: Recovery | None = None,
 ) -> ParsedFile:
     """Read and check one file. Never raises: an unreadable file is a finding."""
-    source = read_source(Path(path), str(path))
+    name = str(path).encode("utf-8", "backslashreplace").decode()
+    if name != str(path):
+        # tables, metadata and requests that hold the name are UTF-8
+        return ParsedFile(name, problems=[unreadable(name, "the file's name is not UTF-8", "rename it")])
+    source = read_source(Path(path), name)
     if isinstance(source, Finding):
-        return ParsedFile(str(path), problems=[source])
+        return ParsedFile(name, problems=[source])
     return parse_text(source.text, str(path), env, strict, recovery)
 
 

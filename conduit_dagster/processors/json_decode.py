@@ -16,7 +16,7 @@ from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Process
 
 _decode = msgspec.json.Decoder().decode
 _MARK: Final = b"\xef\xbb\xbf"
-_BLANK: Final = (b"", b"\r", "", "\r")
+_BLANK: Final = (b"", b"\r", "")
 _EXCERPT: Final = 60
 
 
@@ -31,9 +31,10 @@ class JsonDecodeSettings(ProcessorSettings):
 class JsonDecode(FieldProcessor):
     """Decode the JSON in a field. Keys keep their order and integers of any length stay exact.
 
-    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data, or
-    a lone carriage return, become null; a list, number or boolean is a nack. A field inside a document takes any JSON. A field that is
-    missing, null or already a document is left unchanged. Of duplicate keys the last one wins.
+    A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data (also
+    a lone carriage return) become null; a list, number or boolean is a nack. A field inside a document
+    takes any JSON. A field that is missing, null or already a document is left unchanged. Of duplicate
+    keys the last one wins.
     """
 
     name: ClassVar[str] = "json.decode"

@@ -53,7 +53,8 @@ _TRANSIENT: Final = {
     "dead_letters": "write_failed",
     "delivery": "bulk_failed record_failed unacked",
     "delta": "contended failed",
-    "file": "disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder read_only too_big",
+    "file": "disk_full error is_folder link_loop missing moved name_too_long no_permission not_folder read_only "
+    "too_big",
     "lease": "held lost",
     "log": "second_attempt",
     "parquet": "missing unreadable",
