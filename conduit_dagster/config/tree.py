@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ MAX_ALIASED = 100_000
 """Maximum number of nodes repeated by aliases in one document; a few lines of YAML can ask for billions."""
 
 _YAML = "tag:yaml.org,2002:"
+_HALF = re.compile("[\ud800-\udfff]")
+_REPLACED = "\ufffd"
 
 
 class Scalar(str):
@@ -75,6 +78,7 @@ class TreeBuilder:
     def build(self, node: Node, where: str = "") -> Any:
         """Return the data under a node: text, None, a list or a :class:`Mapped`."""
         self.nodes[where] = node
+        self._join_halves(node, where)
         with self._entered(node):
             if isinstance(node, MappingNode):
                 return self._mapping(node, where)
@@ -122,10 +126,19 @@ class TreeBuilder:
                     taken.add(key.value)
                     yield key, value
 
+    def _join_halves(self, node: Node, where: str) -> None:
+        """Read an escaped pair of UTF-16 halves as one character, as JSON does; a single half is a flaw."""
+        if isinstance(node, ScalarNode) and _HALF.search(node.value):
+            text = node.value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            if _REPLACED in text and _REPLACED not in node.value:
+                self.flaws.append(YamlFlaw("config.text_invalid", where, node, "the text holds half of a character"))
+            node.value = text
+
     def _is_new_key(self, key: Node, taken: set[str], where: str) -> bool:
         if not isinstance(key, ScalarNode):
             self.flaws.append(YamlFlaw("config.parse_error", where, key, "a key must be a text"))
             return False
+        self._join_halves(key, where)
         if key.value in taken:
             place, message = pointers.child(where, key.value), f"the key {key.value} is given twice"
             self.flaws.append(YamlFlaw("config.key_duplicate", place, key, message))
@@ -149,6 +162,10 @@ class TreeBuilder:
             return None
         expanded = expand(node.value, self.env)
         self.flaws += [_unset(bad, where, node) for bad in expanded.bad]
+        if _HALF.search(expanded.text):
+            message = "an environment variable in it is not UTF-8 text"
+            self.flaws.append(YamlFlaw("config.text_invalid", where, node, message))
+            return Scalar(_HALF.sub(_REPLACED, expanded.text), node.tag)
         return Scalar(expanded.text, node.tag)
 
 
