@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
+from ruamel.yaml.scanner import Scanner
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.environment import offset_of
@@ -21,6 +22,8 @@ from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, Ya
 # what the YAML library raises on hostile text besides its own errors
 _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
 
+_DEEPEST = 100
+"""Brackets that may be open at a time."""
 _BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
 
 
@@ -136,8 +139,18 @@ def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document 
     return document
 
 
+class _LimitedScanner(Scanner):
+    """Scanner that stops at deep nesting: its time grows with the square of the number of open brackets."""
+
+    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803  # the library's name
+        if len(self.flow_context) >= _DEEPEST:
+            raise RecursionError
+        super().fetch_flow_collection_start(TokenClass, to_push)
+
+
 def _compose(text: str) -> Node | None:
     yaml = YAML(typ="safe", pure=True)
+    yaml.Scanner = _LimitedScanner
     # a repeated anchor is legal YAML: the last one counts
     yaml.composer.warn_double_anchors = False
     return yaml.compose(text)

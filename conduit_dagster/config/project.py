@@ -11,7 +11,8 @@ from typing import Any
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.document import Document, load_documents
-from conduit_dagster.config.findings import Finding, by_place
+from conduit_dagster.config.findings import Finding, by_place, without_consequences
+from conduit_dagster.config.isolation import unexpected
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, ProjectSettings
 from conduit_dagster.config.source_text import read_source, source_of
@@ -42,9 +43,13 @@ class Project:
         env = os.environ if env is None else env
         start = start.absolute()
         root = next((folder for folder in (start, *start.parents) if _is_file(folder / FILE)), start)
-        settings, findings = _settings(root / FILE, env)
+        try:
+            settings, findings = _settings(root / FILE, env)
+        except Exception as error:  # noqa: BLE001  # the safety net of the settings file
+            at = (str(root / FILE), 1, 1, "")
+            settings, findings = ProjectSettings(), [unexpected(error, "checking the project's settings", at)]
         home = root / (env.get("CONDUIT_HOME") or _HOME)
-        return cls(root, settings, home, tuple(by_place(findings)))
+        return cls(root, settings, home, tuple(by_place(without_consequences(findings))))
 
     def resolve(self, path: str) -> str:
         """Resolve a path of a setting against the root; absolute paths and URLs stay unchanged."""

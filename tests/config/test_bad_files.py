@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -44,6 +46,188 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
         return open_catalogue(Project.find(tmp_path, {}))
 
     return open_
+
+
+def messages(catalogue: Catalogue) -> list[tuple[str, str]]:
+    return [(finding.code, Path(finding.file).name) for finding in catalogue.findings if finding.is_error]
+
+
+def test_an_empty_list_of_connectors_is_a_finding(opened: Open) -> None:
+    """An empty value counts as not given, for a list too."""
+    catalogue = opened(b'version: "2.2"\npipelines: [{id: x, connectors: ""}]\n')
+    assert messages(catalogue) == [("pipeline.no_source", "bad.yaml"), ("pipeline.no_destination", "bad.yaml")]
+    assert catalogue.get("untouched") is not None
+
+
+STAGES = {
+    "parse": ("conduit_dagster.config.parse", "_version_finding"),
+    "read": ("conduit_dagster.config.parse", "load_documents"),
+    "pipeline": ("conduit_dagster.config.rules", "between_fields"),
+    "plugins": ("conduit_dagster.engine.bound_pipeline", "make_program"),
+    "chains": ("conduit_dagster.engine.validation.chain_rules", "is_builtin"),
+    "owners": ("conduit_dagster.engine.validation.owner_rules", "_check"),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_defect_in_a_stage_is_a_finding_of_the_file_that_meets_it(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Its text, which may quote a secret, is only in the traceback; the other file goes on."""
+    module, name = STAGES[stage]
+    real = getattr(importlib.import_module(module), name)
+
+    def defective(*arguments: Any, **more: Any) -> Any:
+        if any("dfct" in repr(one) for one in arguments):
+            raise ZeroDivisionError("s3cret")
+        return real(*arguments, **more)
+
+    monkeypatch.setattr(f"{module}.{name}", defective)
+    catalogue = opened(GOOD.replace("untouched", "dfct").replace("plugin: file", "plugin: file@dfct", 1).encode())
+    assert messages(catalogue) == [("config.check_failed", "bad.yaml")]
+    assert [one.id for one in catalogue.bound] == ["untouched"]
+    [finding] = [one for one in catalogue.findings if one.is_error]
+    assert "ZeroDivisionError in " in finding.message
+    assert "s3cret" not in finding.render() + str(finding.as_json())
+    assert "ZeroDivisionError: s3cret" in finding.render(debug=True)
+    assert "ZeroDivisionError: s3cret" in str(finding.as_json(debug=True))
+
+
+def test_a_file_whose_name_is_not_text_is_a_finding(opened: Open, tmp_path: Path) -> None:
+    Path(os.fsdecode(os.path.join(os.fsencode(tmp_path), b"pipelines", b"b\xe9.yaml"))).write_text(GOOD)  # noqa: PTH118
+    catalogue = opened(b"")
+    assert messages(catalogue) == [("config.file_unreadable", "b\\udce9.yaml")]
+    assert catalogue.get("untouched") is not None
+
+
+@pytest.mark.parametrize("content", [b"\xff", b"raise SystemExit(3)", b"import sdk_that_is_not_there"])
+def test_a_plugin_that_cannot_be_read_or_loaded_takes_no_pipeline_down(
+    opened: Open, tmp_path: Path, content: bytes
+) -> None:
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_bytes(content)
+    catalogue = opened(b"")
+    assert messages(catalogue) == [("plugin.broken", "mine.py")]
+    assert [finding.trace for finding in catalogue.findings if finding.is_error] != [None]
+    assert catalogue.get("untouched") is not None
+
+
+FAULTY = """
+from conduit_dagster.sdk import Processor, ProcessorSettings
+
+class Faulty(Processor):
+    name = "faulty"
+    Settings = ProcessorSettings
+
+    def __init__(self, settings, context):
+        raise LookupError("no such thing")
+
+    def process(self, record):
+        return record
+"""
+
+
+def test_a_plugin_that_fails_when_it_is_set_up_is_named_with_its_line(opened: Open, tmp_path: Path) -> None:
+    """It is the plugin's defect, not one of this project to be reported."""
+    (tmp_path / "plugins").mkdir()
+    (tmp_path / "plugins" / "mine.py").write_text(FAULTY)
+    text = GOOD.replace("untouched", "bad") + "    processors: [{id: one, plugin: faulty}]\n"
+    catalogue = opened(text.encode())
+    assert messages(catalogue) == [("plugin.failed", "bad.yaml")]
+    [finding] = [one for one in catalogue.findings if one.is_error]
+    assert "plugins/mine.py:9: LookupError: no such thing" in finding.message
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "plugin: postgres, settings: {url: $NO, table: t}",
+        "plugin: file, settings: {path: ./o, sdk.record.format: $NO}",
+        "plugin: file, settings: {path: $NO}, condition: $NO",
+        "plugin: file, settings: {path: ./o}, processors: [{id: p, plugin: field.set, settings: {field: $NO, value: a}}]",
+        "plugin: $NO",
+    ],
+)
+def test_an_unset_variable_is_the_only_finding_on_its_value(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    monkeypatch.delenv("NO", raising=False)
+    text = GOOD.replace("untouched", "bad").replace("plugin: file, settings: {path: ./bad-out}", field)
+    assert {code for code, _ in messages(opened(text.encode()))} == {"config.env_unset"}
+
+
+def test_an_unset_variable_hides_no_other_mistake(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO", raising=False)
+    bad = "plugin: file, settings: {path: $NO, if-changed: perhaps}"
+    text = GOOD.replace("untouched", "bad").replace("plugin: file, settings: {path: ./bad-out}", bad)
+    assert {code for code, _ in messages(opened(text.encode()))} == {"config.env_unset", "setting.invalid"}
+
+
+SOURCE, DESTINATION = (
+    "type: source, plugin: file, settings: {path: ./bad-in}",
+    "plugin: file, settings: {path: ./bad-out}",
+)
+PLACES = {
+    "file source": (SOURCE, "type: source, plugin: file, settings: {path: PATH}"),
+    "parquet source": (SOURCE, "type: source, plugin: parquet, settings: {path: PATH}"),
+    "spark source": (SOURCE, "type: source, plugin: 'spark:json', settings: {path: PATH}"),
+    "file": (DESTINATION, "plugin: file, settings: {path: PATH}"),
+    "parquet": (DESTINATION, "plugin: parquet, settings: {path: PATH}"),
+    "delta": (DESTINATION, "plugin: delta, settings: {path: PATH}"),
+    "spark": (DESTINATION, "plugin: 'spark:json', settings: {path: PATH}"),
+    "queue": ("processors: []", "dead-letter-queue: {plugin: file, window-size: 0, settings: {path: PATH}}"),
+}
+
+
+def placed(place: str, path: str) -> bytes:
+    text = GOOD.replace("untouched", "bad") + "    processors: []\n"
+    old, new = PLACES[place]
+    assert old in text
+    return text.replace(old, new.replace("PATH", json.dumps(path))).encode()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("./o\0b", "NUL"),
+        ("./" + "é" * 128, "256 bytes long"),
+        ("./" + "a" * 256 + "/b", "256 bytes long"),
+        ("a/" * 2048 + "b", "4097 bytes long"),
+    ],
+)
+def test_a_path_that_no_file_can_have_is_one_finding_at_the_setting(
+    opened: Open, place: str, path: str, says: str
+) -> None:
+    [finding] = [one for one in opened(placed(place, path)).findings if one.is_error]
+    assert (finding.code, finding.path.rsplit("/", 2)[1:]) == ("setting.invalid", ["settings", "path"])
+    assert says in finding.message
+    assert "\0" not in finding.render()
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if "spark" not in place])
+def test_a_path_that_is_too_long_only_with_the_projects_folder_is_a_finding(opened: Open, place: str) -> None:
+    assert messages(opened(placed(place, "a/" * 2046 + "b"))) == [("file.path_too_long", "bad.yaml")]
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if "spark" not in place])
+@pytest.mark.parametrize("path", ["s3://bucket/a.jsonl", "nope://x/y"])
+def test_a_url_that_a_run_would_refuse_is_refused(opened: Open, place: str, path: str) -> None:
+    """``validate`` has the code of a run: both make the connector."""
+    catalogue = opened(placed(place, path))
+    assert messages(catalogue) == [("file.not_local", "bad.yaml")]
+    assert any(one.path.endswith("/settings") for one in catalogue.findings)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("path", ["./loop/x", "./loop", "./file/x"])
+def test_a_path_that_cannot_be_looked_at_is_for_the_run_to_refuse(
+    opened: Open, tmp_path: Path, place: str, path: str
+) -> None:
+    """Files come and go: ``validate`` looks at none, and a link to itself does not take it down."""
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").touch()
+    assert messages(opened(placed(place, path))) == []
 
 
 @given(data=files())

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import socket
 import sqlite3
 import subprocess
 import threading
@@ -54,6 +57,58 @@ def test_a_destination_that_is_a_device(lab: Lab) -> None:
     lab.write("in.jsonl", [{"i": 1}])
     simple(lab, DECODE, connectors=[source(), destination(path="/dev/null")])
     failed(lab.run(), "file.not_regular")
+
+
+@pytest.mark.parametrize("plugin", ["file", "parquet"])
+@pytest.mark.parametrize("path", ["./pipe", "./pipes/*", "/dev/null", "./socket"])
+def test_a_source_that_is_no_regular_file(lab: Lab, plugin: str, path: str) -> None:
+    """A pipe, a socket or a device: reading one would wait for a writer, or take what can't be read a second time."""
+    (lab.root / "pipes").mkdir()
+    os.mkfifo(lab.root / "pipe")
+    os.mkfifo(lab.root / "pipes" / "one")
+    simple(lab, connectors=[source(plugin=plugin, path=path), destination()])
+    with socket.socket(socket.AF_UNIX) as made, contextlib.chdir(lab.root):
+        made.bind("socket")
+        assert "not a regular file" in failed(lab.run(), "file.not_regular")
+
+
+def test_a_pipe_beside_a_file_is_not_taken_for_its_rotated_part(lab: Lab) -> None:
+    os.mkfifo(lab.root / "in.jsonl.pipe")
+    lab.write("in.jsonl", [{"i": 1}])
+    simple(lab, DECODE)
+    assert lab.run().error is None
+    assert len(lab.lines("out.jsonl")) == 1
+
+
+def test_a_source_that_is_a_link_to_itself(lab: Lab) -> None:
+    (lab.root / "in.jsonl").symlink_to("in.jsonl")
+    simple(lab)
+    failed(lab.run(), "file.link_loop")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_blank_line_is_no_dead_letter_whatever_the_line_ends(lab: Lab, end: str) -> None:
+    """As in Conduit an empty line is an empty record, which decodes to null; Conduit has no case with CRLF."""
+    (lab.root / "in.jsonl").write_bytes(end.join(['{"i":1}', "", '{"i":2}', ""]).encode())
+    simple(lab, DECODE)
+    assert lab.run().error is None
+    assert lab.documents("out.jsonl") == [{"i": 1}, None, {"i": 2}]
+    assert lab.lines("dead.jsonl") == []
+
+
+@pytest.mark.parametrize("name", ["a" * 255, "é" * 127])
+def test_the_longest_name_of_a_file(lab: Lab, name: str) -> None:
+    """Of source, destination and dead-letter queue, and of a pipeline and its connectors in the staging folder."""
+    lab.write(f"{name[:-1]}i", [{"i": 1}])
+    ends = [source(path=f"./{name[:-1]}i"), {**destination(path=f"./{name[:-1]}o"), "id": ":" * 127}]
+    lab.pipeline(
+        id=":" * 128,
+        connectors=ends,
+        processors=[DECODE],
+        **{"dead-letter-queue": queue(path=f"./{name[:-1]}d")},
+    )
+    assert lab.run(":" * 128).error is None
+    assert len(lab.lines(f"{name[:-1]}o")) == 1
 
 
 @pytest.fixture

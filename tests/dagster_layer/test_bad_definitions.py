@@ -1,0 +1,82 @@
+"""Dagster's code location loads whatever is in one pipeline file, with every pipeline of the other files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
+from hypothesis import HealthCheck, given, settings
+from lab.mutated_files import files
+
+from conduit_dagster import definitions
+
+MANY = int(os.environ.get("FUZZ_EXAMPLES") or 30)
+
+
+def _pipeline(name: str, out: str = "out") -> str:
+    text = NUMBERS.format(id=name, trigger="{every: 5m}", queue=TAKES_ALL.replace("./dead", f"./{name}-dead"))
+    return text.replace("id: out", f"id: {out}").replace("./out.jsonl", f"./{name}-out.jsonl")
+
+
+def _keys(folder: Folder) -> set[str]:
+    defs = folder.definitions
+    assert defs.get_repository_def().get_all_jobs()
+    return {key.to_user_string() for key in defs.resolve_asset_graph().get_all_asset_keys()}
+
+
+@given(data=files())
+@settings(max_examples=MANY, suppress_health_check=list(HealthCheck))
+def test_any_file(folder: Folder, data: bytes) -> None:
+    folder.write("untouched.yaml", _pipeline("untouched"))
+    (folder.root / "pipelines" / "bad.yaml").write_bytes(data)
+    assert {"untouched/in", "untouched/out", "untouched/acks", "conduit/pipeline_files"} <= _keys(folder)
+
+
+def test_a_broken_file_named_as_a_pipeline_with_a_connector_called_broken(folder: Folder) -> None:
+    folder.write("good.yaml", _pipeline("good", out="broken"))
+    folder.write("good.yml", "a: [\n")
+    assert {"good/broken", "good/broken/file"} <= _keys(folder)
+
+
+def test_a_pipeline_with_the_key_of_the_files_asset_is_refused_alone(folder: Folder) -> None:
+    folder.write("good.yaml", _pipeline("good"))
+    folder.write("taken.yaml", _pipeline("conduit", out="pipeline_files"))
+    keys = _keys(folder)
+    assert {"good/out", "conduit/broken", "conduit/pipeline_files"} <= keys
+    assert "conduit/in" not in keys
+
+
+def test_a_file_whose_name_is_not_text(folder: Folder) -> None:
+    folder.write("good.yaml", _pipeline("good"))
+    Path(os.fsdecode(os.fsencode(folder.root / "pipelines") + b"/b\xe9.yaml")).write_text("a: [\n")
+    assert {"good/out", "conduit/pipeline_files"} <= _keys(folder)
+
+
+@pytest.mark.parametrize("when", ["defined", "resolved"])
+def test_what_dagster_refuses_only_when_all_is_put_together(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """Whether that raises at once, or when the definitions are resolved: the other pipelines keep jobs and schedules."""
+    real = definitions.define_schedules
+
+    def define_schedules(pipelines: list[Any], jobs: dict[str, Any]) -> list[dg.ScheduleDefinition]:
+        made = real(pipelines, jobs)
+        if all(one.name != "bad__schedule" for one in made):
+            return made
+        if when == "defined":
+            raise ValueError("no schedule for bad")
+        elsewhere = dg.ScheduleDefinition(job_name="no_such_job", cron_schedule="* * * * *", name="astray")
+        return [*made, elsewhere]
+
+    monkeypatch.setattr(definitions, "define_schedules", define_schedules)
+    folder.write("bad.yaml", _pipeline("bad"))
+    folder.write("good.yaml", _pipeline("good"))
+    defs = folder.definitions
+    assert {one.name for one in defs.get_repository_def().schedule_defs} == {"good__schedule"}
+    keys = _keys(folder)
+    assert {"good/out", "bad/broken"} <= keys
+    assert "bad/out" not in keys
