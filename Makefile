@@ -75,9 +75,14 @@ format: $(STAMP)
 bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-.PHONY: soak matrix model
+.PHONY: soak matrix model fuzz
 model: $(STAMP) ## every configuration of the protocol's model, about five minutes; the tests have the short form
 	$(BIN)/python -m model $(or $(MODEL),all)
+
+fuzz: N ?= 3000
+fuzz: $(STAMP) ## N pipeline files with random mistakes, through validate and list; and a tenth of them through Dagster
+	FUZZ_EXAMPLES=$(N) $(BIN)/python -m pytest -n 0 --timeout 0 tests/config/test_bad_files.py -k run $(PYTEST_ARGS)
+	FUZZ_EXAMPLES=$$(( ($(N) + 9) / 10 )) $(BIN)/python -m pytest -n 0 --timeout 0 tests/dagster_layer/test_bad_definitions.py -k any_file $(PYTEST_ARGS)
 
 matrix: $(STAMP) ## the whole kill matrix, all frozen owners and all stops, about 40 minutes; the tests have a choice of them
 	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py $(PYTEST_ARGS)

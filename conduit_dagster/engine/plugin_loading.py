@@ -136,10 +136,10 @@ def _kinds(module: types.ModuleType) -> Iterator[type[Any]]:
     """Return the plugins that a module defines itself."""
     for value in vars(module).values():
         own = inspect.isclass(value) and issubclass(value, _BASES) and value.__module__ == module.__name__
-        if not own or not getattr(value, "name", "") or inspect.isabstract(value):
+        if not own or not (name := getattr(value, "name", "")) or inspect.isabstract(value):
             continue
-        if not isinstance(value.name, str):
-            raise TypeError(f"the name of the plugin {value.__name__} is not a text: {value.name!r}")
+        if not isinstance(name, str):
+            raise TypeError(f"the name of the plugin {value.__name__} is not a text: {name!r}")
         yield value
 
 

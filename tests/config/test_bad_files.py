@@ -144,7 +144,7 @@ def test_a_plugin_that_fails_when_it_is_set_up_is_named_with_its_line(opened: Op
         "plugin: postgres, settings: {url: $NO, table: t}",
         "plugin: file, settings: {path: ./o, sdk.record.format: $NO}",
         "plugin: file, settings: {path: $NO}, condition: $NO",
-        "plugin: file, settings: {path: ./o}, processors: [{id: p, plugin: field.set, settings: {field: $NO, value: a}}]",
+        "plugin: log, processors: [{id: p, plugin: field.set, settings: {field: $NO, value: a}}]",
         "plugin: $NO",
     ],
 )
