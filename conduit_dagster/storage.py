@@ -89,23 +89,67 @@ def _remote(url: str) -> tuple[Any, str]:
     return fsspec.core.url_to_fs(url)
 
 
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+_HOME_MARK = ".private"
+"""Name of the file that marks a home: what is created below is for its user only, whatever the umask says."""
+
+
+def private_folder(path: Path) -> None:
+    """Create a folder and its parents for their user only; an existing folder keeps its mode. Raises ``OSError``."""
+    missing: list[Path] = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for folder in reversed(missing):
+        folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
+
+
+def make_home(home: Path, private: bool = True) -> None:
+    """Create a project's home, or narrow an existing one to its user; mark it. Not ``private``: as the umask says.
+
+    A home of another user keeps its mode. Raises ``OSError``.
+    """
+    if not private:
+        home.mkdir(parents=True, exist_ok=True)
+        (home / _HOME_MARK).unlink(missing_ok=True)
+        return
+    private_folder(home)
+    found = home.stat()
+    if found.st_mode & 0o077 and found.st_uid == os.geteuid():
+        home.chmod(PRIVATE_FOLDER)
+    mark = home / _HOME_MARK
+    if not mark.exists():
+        os.close(os.open(mark, os.O_WRONLY | os.O_CREAT, PRIVATE_FILE))
+
+
+def is_private(path: Path) -> bool:
+    """Return whether a path is in a marked home. A destination elsewhere keeps its user's umask."""
+    return any((folder / _HOME_MARK).exists() for folder in path.absolute().parents)
+
+
 def make_folder(url: str) -> None:
-    """Create a folder and its parents; no effect if it exists."""
+    """Create a folder and its parents; no effect if it exists. In a home they are for its user only."""
     path = local_path(url)
-    if path is not None:
-        path.mkdir(parents=True, exist_ok=True)
-    else:
+    if path is None:
         fs, name = _remote(url)
         fs.makedirs(name, exist_ok=True)
+    elif not path.is_dir():
+        if is_private(path):
+            private_folder(path)
+        path.mkdir(parents=True, exist_ok=True)
 
 
 def create(url: str) -> IO[bytes]:
     """Open a new file for writing; an existing one is an error and is never overwritten."""
     path = local_path(url)
     if path is not None:
-        return path.open("xb", buffering=0)
+        return open(path, "xb", buffering=0, opener=_open_new)  # noqa: PTH123  # Path.open has no opener
     fs, name = _remote(url)
     return fs.open(name, "xb")
+
+
+def _open_new(name: str, flags: int) -> int:
+    return os.open(name, flags, PRIVATE_FILE if is_private(Path(name)) else 0o666)
 
 
 def put_new(url: str, data: bytes) -> bool:

@@ -21,7 +21,7 @@ from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.claim import is_kept, project_store
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import NEVER, RecoveryState, recovery_rows
 from conduit_dagster.state.tables import pipelines
@@ -198,7 +198,7 @@ def config_of(instance: dg.DagsterInstance, run_id: str) -> dict[str, object]:
 
 
 class CachedStore:
-    """State store that is opened once, and again if the project's settings name another one or keep another history."""
+    """State store that is opened once, and again if the settings name another one or if its file was replaced."""
 
     def __init__(self) -> None:
         self._opened: tuple[object, sa.Engine] | None = None
@@ -206,7 +206,7 @@ class CachedStore:
     def of(self, project: Project) -> sa.Engine:
         """Return the project's store. Raises what opening it raises."""
         settings = (project.state_url, project.settings.state.history)
-        if self._opened is None or self._opened[0] != settings:
+        if self._opened is None or self._opened[0] != settings or not is_kept(self._opened[1]):
             if self._opened is not None:
                 self._opened[1].dispose()
             self._opened = None

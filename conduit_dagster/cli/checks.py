@@ -120,11 +120,14 @@ def _state(project: Project) -> Check:
     import sqlalchemy as sa
     from sqlalchemy.exc import SQLAlchemyError
 
+    from conduit_dagster.state.claim import has_claim, project_store
     from conduit_dagster.state.database import cause_of, make_engine, place_of
 
     url = project.state_url
     engine = make_engine(url)
     shown = place_of(engine)
+    if has_claim(project.home):
+        project_store(project).dispose()  # raises if the store is lost
     if url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists():
         return _creatable("state", Path(url.removeprefix(_SQLITE)).parent, shown)
     try:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import make_engine, unreachable
 
 if TYPE_CHECKING:
@@ -19,11 +19,21 @@ _SQLITE = "sqlite:///"
 
 
 def existing_store(project: Project) -> sa.Engine | None:
-    """Return the project's state store, or None if nothing has ever run: reading must not create it."""
+    """Return the project's state store, or None if nothing has ever run: reading must not create it.
+
+    Raises ``FatalError`` (``state.lost``, ``state.older``) without changing anything if the store is lost.
+    """
     url = project.state_url
+    if has_claim(project.home) and not project.settings.state.accept_new:
+        return project_store(project)
     if url.startswith(_SQLITE):
-        return project_store(project) if Path(url.removeprefix(_SQLITE)).is_file() else None
+        return project_store(project) if _has_content(url) else None
     return project_store(project) if _has_tables(url) else None
+
+
+def _has_content(url: str) -> bool:
+    path = Path(url.removeprefix(_SQLITE))
+    return path.is_file() and path.stat().st_size > 0
 
 
 def _has_tables(url: str) -> bool:

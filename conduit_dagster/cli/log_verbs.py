@@ -20,7 +20,7 @@ from conduit_dagster.cli.operate import (
     subject,
     words_of,
 )
-from conduit_dagster.cli.verb import AsJson, Outcome, perform
+from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -99,11 +99,16 @@ def import_(
     source: Source = None,
     position: At = None,
     dry_run: DryRun = False,
+    accept_new: AcceptNewState = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Put an export's entries, with their offsets, at the end of a log; the next run delivers them."""
-    perform("log import", as_json, lambda: _import(subject(pipeline, files), Path(file), source, position, dry_run))
+    perform(
+        "log import",
+        as_json,
+        lambda: _import(subject(pipeline, files, accept_new), Path(file), source, position, dry_run),
+    )
 
 
 # -- reading ------------------------------------------------------------------------------------------------------

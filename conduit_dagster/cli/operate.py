@@ -86,24 +86,24 @@ class Subject:
         return self.bound
 
 
-def subjects(files: Sequence[str] | None) -> list[Subject]:
+def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subject]:
     """Return every pipeline in the project's files, then those known only to the state store."""
     from conduit_dagster.cli.existing_store import existing_store
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
     from conduit_dagster.state.overview import pipeline_rows
 
-    catalogue = open_catalogue(Project.find(Path.cwd()), files or ())
+    catalogue = open_catalogue(Project.find(Path.cwd()).accepting_new_state(accept_new), files or ())
     store = existing_store(catalogue.project)
     known = [*(one.config.id for one in catalogue.loaded.pipelines), *(pipeline_rows(store) if store else ())]
     return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
 
 
-def subject(pipeline: str, files: Sequence[str] | None) -> Subject:
-    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False) -> Subject:
+    """Return the pipeline with this id; ``accept_new`` as in the setting. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
     from conduit_dagster.config.findings import did_you_mean
 
-    known = {one.id: one for one in subjects(files)}
+    known = {one.id: one for one in subjects(files, accept_new)}
     if pipeline not in known:
         fix = (
             did_you_mean(pipeline, known)

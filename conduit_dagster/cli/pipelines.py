@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from conduit_dagster.cli.operate import Files, Pipeline, subject, who
-from conduit_dagster.cli.verb import FAILED, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import FAILED, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,9 +114,11 @@ _MARGIN = 15.0
 """Seconds on top of shutdown timeout and lease within which a run must have ended."""
 
 
-def start(pipeline: Pipeline, files: Files = None, as_json: AsJson = False) -> None:
+def start(
+    pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False
+) -> None:
     """Start a pipeline that was stopped, is degraded, or waits for its restart."""
-    perform("pipelines start", as_json, lambda: _start(pipeline, files))
+    perform("pipelines start", as_json, lambda: _start(pipeline, accept_new, files))
 
 
 def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json: AsJson = False) -> None:
@@ -124,11 +126,11 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json:
     perform("pipelines stop", as_json, lambda: _stop(pipeline, force, files))
 
 
-def _start(pipeline: str, files: list[str] | None) -> Outcome:
+def _start(pipeline: str, accept_new: bool, files: list[str] | None) -> Outcome:
     from conduit_dagster.engine.operate.starting import ask_start
     from conduit_dagster.state.claim import project_store
 
-    one = subject(pipeline, files)
+    one = subject(pipeline, files, accept_new)
     one.sound()
     asked = ask_start(project_store(one.project), pipeline, who())
     where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"

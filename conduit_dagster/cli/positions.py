@@ -11,13 +11,14 @@ from conduit_dagster.cli.operate import (
     Facts,
     Files,
     Pipeline,
+    Subject,
     operated,
     parsed_position,
     subject,
     subjects,
     words_of,
 )
-from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform, usage_error
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -52,12 +53,15 @@ def rewind(
     to_offset: ToOffset = None,
     force: Force = False,
     dry_run: DryRun = False,
+    accept_new: AcceptNewState = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
     """Let a source go on from an earlier place: its records are read and delivered again, under new names."""
     perform(
-        "positions rewind", as_json, lambda: _rewind(pipeline, source, (to_start, to, to_offset), force, dry_run, files)
+        "positions rewind",
+        as_json,
+        lambda: _rewind(subject(pipeline, files, accept_new), source, (to_start, to, to_offset), force, dry_run),
     )
 
 
@@ -116,12 +120,7 @@ def _log(source: dict[str, Any]) -> str:
 
 
 def _rewind(
-    pipeline: str,
-    source: str | None,
-    where: tuple[bool, str | None, int | None],
-    force: bool,
-    dry_run: bool,
-    files: list[str] | None,
+    one: Subject, source: str | None, where: tuple[bool, str | None, int | None], force: bool, dry_run: bool
 ) -> Outcome:
     from conduit_dagster.engine.operate.rewind import rewind as apply
 
@@ -130,7 +129,7 @@ def _rewind(
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
         return apply(lock, database, source, wish, force, dry_run)
 
-    return operated(subject(pipeline, files), work, _told, dry_run)
+    return operated(one, work, _told, dry_run)
 
 
 def _wish(to_start: bool, to: str | None, to_offset: int | None) -> RewindTarget:

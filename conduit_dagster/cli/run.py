@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from conduit_dagster.cli.metrics import RunAddress, run_metrics
-from conduit_dagster.cli.verb import INVALID, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.cli.verb import INVALID, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 
 if TYPE_CHECKING:
@@ -27,18 +27,21 @@ def run(
     once: Once = False,
     verbose: Verbose = False,
     metrics: RunAddress = None,
+    accept_new: AcceptNewState = False,
     as_json: AsJson = False,
 ) -> None:
     """Run pipelines until stopped or drained. Without PATH: the project's, those with status: running."""
-    perform("run", as_json, lambda: _run(paths or [], once, verbose, metrics, as_json))
+    perform("run", as_json, lambda: _run(paths or [], once, verbose, metrics, accept_new, as_json))
 
 
-def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, as_json: bool) -> Outcome:
+def _run(
+    paths: list[str], once: bool, verbose: bool, metrics: str | None, accept_new: bool, as_json: bool
+) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
 
-    project = Project.find(Path.cwd())
+    project = Project.find(Path.cwd()).accepting_new_state(accept_new)
     # before any connector is created: a bound logger keeps its configuration
     configure_logs(project.settings.log)
     catalogue = open_catalogue(project, paths)

@@ -63,11 +63,13 @@ def failure(error: ConduitError, result: Any = None) -> Outcome:
 
 
 def unforeseen(error: Exception) -> ConduitError:
-    """Return the error for an unexpected exception: state store outage, or internal error with its place."""
+    """Return the error for an exception: itself if it is known, state store outage, or internal error with its place."""
+    if isinstance(error, ConduitError):
+        return error
     if "sqlalchemy" in sys.modules:  # else the store is unused, and the import takes half a second
-        from conduit_dagster.state.database import is_outage, unreachable
+        from conduit_dagster.state.database import is_outage, loss_of, unreachable
 
-        if is_outage(error):
+        if is_outage(error) or loss_of(error):
             return unreachable(None, error, "the state store does not answer")
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
@@ -89,6 +91,13 @@ def usage_error(message: str, code: str, fix: str | None = None) -> FatalError:
 INTERRUPTED = 130
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON envelope and nothing else.")]
+AcceptNewState = Annotated[
+    bool,
+    typer.Option(
+        "--accept-new-state",
+        help="Take a state store that is empty or older than the project's last one: records are delivered again.",
+    ),
+]
 Paths = Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help="Pipeline files or folders.")]
 
 

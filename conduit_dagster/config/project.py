@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,13 @@ class Project:
             settings, findings = ProjectSettings(), [unexpected(error, "checking the project's settings", at)]
         home = root / (env.get("CONDUIT_HOME") or _HOME)
         return cls(root, settings, home, tuple(by_place(without_consequences(findings))))
+
+    def accepting_new_state(self, accept: bool = True) -> Project:
+        """Return the project with ``state.accept-new``, unless ``accept`` is False."""
+        if not accept:
+            return self
+        state = self.settings.state.model_copy(update={"accept_new": True})
+        return replace(self, settings=self.settings.model_copy(update={"state": state}))
 
     def resolve(self, path: str) -> str:
         """Resolve a path of a setting against the root; absolute paths and URLs stay unchanged."""

@@ -137,6 +137,13 @@ class StateSettings(Section):
     lease: PositiveDuration = 10.0
     """How long a pipeline's owner may be silent before another process takes over."""
 
+    accept_new: bool = False
+    """Accept a state store that is empty or older although the project has had a newer one: everything is then read and
+    delivered again. `run --accept-new-state` does so once."""
+
+    private: bool = True
+    """Make `$CONDUIT_HOME` and what is created in it readable by its user only. `false`: as the umask says."""
+
     history: HistorySettings = HistorySettings()
     """Retention of a pipeline's history."""
 

@@ -18,6 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.status_store import RecoveryState, read
 
@@ -205,6 +206,11 @@ class _Watch:
                 state = self._requested()
             except SQLAlchemyError:
                 continue  # a store that is away is the next transaction's business
+            except FatalError as error:
+                log.error("the run is ended", pipeline=self._jobs.pipeline, cause=error.message)
+                with suppress(Exception):
+                    self._jobs.cancel()  # the next transaction raises the same
+                continue
             if state.stop_asked and not self._stop.requested:
                 log.info("a stop was asked for", pipeline=self._jobs.pipeline, how=state.asked)
             if state.asked == "force":

@@ -129,6 +129,8 @@ class RunStatusWriter:
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the failure could not be recorded", pipeline=self._id, cause=str(lost))
+            if isinstance(lost, FatalError):
+                error = lost  # a store that is lost is why the run failed, and no restart helps
             return unrecorded(self._id, error, about.recovery, self._state.past, self.progress)
         restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
         return RunResult(self._id, failed.status, "", error, self.progress, restart)
@@ -156,6 +158,8 @@ class RunStatusWriter:
             self._store.life.ended(status, reason, told, self._store.voiding(self._cut))
         except LeaseLost as lost:
             return RunResult(self._id, PipelineStatus.RUNNING, "", lost, self.progress)
+        except FatalError as lost:
+            return RunResult(self._id, PipelineStatus.DEGRADED, "", lost, self.progress)
         except (ConduitError, SQLAlchemyError) as lost:
             log.warning("the last status could not be written", pipeline=self._id, cause=str(lost))
         return RunResult(self._id, status, reason, error, self.progress)

@@ -1,69 +1,187 @@
-"""Association of a state store with its project: the same id in the store and in the project's home."""
+"""Association of a state store with its project: the same id in the store and in the project's home.
+
+A home with an id has had a store. A store without it, or one that is older than the home remembers, has lost the state:
+with it everything would be read and delivered again, so that it is refused unless the caller accepts it.
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster import storage
 from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
-from conduit_dagster.state.database import insert_if_absent, is_outage, open_database, place_of, reading, unreachable
+from conduit_dagster.state.database import (
+    NoStore,
+    insert_if_absent,
+    is_outage,
+    loss_of,
+    open_database,
+    place_of,
+    reading,
+    unreachable,
+)
 from conduit_dagster.state.history import HistoryRetention, retain
-from conduit_dagster.state.tables import meta
+from conduit_dagster.state.store_file import ACCEPT, replaced
+from conduit_dagster.state.tables import meta, pipelines
 
 if TYPE_CHECKING:
     from conduit_dagster.config.project import Project
 
 _FILE = "project"
+_AGE_FILE = "state-age"
 _STORED = sa.select(meta.c.value).where(meta.c.name == "project")
+_AGE = sa.select(sa.func.coalesce(sa.func.sum(pipelines.c.heartbeat), 0))
+"""Age of a store: the heartbeats of all pipelines. It only grows, with every transaction of a run."""
+_BACKUP = f"restore the store from a backup, or correct CONDUIT_STATE_URL or state.url; {ACCEPT}"
+_IN_DAGSTER = " (for Dagster, once: conduit-dagster pipelines start PIPELINE --accept-new-state)"
 
 
-def open_store(url: str, home: Path) -> sa.Engine:
-    """Open the project's store and claim it. Raises as ``open_database`` and :func:`claim_store` do."""
-    engine = open_database(url)
+class StoreClaim:
+    """A claimed store: the id that it has in common with the home, and the age that the home remembers."""
+
+    def __init__(self, engine: sa.Engine, home: Path, project: str) -> None:
+        self.project, self._home = project, home
+        self._place = place_of(engine)
+        self._noted = 0
+
+    def condition(self) -> sa.ColumnElement[bool]:
+        """Return the condition that the store still has the project's id."""
+        return sa.exists(_STORED.where(meta.c.value == self.project))
+
+    def require(self, connection: sa.Connection) -> None:
+        """Raise ``FatalError`` (``state.replaced``) if the store has lost its id, or has another one."""
+        try:
+            found = connection.execute(_STORED).scalar_one_or_none()
+        except SQLAlchemyError as error:
+            if loss_of(error) != "tables":
+                raise
+            found = None
+        if found is None:
+            raise replaced(self._place, "was emptied")
+        if found != self.project:
+            raise replaced(self._place, f"was replaced by that of project {found}")
+
+    def note(self, connection: sa.Connection) -> int:
+        """Return the store's age within a transaction, for :meth:`remember` after its commit."""
+        return int(connection.execute(_AGE).scalar_one())
+
+    def remember(self, age: int) -> None:
+        """Write the age of the store into the home: an older store is recognised. A full disk is no error."""
+        if age <= self._noted:
+            return
+        draft = self._home / f".{_AGE_FILE}.{secrets.token_hex(4)}"
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, storage.PRIVATE_FILE), "w") as file:
+                file.write(f"{self.project} {age}\n")
+            draft.replace(self._home / _AGE_FILE)
+        except OSError:
+            return
+        self._noted = age
+
+
+_claims: WeakKeyDictionary[sa.Engine, StoreClaim] = WeakKeyDictionary()
+
+
+def claim_of(engine: sa.Engine) -> StoreClaim | None:
+    """Return the claim on an engine's store; None if it was opened without one."""
+    return _claims.get(engine)
+
+
+def is_kept(engine: sa.Engine) -> bool:
+    """Return whether a claimed store is still the one that was opened; True while it does not answer."""
+    claim = claim_of(engine)
     try:
-        claim_store(engine, home)
+        if claim is not None:
+            with reading(engine) as connection:
+                claim.require(connection)
+    except SQLAlchemyError as error:
+        return loss_of(error) is None
+    except FatalError:
+        return False
+    return True
+
+
+def open_store(url: str, home: Path, accept_new: bool = False, private: bool = True) -> sa.Engine:
+    """Open the project's store and claim it. Raises as ``open_database`` and :func:`claim_store` do."""
+    try:
+        own = _read(home / _FILE)
+        storage.make_home(home, private)
+        engine = open_database(url, create=accept_new or not own)
+    except NoStore:
+        raise _lost(url, home, own) from None
+    except OSError as error:
+        raise from_os_error(error, "the project's home can't be used") from error
+    try:
+        claim_store(engine, home, accept_new)
     except ConduitError:
         engine.dispose()
         raise
     return engine
 
 
-def claim_store(engine: sa.Engine, home: Path) -> str:
+def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
     """Associate the store with the project's ``home`` folder; return their common id.
 
-    A home without an id adopts the store's, a new store the home's; of two concurrent claims one wins.
-    Raises ``FatalError`` (``state.foreign``) if both have an id and they differ, ``TransientError`` if the store
+    A home without an id adopts the store's; of two concurrent claims one wins. ``accept_new``: a store without an id
+    gets the home's, and an older one is taken as it is.
+    Raises ``FatalError``: ``state.lost`` if the home has an id and the store has none, ``state.foreign`` if they differ,
+    ``state.older`` if the home has seen later transactions. Raises ``TransientError`` if the store
     (``state.unreachable``) or the folder cannot be written.
     """
     try:
         own = _read(home / _FILE)
-        stored = _stored(engine, own or secrets.token_hex(16))
+        stored = _stored(engine, own or secrets.token_hex(16), accept_new or not own)
+        if stored is None:
+            raise _lost(str(place_of(engine)), home, own)
         own = own or _write(home, stored)
+        if own != stored:
+            raise _foreign(engine, home, own, stored)
+        _check_age(engine, home, own, accept_new)
     except SQLAlchemyError as error:
-        if not is_outage(error):
+        if not (is_outage(error) or loss_of(error)):
             raise
         raise unreachable(engine, error, "the state store does not answer") from error
     except OSError as error:
         raise from_os_error(error, "the project's id can't be kept") from error
-    if own != stored:
-        raise _foreign(engine, home, own, stored)
+    _claims[engine] = StoreClaim(engine, home, stored)
     return stored
 
 
-def _stored(engine: sa.Engine, fresh: str) -> str:
-    """Return the store's id; set it to ``fresh`` if there is none."""
+def _stored(engine: sa.Engine, fresh: str, create: bool) -> str | None:
+    """Return the store's id; if there is none, set it to ``fresh`` or, unless ``create``, return None."""
     with reading(engine) as connection:
         found = connection.execute(_STORED).scalar_one_or_none()
-    if found is not None:
-        return str(found)
+    if found is not None or not create:
+        return found
     with engine.begin() as connection:
         insert_if_absent(connection, meta, name="project", value=fresh)
         return str(connection.execute(_STORED).scalar_one())
+
+
+def _check_age(engine: sa.Engine, home: Path, own: str, accept_new: bool) -> None:
+    known = _known_age(home, own)
+    if not known:
+        return
+    with reading(engine) as connection:
+        age = int(connection.execute(_AGE).scalar_one())
+    if age >= known:
+        return
+    if not accept_new:
+        raise _older(engine, home, age, known)
+    (home / _AGE_FILE).unlink(missing_ok=True)
+
+
+def _known_age(home: Path, own: str) -> int:
+    """Return the age that the home remembers; 0 if it remembers none of this project."""
+    project, _, age = _read(home / _AGE_FILE).partition(" ")
+    return int(age) if project == own and age.isdecimal() else 0
 
 
 def _read(file: Path) -> str:
@@ -73,12 +191,38 @@ def _read(file: Path) -> str:
         return ""
 
 
+def has_claim(home: Path) -> bool:
+    """Return whether the home has had a state store. Raises ``OSError``."""
+    return bool(_read(home / _FILE))
+
+
 def _write(home: Path, value: str) -> str:
     """Write the id to the home unless it has one by now; return the id that it has."""
     home.mkdir(parents=True, exist_ok=True)
     # atomically, and never over an existing id
     storage.put_new(str(home / _FILE), f"{value}\n".encode())
     return _read(home / _FILE)
+
+
+def _lost(url: str, home: Path, own: str) -> FatalError:
+    return FatalError(
+        f"the state store is missing or empty; expected that of project {own}, which {home / _FILE} says was there."
+        " Without its positions everything would be read and delivered again",
+        code="state.lost",
+        place=sa.make_url(url).set(query={}).render_as_string(),
+        fix=_BACKUP + _IN_DAGSTER,
+    )
+
+
+def _older(engine: sa.Engine, home: Path, age: int, known: int) -> FatalError:
+    return FatalError(
+        f"the state store is older than its last run: it counts {age} heartbeats, expected at least {known}"
+        f" ({home / _AGE_FILE}). What was done since would be done again",
+        code="state.older",
+        place=place_of(engine),
+        fix="put the newest file back, with its -wal file; if this backup is the newest one: "
+        "conduit-dagster run --accept-new-state" + _IN_DAGSTER,
+    )
 
 
 def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError:
@@ -93,7 +237,7 @@ def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError
 
 def project_store(project: Project) -> sa.Engine:
     """Open the project's store; create it if there is none. Raises as :func:`open_store` does."""
-    database = open_store(project.state_url, project.home)
-    kept = project.settings.state.history
-    retain(database, HistoryRetention(kept.keep, kept.most))
+    state = project.settings.state
+    database = open_store(project.state_url, project.home, state.accept_new, state.private)
+    retain(database, HistoryRetention(state.history.keep, state.history.most))
     return database

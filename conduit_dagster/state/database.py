@@ -5,20 +5,22 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from conduit_dagster.recovery.errors import FatalError, TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import migrations, tables
+from conduit_dagster.state.store_file import ACCEPT, StoreFile, create_file, replaced, sqlite_file
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
 _READ_ONLY = "25006"  # after a failover the address may still lead to a standby
+_DAMAGED = frozenset({11, 26})  # SQLITE_CORRUPT and NOTADB
+_NO_TABLE = "42P01"
 
 
 def is_outage(error: BaseException) -> bool:
@@ -46,15 +48,48 @@ def cause_of(error: BaseException) -> str:
     return " ".join(str(said).split())
 
 
-def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> TransientError:
-    """Return the error for the user. ``doing``: what could not be done; ``engine``: the store, if known."""
+def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:
+    """Return what is lost according to a database error: the file is damaged, or the tables are gone; else None."""
+    found = error.orig if isinstance(error, DBAPIError) else None
+    if isinstance(found, sqlite3.Error):
+        if getattr(found, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+            return "damaged"
+        return "tables" if "no such table: conduit_" in str(found) else None
+    is_ours = getattr(found, "sqlstate", "") == _NO_TABLE and "conduit_" in str(found)
+    return "tables" if is_ours else None
+
+
+def unreachable(engine: sa.Engine | None, error: BaseException, doing: str) -> ConduitError:
+    """Return the error for the user. ``doing``: what could not be done; ``engine``: the store, if known.
+
+    It is fatal (``state.damaged``, ``state.replaced``) for a store that is lost, else ``state.unreachable``.
+    """
+    loss, place = loss_of(error), None if engine is None else place_of(engine)
+    if loss == "damaged":
+        return _damaged(place, error)
+    if loss == "tables":
+        return replaced(place or "", "lost its tables")
     return TransientError(
         f"{doing}: {cause_of(error)}",
         code="state.unreachable",
-        place=None if engine is None else place_of(engine),
+        place=place,
         fix="check that the store runs and can be reached and written, and CONDUIT_STATE_URL or state.url in"
         " conduit.yaml; nothing was lost, run again",
     )
+
+
+def _damaged(place: str | None, error: BaseException) -> FatalError:
+    return FatalError(
+        f"the state store's file is damaged, or not an SQLite database: {cause_of(error)}",
+        code="state.damaged",
+        place=place,
+        fix="stop all runs and restore the file from a backup, without its old -wal and -shm files; without a backup move"
+        f" it away, then {ACCEPT}",
+    )
+
+
+class NoStore(Exception):  # noqa: N818  # not an error by itself
+    """Raised for a database without the store's tables that are not to be created."""
 
 
 _READS = "conduit_reads"
@@ -78,22 +113,23 @@ _CONNECT: dict[str, Any] = {
 }
 
 
-def open_database(url: str) -> sa.Engine:
+def open_database(url: str, create: bool = True) -> sa.Engine:
     """Return a connected engine; create the tables, or migrate them to the version that this program knows.
 
-    A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``) and
-    ``FatalError`` (``state.url``, ``state.version``, ``state.unusable``).
+    A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``),
+    ``FatalError`` (``state.url``, ``state.version``, ``state.unusable``, ``state.damaged``), and :class:`NoStore` if
+    there are no tables and ``create`` is False; then nothing was changed.
     """
     engine = make_engine(url)
     try:
-        _make_folder(engine)
-        _prepare(engine)
-    except FatalError:
+        _make_file(engine, create)
+        _prepare(engine, create)
+    except (ConduitError, NoStore):
         engine.dispose()
         raise
     except (SQLAlchemyError, OSError) as error:
         engine.dispose()
-        if is_outage(error) or isinstance(error, OSError):
+        if is_outage(error) or isinstance(error, OSError) or loss_of(error):
             raise unreachable(engine, error, "the state store can't be opened") from error
         raise _unusable(engine, error) from error
     return engine
@@ -107,6 +143,8 @@ def make_engine(url: str) -> sa.Engine:
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         engine = sa.create_engine(parsed)
+        if (file := sqlite_file(engine.url)) is not None:
+            StoreFile(engine, file)
         event.listen(engine, "connect", _configure_sqlite)
         event.listen(engine, "begin", _begin_immediate)
         return engine
@@ -155,16 +193,23 @@ def _unusable(engine: sa.Engine, error: Exception) -> FatalError:
     )
 
 
-def _make_folder(engine: sa.Engine) -> None:
-    file = engine.url.database
-    if engine.dialect.name == "sqlite" and file and file != ":memory:":
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
+def _make_file(engine: sa.Engine, create: bool) -> None:
+    file = sqlite_file(engine.url)
+    if file is None:
+        return
+    if create:
+        create_file(file)
+    elif not file.is_file() or file.stat().st_size == 0:
+        raise NoStore
 
 
-def _prepare(engine: sa.Engine) -> None:
+def _prepare(engine: sa.Engine, create: bool) -> None:
     with reading(engine) as connection:  # an up-to-date store is opened without waiting for a writer
-        if migrations.version_of(connection) == tables.VERSION:
+        found = migrations.version_of(connection)
+        if found == tables.VERSION:
             return
+        if found == 0 and not create:
+            raise NoStore
     with engine.begin() as connection:
         migrations.migrate(connection, place_of(engine))
 

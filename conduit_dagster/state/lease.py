@@ -14,9 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from conduit_dagster.processes import identity, is_dead
-from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from conduit_dagster.state.database import BUSY, insert_if_absent, is_outage, reading, unreachable
+from conduit_dagster.state.claim import claim_of
+from conduit_dagster.state.database import BUSY, insert_if_absent, is_outage, loss_of, place_of, reading, unreachable
+from conduit_dagster.state.store_file import replaced
 from conduit_dagster.state.tables import pipelines
 
 
@@ -39,6 +41,9 @@ class Lease:
         self.pipeline = pipeline
         self.epoch, self.before = grant
         self._engine = engine
+        self._claim = claim_of(engine)
+        self._last_beat = 0
+        """The last heartbeat known to be committed: the store never goes back behind it."""
         self._seconds = seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"lease-{pipeline}", daemon=True)
@@ -48,24 +53,58 @@ class Lease:
         while not self._ended.wait(self._seconds / 4):
             try:
                 with self._engine.begin() as connection:
-                    connection.execute(self._mine().values(heartbeat=pipelines.c.heartbeat + 1))
-            except SQLAlchemyError:
+                    beat = connection.execute(self._beating()).scalar_one_or_none()
+                    age = 0 if self._claim is None else self._claim.note(connection)
+            except (SQLAlchemyError, ConduitError):
                 continue  # the next transaction of the protocol raises, and checks the epoch
+            self._remember(beat, age)
+
+    def _remember(self, beat: int | None, age: int) -> None:
+        self._last_beat = max(self._last_beat, beat or 0)
+        if beat is not None and self._claim is not None:
+            self._claim.remember(age)
 
     def _mine(self) -> sa.Update:
-        return sa.update(pipelines).where(pipelines.c.pipeline == self.pipeline, pipelines.c.epoch == self.epoch)
+        mine = (pipelines.c.pipeline == self.pipeline, pipelines.c.epoch == self.epoch)
+        known = () if self._claim is None else (self._claim.condition(),)
+        return sa.update(pipelines).where(*mine, *known)
+
+    def _beating(self, **values: Any) -> sa.ReturningUpdate[tuple[int]]:
+        beat = pipelines.c.heartbeat + 1
+        return self._mine().values(heartbeat=beat, **values).returning(pipelines.c.heartbeat)
 
     def guard(self, connection: sa.Connection, **values: Any) -> None:
-        """Raise ``LeaseLost`` unless the epoch is still ours: part of every transaction of the protocol."""
+        """Raise ``LeaseLost`` unless the epoch is still ours: part of every transaction of the protocol.
+
+        Raises ``FatalError`` (``state.replaced``) if the store is another one, or an older state of it.
+        """
+        # read before the statement: a heartbeat that is committed meanwhile is higher than the statement's own
+        floor = self._last_beat
         # counts as a heartbeat too: on SQLite the thread's own waits for a transaction, however long that takes
-        beat = pipelines.c.heartbeat + 1
-        changed = connection.execute(self._mine().values(updated_ns=time.time_ns(), heartbeat=beat, **values))
-        if changed.rowcount != 1:
-            raise LeaseLost(
-                f"another process has taken over pipeline {self.pipeline}",
-                code="lease.lost",
-                fix="nothing to do if the other run is wanted; see pipelines describe for its owner",
-            )
+        beat = connection.execute(self._beating(updated_ns=time.time_ns(), **values)).scalar_one_or_none()
+        if beat is None:
+            raise self._gone(connection)
+        if beat <= floor:
+            raise self._back()
+
+    def _gone(self, connection: sa.Connection) -> ConduitError:
+        """Return the error for a row that is not ours: another owner's, or that of another store."""
+        if self._claim is not None:
+            self._claim.require(connection)
+        mine = sa.select(pipelines.c.epoch).where(pipelines.c.pipeline == self.pipeline)
+        epoch = connection.execute(mine).scalar_one_or_none()
+        if epoch is None:
+            return replaced(place_of(self._engine), "was emptied")
+        if epoch < self.epoch:
+            return self._back()
+        return LeaseLost(
+            f"another process has taken over pipeline {self.pipeline}",
+            code="lease.lost",
+            fix="nothing to do if the other run is wanted; see pipelines describe for its owner",
+        )
+
+    def _back(self) -> FatalError:
+        return replaced(place_of(self._engine), "was set back to an older state")
 
     def abandon(self, last: Callable[[sa.Connection], None]) -> None:
         """Give the pipeline up in one transaction, although a thread of this process may still be working on it.
@@ -84,9 +123,11 @@ class Lease:
         self._thread.join()
         try:
             with self._engine.begin() as connection:
-                connection.execute(self._mine().values(owner=""))
-        except SQLAlchemyError:
+                beat = connection.execute(self._beating(owner="")).scalar_one_or_none()
+                age = 0 if self._claim is None else self._claim.note(connection)
+        except (SQLAlchemyError, ConduitError):
             return  # the next owner waits until the lease times out
+        self._remember(beat, age)
 
 
 def owner_text(**facts: Any) -> str:
@@ -134,7 +175,10 @@ def _ensure(engine: sa.Engine, pipeline: str) -> None:
         "pipeline": pipeline, "epoch": 0, "heartbeat": 0, "owner": "", "status": PipelineStatus.STOPPED,
         "reason": "user", "error": "", "next_step": 1, "window": "", "file": "", "updated_ns": time.time_ns(),
     }  # fmt: skip
+    claim = claim_of(engine)
     with engine.begin() as connection:
+        if claim is not None:
+            claim.require(connection)
         insert_if_absent(connection, pipelines, **fresh)
 
 
@@ -208,6 +252,8 @@ class Transactions:
             try:
                 return attempt()
             except DBAPIError as error:
+                if loss_of(error):
+                    raise unreachable(self._engine, error, "the state store can't be used") from error
                 if not is_outage(error):
                     raise
                 if not self._wait(min(wait, deadline - time.monotonic())):

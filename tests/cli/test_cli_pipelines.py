@@ -102,4 +102,4 @@ def test_a_store_that_cannot_be_read_is_an_environment_problem(run, project: Pat
     (project / ".conduit" / "state.db").write_text("this is no database, and long enough to be seen as none" * 9)
     ran = run("pipelines", "list", "--json")
     assert ran.code == 3
-    assert ran.envelope["error"]["code"] == "state.unusable"
+    assert ran.envelope["error"]["code"] == "state.damaged"

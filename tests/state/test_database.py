@@ -133,7 +133,8 @@ def test_a_file_that_is_no_database_is_left_alone(tmp_path: Path) -> None:
     file.write_bytes(b"something else" * 100)
     with pytest.raises(FatalError, match="not a database") as caught:
         open_database(f"sqlite:///{file}")
-    assert caught.value.code == "state.unusable"
+    assert caught.value.code == "state.damaged"
+    assert caught.value.fix and "backup" in caught.value.fix and "right" not in caught.value.fix
     assert file.read_bytes() == b"something else" * 100
 
 
@@ -152,10 +153,14 @@ def test_a_home_without_an_id_adopts_the_stores(database: sa.Engine, tmp_path: P
     assert (tmp_path / "two" / "project").read_text().strip() == mine
 
 
-def test_a_new_store_takes_the_id_of_its_home(database: sa.Engine, tmp_path: Path) -> None:
+def test_a_new_store_takes_the_id_of_its_home_once_it_is_accepted(database: sa.Engine, tmp_path: Path) -> None:
     """A project that moves to another database is still the same project."""
     first = open_database(f"sqlite:///{tmp_path}/first.db")
     mine = claim_store(first, tmp_path / "home")
+    with pytest.raises(FatalError) as caught:
+        claim_store(database, tmp_path / "home")
+    assert caught.value.code == "state.lost"
+    assert claim_store(database, tmp_path / "home", accept_new=True) == mine
     assert claim_store(database, tmp_path / "home") == mine
     first.dispose()
 

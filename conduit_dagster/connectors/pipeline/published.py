@@ -15,7 +15,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file import birth
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, decode
-from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.claim import has_claim, project_store
 from conduit_dagster.state.database import is_outage, open_database, reading, unreachable
 from conduit_dagster.state.steps import Decision
 from conduit_dagster.state.tables import consumers, deliveries, steps
@@ -42,7 +42,8 @@ class ProjectView:
     @property
     def _database(self) -> sa.Engine:
         path = self.project.state_url.removeprefix(_SQLITE)
-        if path != self.project.state_url and not Path(path).is_file():
+        is_missing = path != self.project.state_url and not Path(path).is_file()
+        if is_missing and not has_claim(self.project.home):
             return open_database(f"{_SQLITE}:memory:")  # nothing ever ran, and reading must not create a store
         return self._store
 

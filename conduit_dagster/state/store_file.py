@@ -1,0 +1,102 @@
+"""File of an SQLite store: readable by its user only, and the same file for as long as the store is in use."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from conduit_dagster import storage
+from conduit_dagster.recovery.errors import FatalError
+
+_SMALLEST = 512
+"""Bytes of the smallest SQLite database; a store's file is never shorter once it was opened."""
+_ATTEMPTS = 3
+ACCEPT = "if all data may be read and delivered again: conduit-dagster run --accept-new-state"
+
+
+class FileIdentity(NamedTuple):
+    """Device and inode of a file."""
+
+    device: int
+    inode: int
+
+
+def sqlite_file(url: sa.URL) -> Path | None:
+    """Return the file of an SQLite store; None for other databases, in-memory ones, and ``file:`` URIs."""
+    name = url.database
+    if url.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
+        return None
+    return Path(os.path.abspath(name))  # noqa: PTH100  # as SQLAlchemy does: resolve() would follow links
+
+
+def create_file(path: Path) -> None:
+    """Create the file and its folder unless they exist. SQLite gives its ``-wal`` and ``-shm`` files the same mode."""
+    storage.private_folder(path.parent)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, storage.PRIVATE_FILE))
+
+
+def replaced(place: str, what: str) -> FatalError:
+    """Return the error for a store that is no longer the one that was opened."""
+    return FatalError(
+        f"the state store {what} while it was in use; expected the one that this process opened."
+        " Nothing more is published",
+        code="state.replaced",
+        place=place,
+        fix=f"put it back as it was and run again, or restore a backup; {ACCEPT}",
+    )
+
+
+class StoreFile:
+    """Watch over the file of one engine: its connections open no other file, and no transaction goes to a lost one."""
+
+    def __init__(self, engine: sa.Engine, path: Path) -> None:
+        self._path, self._place = path, engine.url.render_as_string()
+        self._opened: FileIdentity | None = None
+        event.listen(engine, "do_connect", self._connect)
+        event.listen(engine, "begin", self.require_same)
+        # a file replaced during a transaction would take nothing of it along
+        event.listen(engine, "commit", self.require_same)
+
+    def _connect(self, _dialect: Any, _record: Any, args: list[Any], settings: dict[str, Any]) -> sqlite3.Connection:
+        # mode=rw: a file that is gone must not be created anew
+        for _ in range(_ATTEMPTS):
+            before = self._found()
+            made = sqlite3.connect(f"{self._path.as_uri()}?mode=rw", uri=True, **settings)
+            if before is not None and before == self._found():
+                break
+            made.close()
+        else:
+            raise replaced(self._place, "was replaced by another file")
+        if self._opened is None:
+            self._opened = before
+        elif before != self._opened:
+            made.close()
+            raise replaced(self._place, "was replaced by another file")
+        return made
+
+    def _found(self) -> FileIdentity | None:
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            if self._opened is None:
+                return None
+            raise replaced(self._place, "was deleted") from None
+        return FileIdentity(found.st_dev, found.st_ino)
+
+    def require_same(self, _connection: Any = None) -> None:
+        """Raise ``FatalError`` (``state.replaced``) if the path leads to another file, to none, or to an empty one."""
+        try:
+            found = self._path.stat()
+        except FileNotFoundError:
+            raise replaced(self._place, "was deleted") from None
+        except OSError:
+            return  # the statement itself will fail, as an outage
+        if FileIdentity(found.st_dev, found.st_ino) != self._opened:
+            raise replaced(self._place, "was replaced by another file")
+        if found.st_size < _SMALLEST:
+            raise replaced(self._place, "was emptied")

@@ -1,0 +1,226 @@
+"""A state store that is lost is noticed: at opening, by the home; during a run, by each transaction."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from lab.waiting import wait_until
+
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.state import tables
+from conduit_dagster.state.claim import is_kept, open_store
+from conduit_dagster.state.lease import Transactions, acquire
+
+
+def used(url: str, home: Path) -> None:
+    """A store in which a pipeline has run."""
+    engine = open_store(url, home)
+    acquire(engine, "p", 10.0).release()
+    engine.dispose()
+
+
+def refused(work: Callable[[], Any]) -> ConduitError:
+    with pytest.raises(FatalError) as caught:
+        work()
+    error = caught.value
+    assert error.place and error.fix, "an error says where, and what to type"
+    return error
+
+
+def emptied(url: str) -> None:
+    """All rows are gone, as after restoring only the schema."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.begin() as connection:
+        for table in reversed(tables.metadata.sorted_tables):
+            connection.execute(table.delete())
+    engine.dispose()
+
+
+def dropped(url: str) -> None:
+    """All tables are gone."""
+    engine = sa.create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    found = sa.MetaData()
+    found.reflect(engine)
+    found.drop_all(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("lose", [emptied, dropped])
+def test_a_store_without_its_content_is_refused_and_not_changed(
+    database_url: str, tmp_path: Path, lose: Callable[[str], None]
+) -> None:
+    home = tmp_path / "home"
+    used(database_url, home)
+    lose(database_url)
+    for _ in range(2):
+        error = refused(lambda: open_store(database_url, home))
+        assert error.code == "state.lost"
+        assert error.fix and "--accept-new-state" in error.fix
+    engine = sa.create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
+    if lose is dropped:
+        assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize("lose", [emptied, dropped])
+def test_an_accepted_store_is_the_projects_own_from_then_on(
+    database_url: str, tmp_path: Path, lose: Callable[[str], None]
+) -> None:
+    home = tmp_path / "home"
+    used(database_url, home)
+    lose(database_url)
+    open_store(database_url, home, accept_new=True).dispose()
+    used(database_url, home)
+
+
+@pytest.mark.parametrize("lose", [Path.unlink, lambda file: file.write_bytes(b"")], ids=["deleted", "truncated"])
+def test_a_file_that_is_gone_or_empty_is_refused_and_stays_so(tmp_path: Path, lose: Callable[[Path], Any]) -> None:
+    file, home = tmp_path / "state.db", tmp_path / "home"
+    used(f"sqlite:///{file}", home)
+    lose(file)
+    assert refused(lambda: open_store(f"sqlite:///{file}", home)).code == "state.lost"
+    assert not file.exists() or file.stat().st_size == 0
+
+
+def test_an_older_copy_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
+    file, home = tmp_path / "state.db", tmp_path / "home"
+    url = f"sqlite:///{file}"
+    used(url, home)
+    shutil.copy(file, tmp_path / "backup.db")
+    used(url, home)
+    used(url, home)
+    shutil.copy(tmp_path / "backup.db", file)
+    error = refused(lambda: open_store(url, home))
+    assert error.code == "state.older"
+    open_store(url, home, accept_new=True).dispose()
+    used(url, home)
+
+
+def test_the_newest_copy_is_taken_as_the_store(tmp_path: Path) -> None:
+    """A backup is no loss if nothing ran after it was made."""
+    file, home = tmp_path / "state.db", tmp_path / "home"
+    used(f"sqlite:///{file}", home)
+    shutil.copy(file, tmp_path / "backup.db")
+    file.unlink()
+    (tmp_path / "backup.db").rename(file)
+    used(f"sqlite:///{file}", home)
+
+
+def test_a_damaged_file_is_called_damaged(tmp_path: Path) -> None:
+    """Not a matter of rights."""
+    file, home = tmp_path / "state.db", tmp_path / "home"
+    used(f"sqlite:///{file}", home)
+    data = bytearray(file.read_bytes())
+    data[100:4096] = b"\xff" * 3996
+    file.write_bytes(bytes(data))
+    error = refused(lambda: open_store(f"sqlite:///{file}", home))
+    assert error.code == "state.damaged"
+    assert error.fix and "backup" in error.fix
+
+
+# -- during a run ---------------------------------------------------------------------------------------------------
+
+
+def _deleted(file: Path) -> None:
+    for name in ("", "-wal", "-shm"):
+        file.with_name(f"{file.name}{name}").unlink(missing_ok=True)
+
+
+def _by_another(file: Path) -> None:
+    shutil.copy(file, file.with_name("copy"))
+    file.with_name("copy").replace(file)
+
+
+@pytest.mark.parametrize("lose", [_deleted, _by_another, lambda file: file.write_bytes(b"")])
+def test_nothing_is_committed_to_a_file_that_was_replaced(tmp_path: Path, lose: Callable[[Path], Any]) -> None:
+    file = tmp_path / "state.db"
+    engine = open_store(f"sqlite:///{file}", tmp_path / "home")
+    lease = acquire(engine, "p", 10.0)
+    transactions = Transactions(engine, lease)
+    transactions.run(lambda _: None)
+    lose(file)
+    for work in (transactions.run, transactions.read):
+        error = refused(lambda work=work: work(lambda connection: connection.execute(sa.select(tables.meta)).all()))
+        assert error.code == "state.replaced"
+    assert not is_kept(engine)
+    lease.release()
+    engine.dispose()
+
+
+def test_a_replacement_during_a_transaction_is_noticed_at_its_commit(tmp_path: Path) -> None:
+    file = tmp_path / "state.db"
+    engine = open_store(f"sqlite:///{file}", tmp_path / "home")
+    lease = acquire(engine, "p", 10.0)
+    error = refused(lambda: Transactions(engine, lease).run(lambda _: _deleted(file)))
+    assert error.code == "state.replaced"
+    lease.release()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("lose", [emptied, dropped])
+def test_tables_that_are_emptied_during_a_run_end_it(
+    postgres_url: str, tmp_path: Path, lose: Callable[[str], None]
+) -> None:
+    engine = open_store(postgres_url, tmp_path / "home")
+    lease = acquire(engine, "p", 10.0)
+    transactions = Transactions(engine, lease)
+    lose(postgres_url)
+    assert refused(lambda: transactions.run(lambda _: None)).code == "state.replaced"
+    assert not is_kept(engine)
+    assert refused(lambda: acquire(engine, "q", 10.0)).code == "state.replaced"
+    lease.release()
+    engine.dispose()
+
+
+@pytest.mark.parametrize("change", [{"epoch": 0}, {"heartbeat": 0}], ids=["earlier-run", "this-run"])
+def test_a_store_that_goes_back_ends_the_run(database_url: str, tmp_path: Path, change: dict[str, int]) -> None:
+    """As after a failover that lost transactions, or a backup copied over the file."""
+    engine = open_store(database_url, tmp_path / "home")
+    acquire(engine, "p", 10.0).release()
+    lease = acquire(engine, "p", 0.04)
+    wait_until(lambda: lease._last_beat > 2, "the heartbeat is known")
+    lease._ended.set()
+    lease._thread.join()
+    with engine.begin() as connection:
+        connection.execute(sa.update(tables.pipelines).values(**change))
+    assert refused(lambda: Transactions(engine, lease).run(lambda _: None)).code == "state.replaced"
+    engine.dispose()
+
+
+# -- rights ---------------------------------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_home_and_the_store_are_their_users_only(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    engine = open_store(f"sqlite:///{home}/state.db", home)
+    lease = acquire(engine, "p", 10.0)
+    assert {file.name for file in home.iterdir()} >= {"state.db", "state.db-wal", "state.db-shm", "project"}
+    assert {file.name: oct(mode(file)) for file in home.iterdir() if mode(file) & 0o077} == {}
+    assert mode(home) == 0o700
+    lease.release()
+    engine.dispose()
+
+
+def test_a_wider_home_is_narrowed_unless_the_project_shares_it(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o755)
+    open_store(f"sqlite:///{home}/state.db", home, private=False).dispose()
+    assert mode(home) == 0o755
+    open_store(f"sqlite:///{home}/state.db", home).dispose()
+    assert mode(home) == 0o700
+
+
+def test_a_folder_elsewhere_that_holds_the_store_keeps_its_rights(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir(mode=0o755)
+    open_store(f"sqlite:///{tmp_path}/data/state.db", tmp_path / "home").dispose()
+    assert (mode(tmp_path / "data"), mode(tmp_path / "data/state.db")) == (0o755, 0o600)
