@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster import storage
-from conduit_dagster.recovery.errors import ConduitError, FatalError, from_os_error
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state.database import (
     NoStore,
     insert_if_absent,
@@ -117,7 +117,9 @@ def open_store(url: str, home: Path, accept_new: bool = False, private: bool = T
     except NoStore:
         raise _lost(url, home, own) from None
     except OSError as error:
-        raise from_os_error(error, "the project's home can't be used") from error
+        found = from_os_error(error, "the project's home can't be used")
+        place = found.place or str(home)
+        raise TransientError(found.message, code="state.unreachable", place=place, fix=found.fix) from error
     try:
         claim_store(engine, home, accept_new)
     except ConduitError:
@@ -187,7 +189,7 @@ def _known_age(home: Path, own: str) -> int:
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
 
 
