@@ -143,7 +143,7 @@ def create(url: str) -> IO[bytes]:
     """Open a new file for writing; an existing one is an error and is never overwritten."""
     path = local_path(url)
     if path is not None:
-        return open(path, "xb", buffering=0, opener=_open_new)  # noqa: PTH123  # Path.open has no opener
+        return open(path, "xb", buffering=0, opener=_open_new)  # Path.open has no opener
     fs, name = _remote(url)
     return fs.open(name, "xb")
 

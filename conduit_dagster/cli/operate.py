@@ -100,7 +100,10 @@ def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subj
 
 
 def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False) -> Subject:
-    """Return the pipeline with this id; ``accept_new`` as in the setting. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one.
+
+    ``accept_new``: as ``state.accept-new``.
+    """
     from conduit_dagster.config.findings import did_you_mean
 
     known = {one.id: one for one in subjects(files, accept_new)}

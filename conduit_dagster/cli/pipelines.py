@@ -114,9 +114,7 @@ _MARGIN = 15.0
 """Seconds on top of shutdown timeout and lease within which a run must have ended."""
 
 
-def start(
-    pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False
-) -> None:
+def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False) -> None:
     """Start a pipeline that was stopped, is degraded, or waits for its restart."""
     perform("pipelines start", as_json, lambda: _start(pipeline, accept_new, files))
 

@@ -34,9 +34,7 @@ def run(
     perform("run", as_json, lambda: _run(paths or [], once, verbose, metrics, accept_new, as_json))
 
 
-def _run(
-    paths: list[str], once: bool, verbose: bool, metrics: str | None, accept_new: bool, as_json: bool
-) -> Outcome:
+def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, accept_new: bool, as_json: bool) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue

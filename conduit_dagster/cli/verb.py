@@ -63,7 +63,7 @@ def failure(error: ConduitError, result: Any = None) -> Outcome:
 
 
 def unforeseen(error: Exception) -> ConduitError:
-    """Return the error for an exception: itself if it is known, state store outage, or internal error with its place."""
+    """Return the error for an exception: itself, a state store outage, or an internal error with its place."""
     if isinstance(error, ConduitError):
         return error
     if "sqlalchemy" in sys.modules:  # else the store is unused, and the import takes half a second

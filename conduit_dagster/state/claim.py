@@ -110,6 +110,7 @@ def is_kept(engine: sa.Engine) -> bool:
 
 def open_store(url: str, home: Path, accept_new: bool = False, private: bool = True) -> sa.Engine:
     """Open the project's store and claim it. Raises as ``open_database`` and :func:`claim_store` do."""
+    own = ""
     try:
         own = _read(home / _FILE)
         storage.make_home(home, private)
@@ -133,7 +134,7 @@ def claim_store(engine: sa.Engine, home: Path, accept_new: bool = False) -> str:
 
     A home without an id adopts the store's; of two concurrent claims one wins. ``accept_new``: a store without an id
     gets the home's, and an older one is taken as it is.
-    Raises ``FatalError``: ``state.lost`` if the home has an id and the store has none, ``state.foreign`` if they differ,
+    Raises ``FatalError``: ``state.lost`` if the home has an id and the store none, ``state.foreign`` if they differ,
     ``state.older`` if the home has seen later transactions. Raises ``TransientError`` if the store
     (``state.unreachable``) or the folder cannot be written.
     """

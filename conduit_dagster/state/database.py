@@ -83,8 +83,8 @@ def _damaged(place: str | None, error: BaseException) -> FatalError:
         f"the state store's file is damaged, or not an SQLite database: {cause_of(error)}",
         code="state.damaged",
         place=place,
-        fix="stop all runs and restore the file from a backup, without its old -wal and -shm files; without a backup move"
-        f" it away, then {ACCEPT}",
+        fix="stop all runs and restore the file from a backup, without its old -wal and -shm files;"
+        f" without a backup move it away, then {ACCEPT}",
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from conduit_dagster.processes import identity, is_dead
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -69,7 +70,7 @@ class Lease:
         known = () if self._claim is None else (self._claim.condition(),)
         return sa.update(pipelines).where(*mine, *known)
 
-    def _beating(self, **values: Any) -> sa.ReturningUpdate[tuple[int]]:
+    def _beating(self, **values: Any) -> ReturningUpdate[tuple[int]]:
         beat = pipelines.c.heartbeat + 1
         return self._mine().values(heartbeat=beat, **values).returning(pipelines.c.heartbeat)
 

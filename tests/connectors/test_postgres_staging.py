@@ -12,8 +12,8 @@ from lab.postgres_lab import PostgresLab, change, child, create
 from msgspec import structs
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.encode import copy_lines
+from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Delivery, Keys
 

@@ -13,7 +13,7 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.connection import Connection, connect
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, PostgresDestinationSettings, TableName
-from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 
 Kind = Literal["integer", "number", "boolean", "json", "array", "bytea", "text"]
 
@@ -59,6 +59,13 @@ class Column(NamedTuple):
     """Computed by the database: it can't be written."""
     known: bool = True
     """False if the table does not exist yet and the type is still open."""
+
+
+_WRITABLE = """
+    SELECT has_schema_privilege(n.oid, 'USAGE') AND has_any_column_privilege(c.oid, 'INSERT') AND NOT c.relrowsecurity
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
+"""
+_CREATABLE = "SELECT has_schema_privilege(oid, 'CREATE') FROM pg_namespace WHERE nspname = %s"
 
 
 class Table(NamedTuple):
@@ -174,21 +181,41 @@ class TableLookup:
         self._server = server
         self._verdicts = verdicts
         self._name = name
+        self._nacks = settings.nacks_missing_tables
 
     def get(self, name: TableName, fresh: bool = False) -> Table:
-        """Return the table. Raises ``FatalError`` if it is missing and must not be created."""
+        """Return the table. Raises ``FatalError`` if it is missing and must not be created, or ``CellError`` with
+        ``on-missing-table: nack``."""
         found = TABLES.get(f"{self._server.user}@{self._server.place}", name, lambda: self._read(name), fresh)
         if found is not None:
             return found
         if self._settings.create_table == "never":
+            if self._nacks:
+                raise CellError("no_table", f"there is no table {name}: create it, or set create-table: auto")
             raise self._verdicts.missing(str(name))
         return Table(name, {}, exists=False)
 
     def _read(self, name: TableName) -> Table | None:
         connection = connect(self._settings, self._verdicts, self._name)
         try:
-            return read_table(connection, name)
+            found = read_table(connection, name)
+            if self._nacks:
+                self._require_rights(connection, name, found)
+            return found
         except psycopg.Error as error:
             raise self._verdicts.verdict(error) from None
         finally:
             connection.close()
+
+    def _require_rights(self, connection: Connection, name: TableName, found: Table | None) -> None:
+        """Raise ``CellError`` for a table that can't be written, or created: of a record that names it, not of all."""
+        if found is not None:
+            row = connection.execute(_WRITABLE, (name.schema, name.name)).fetchone()
+            if row is not None and not row[0]:
+                raise CellError("no_privilege", f"no right to insert into {name}, or it has row-level security")
+        elif self._settings.create_table == "auto":
+            row = connection.execute(_CREATABLE, (name.schema,)).fetchone()
+            if row is None:
+                raise CellError("no_schema", f"there is no schema {name.schema} for the table {name}: CREATE SCHEMA")
+            if not row[0]:
+                raise CellError("no_privilege", f"no right to create the table {name}: GRANT CREATE ON its schema")

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column, Table, TableLookup
-from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.settings import NAME_BYTES, PostgresDestinationSettings, TableName
+from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.record import Data, Document, Record
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -155,7 +155,10 @@ class ColumnLayout:
         return column
 
 
+_SYSTEM = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
+
+
 def _open_column(name: str) -> Column:
-    if not name or "\0" in name or len(name.encode()) > NAME_BYTES:
+    if name in _SYSTEM or not name or "\0" in name or len(name.encode()) > NAME_BYTES:
         raise CellError("column_name", f"no column can be called {name[:NAME_BYTES]!r}")
     return Column(name, "open", "text", known=False)

@@ -14,7 +14,7 @@ from uuid import UUID
 import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column
-from conduit_dagster.record import Nack
+from conduit_dagster.connectors.postgres.sqlstates import CellError
 
 Cell = str | int | float | bool | msgspec.Raw
 """A text, or a value whose JSON is the text that COPY reads; floats must be finite."""
@@ -24,14 +24,6 @@ _NULL = msgspec.Raw(NULL_MARK)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 _BOOLEANS = {True: "true", False: "false"}
 _encode_json = msgspec.json.Encoder().encode
-
-
-class CellError(Exception):
-    """A record that can't be a row, with the reason as a nack."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.nack = Nack(f"postgres.{code}", message)
 
 
 def column_cells(values: Sequence[Any], column: Column) -> Sequence[Cell]:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from conduit_dagster.connectors.formats import nack_of
-from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.encode import Encoded, TableEncoder
 from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import Index, LineGroup, LineRun, write_missing
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError
@@ -28,6 +28,8 @@ class CopyWriter(Writer):
         self._table_of = table_of
         self._make = encoder
         self._encoders: dict[TableName, TableEncoder] = {}
+        self._absent: dict[TableName, CellError] = {}
+        """Tables that did not exist when this task first looked: one look-up each, however many records name them."""
         self._part = NewPart(task, "copy")
         self._groups: dict[LineGroup, int] = {}
         self._runs: list[LineRun] = []
@@ -59,9 +61,10 @@ class CopyWriter(Writer):
     def _encode(
         self, table: TableName, records: list[Record], places: Sequence[int], refused: list[Refusal]
     ) -> list[Encoded]:
-        if table not in self._encoders:
-            self._encoders[table] = self._make(table)
-        encoder = self._encoders[table]
+        encoder = self._encoder(table)
+        if isinstance(encoder, CellError):
+            refused += [_refusal(place, encoder) for place in places]
+            return []
         mine = records if len(places) == len(records) else [records[place] for place in places]
         try:
             found = _encoded_or_renewed(encoder, mine)
@@ -73,6 +76,15 @@ class CopyWriter(Writer):
         if isinstance(places, range):
             return found
         return [one._replace(places=[places[index] for index in one.places]) for one in found]
+
+    def _encoder(self, table: TableName) -> TableEncoder | CellError:
+        """Return the table's encoder, or the reason why its records are refused."""
+        if table not in self._encoders and table not in self._absent:
+            try:
+                self._encoders[table] = self._make(table)
+            except CellError as error:
+                self._absent[table] = error
+        return self._encoders.get(table) or self._absent[table]
 
     def _interleave(self, count: int, encoded: list[Encoded]) -> None:
         """Append lines in the order of the records: a child of the delivery is a range of lines."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Set
+from contextlib import contextmanager
 from typing import NamedTuple, cast
 
 import psycopg
@@ -10,11 +11,19 @@ from psycopg import errors, sql
 
 from conduit_dagster.connectors.postgres.catalog import common, read_table
 from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
-from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors, RowError, copy_line
-from conduit_dagster.connectors.postgres.staged_rows import Missing
-from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, batches
+from conduit_dagster.connectors.postgres.sqlstates import (
+    DatabaseErrors,
+    NamedTableError,
+    RowError,
+    TableError,
+    copy_line,
+    is_about_table,
+)
+from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import Claim, Claimed, Delivery, Rejected
@@ -139,6 +148,7 @@ class TablePublisher:
         self._settings = settings
         self._claims = claims
         self._locator = Locator()
+        self._nacks = settings.nacks_missing_tables
 
     def publish(self, connection: Connection, delivery: Delivery) -> Claim | None:
         """Publish the delivery; return None if it is in, now or from before, else the claim on its hash.
@@ -149,12 +159,14 @@ class TablePublisher:
         try:
             return self._publish(connection, delivery)
         except RowError as error:
-            raise self._claims.verdicts.verdict(error.cause, error.place) from error.cause
+            raise self._claims.verdicts.refused(error) from error.cause
+        except TableError as error:
+            raise self._unplaced(error.cause, delivery, error.table) from error.cause
         except psycopg.Error as error:
             raise self._unplaced(error, delivery) from error
 
-    def _unplaced(self, error: psycopg.Error, delivery: Delivery) -> Exception:
-        verdicts = self._claims.verdicts
+    def _unplaced(self, error: psycopg.Error, delivery: Delivery, table: str = "") -> Exception:
+        verdicts = self._claims.verdicts.of_table(table) if table else self._claims.verdicts
         if is_race(error):
             return verdicts.outage(
                 "a table was created by another session at the same moment", "postgres.busy", "run again"
@@ -181,25 +193,45 @@ class TablePublisher:
         there = self._claims.put(connection, delivery, "delivered")
         if there is not None:
             return None if there == "delivered" else there
-        self._create(connection, delivery)
         slices = self._locator.slices(delivery)
+        self._create(connection, delivery, slices)
         size = sum(one.bytes for _, one in slices)
         progress = _Progress(size, lambda: reached("mid-publish", self._claims.pipeline))
         for batch in batches(slices, strict):
-            self._batch(connection, batch, progress)
+            with self._about(batch.group.table, batch.slices[0].place):
+                self._batch(connection, batch, progress)
         progress.pass_half()
         self._claims.prune(connection, delivery)
         return None
 
-    def _create(self, connection: Connection, delivery: Delivery) -> None:
-        if missing := self._locator.missing(delivery):
-            create_tables(connection, missing)
-            self._check_columns(connection, delivery, {one.table for one in missing})
+    @contextmanager
+    def _about(self, table: TableName, place: int) -> Generator[None]:
+        """Raise database errors with the table's name or, if records name the tables, with the place of one of them."""
+        try:
+            yield
+        except psycopg.Error as error:
+            if self._nacks and is_about_table(error):
+                raise NamedTableError(place, error) from error
+            raise TableError(str(table), error) from error
 
-    def _check_columns(self, connection: Connection, delivery: Delivery, names: set[TableName]) -> None:
-        """Raise ``Rejected`` if a table that was created since staging lacks columns."""
+    def _create(self, connection: Connection, delivery: Delivery, slices: list[tuple[LineGroup, Slice]]) -> None:
+        """Create missing tables. Raises ``Rejected`` if a table that was created since staging lacks columns."""
+        missing = self._locator.missing(delivery)
+        if not missing:
+            return
+        # a child creates only what its own records need
+        first = {group.table: one.place for group, one in reversed(slices)}
+        for name, place in first.items():
+            if found := [one for one in missing if one.table == name]:
+                with self._about(name, place):
+                    create_table(connection, name, found)
+        self._check_columns(connection, slices, first.keys() & {one.table for one in missing})
+
+    def _check_columns(
+        self, connection: Connection, slices: list[tuple[LineGroup, Slice]], names: Set[TableName]
+    ) -> None:
         found = {name: read_table(connection, name) for name in names}
-        for group, one in self._locator.slices(delivery):
+        for group, one in slices:
             table = found.get(group.table)
             lacks = [] if table is None else [name for name in group.columns if name not in table.columns]
             if lacks:
@@ -252,17 +284,14 @@ class _Progress:
             half()
 
 
-def create_tables(connection: Connection, missing: Iterable[Missing]) -> None:
-    """Create the tables that are still missing, inside the transaction that fills them."""
-    tables: dict[TableName, list[Missing]] = {}
-    for one in missing:
-        tables.setdefault(one.table, []).append(one)
-    for name, found in tables.items():
-        connection.execute(_statement(name, found))
+def create_table(connection: Connection, name: TableName, found: list[Missing]) -> None:
+    """Create a table that is still missing, inside the transaction that fills it."""
+    connection.execute(_statement(name, found))
 
 
 def _statement(name: TableName, found: list[Missing]) -> sql.Composed:
-    columns = dict.fromkeys(column for one in found for column in one.types)
+    # what is beyond the limit gets no column, and its records are refused
+    columns = list(dict.fromkeys(column for one in found for column in one.types))[:MOST_COLUMNS]
     types = {column: common(one.types.get(column) for one in found) or "text" for column in columns}
     # the types come from a fixed list of our own
     items: list[sql.Composable] = [

@@ -10,9 +10,8 @@ import psycopg
 from conduit_dagster.connectors.postgres.catalog import TableLookup, check_columns, check_rights
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application, end_older
-from conduit_dagster.connectors.postgres.copy_values import CellError
 from conduit_dagster.connectors.postgres.copy_writer import CopyWriter
-from conduit_dagster.connectors.postgres.delivery_transaction import Claims, TablePublisher
+from conduit_dagster.connectors.postgres.delivery_transaction import NAME, Claims, TablePublisher
 from conduit_dagster.connectors.postgres.encode import TableEncoder
 from conduit_dagster.connectors.postgres.settings import (
     DatabaseServer,
@@ -20,9 +19,10 @@ from conduit_dagster.connectors.postgres.settings import (
     TableName,
     as_settings,
     conninfo,
+    require_user_table,
     table_name,
 )
-from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
@@ -88,7 +88,7 @@ class PostgresDestination(StagedDestination):
 
     def _table_of(self, record: Record) -> TableName:
         try:
-            return table_name(self._template(record), self._settings.db_schema)
+            return require_user_table(table_name(self._template(record), self._settings.db_schema), NAME)
         except ValueError as error:
             raise CellError("table_name", str(error)) from None
 
@@ -114,7 +114,10 @@ class PostgresDestination(StagedDestination):
                 raise self._verdicts.verdict(error) from None
 
     def _check_table(self, connection: Connection, name: TableName) -> None:
-        table = self._lookup.get(name, fresh=True)
+        try:
+            table = self._lookup.get(name, fresh=True)
+        except CellError:
+            return  # each record will be nacked for it, as on-missing-table says
         if table.exists:
             check_columns(table, self._settings, self._verdicts)
             check_rights(connection, table, self._verdicts)

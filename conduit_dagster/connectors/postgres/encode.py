@@ -10,8 +10,9 @@ import msgspec
 
 from conduit_dagster.connectors.postgres.catalog import Column, column_type, common
 from conduit_dagster.connectors.postgres.column_mapping import ColumnLayout, document, documents, key_document
-from conduit_dagster.connectors.postgres.copy_values import NULL_MARK, Cell, CellError, column_cells
-from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
+from conduit_dagster.connectors.postgres.copy_values import NULL_MARK, Cell, column_cells
+from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
+from conduit_dagster.connectors.postgres.sqlstates import CellError
 from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
 from conduit_dagster.record import Document, Record
 
@@ -49,6 +50,13 @@ def _marked(data: bytes) -> bytes:
     if rb"\u0000" in data:
         raise CellError("nul", "the text holds a NUL character, which PostgreSQL can't store")
     return data.replace(rb"\u00", rb"\x")
+
+
+MOST_COLUMNS = 1_600
+"""Maximum number of columns of a table."""
+_HELPERS = ("order", "operation", "last", "first", "deleted", "is last", "twice")
+_RESERVED = frozenset(f"conduit {name}" for name in _HELPERS)
+"""Columns of the temporary tables of a merge, which also have those of the table itself."""
 
 
 class Encoded(NamedTuple):
@@ -151,6 +159,7 @@ class TableEncoder:
         if not columns:
             raise CellError("no_fields", "the record has no field that has a column")
         self._check_required(columns)
+        self._check_count(columns)
         data = copy_lines([column_cells(*pair) for pair in zip(values, columns, strict=True)])
         self._note_types(columns, values)
         names = tuple(column.name for column in columns)
@@ -163,6 +172,11 @@ class TableEncoder:
                 raise CellError(
                     "not_null", f"the column {column.name} does not accept null, and the record has no such field"
                 )
+
+    def _check_count(self, columns: Sequence[Column]) -> None:
+        """Raise ``CellError`` if the table, which is to be created, would get more columns than a table can have."""
+        if not self._layout.table.exists and len(self._types.keys() | {one.name for one in columns}) > MOST_COLUMNS:
+            raise _too_many(self._layout.table.name, MOST_COLUMNS)
 
     # -- by key -------------------------------------------------------------------------------------------------
 
@@ -200,6 +214,7 @@ class TableEncoder:
     def _merge(self, rows: list[_Row], places: Sequence[int], key: tuple[str, ...]) -> Encoded:
         names = self._merged_columns(rows, key)
         columns = [self._layout.named(name)._replace(required=False) for name in names]
+        self._check_count(columns)
         values = [[row.values.get(name) for row in rows] for name in names]
         bits = {name: 1 << place for place, name in enumerate(names)}
         marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
@@ -207,13 +222,22 @@ class TableEncoder:
         self._note_types(columns, values)
         return Encoded(places, LineGroup(self._layout.table.name, names, True, key), data)
 
+    def _check_merged(self, names: tuple[str, ...]) -> None:
+        if taken := _RESERVED.intersection(names):
+            message = f"no row with the column {min(taken)!r} can be applied by its key: see the setting mapping"
+            raise CellError("column_name", message)
+        if len(names) > MOST_COLUMNS - len(_RESERVED):
+            raise _too_many(self._layout.table.name, MOST_COLUMNS - len(_RESERVED))
+
     def _merged_columns(self, rows: list[_Row], key: tuple[str, ...]) -> tuple[str, ...]:
         """Return all columns seen so far: while they stay the same, one COPY takes all blocks."""
         known = set(self._merged.get(key, ()))
         found = known.union(*(row.values for row in rows))
         if len(found) > len(known):
             # in an order that all tasks agree on, whether the table exists yet or not
-            self._merged[key] = tuple(sorted(found))
+            names = tuple(sorted(found))
+            self._check_merged(names)
+            self._merged[key] = names
         return self._merged[key]
 
     # -- for a table that is to be created ----------------------------------------------------------------------
@@ -227,6 +251,10 @@ class TableEncoder:
             return
         for column, column_values in zip(columns, values, strict=True):
             self._types[column.name] = common((self._types.get(column.name), column_type(column_values)))
+
+
+def _too_many(table: TableName, limit: int) -> CellError:
+    return CellError("too_many_columns", f"the table {table} would get more than {limit:,} columns with this record")
 
 
 def _first(parts: list[Document], field: str) -> Any:

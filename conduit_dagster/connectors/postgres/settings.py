@@ -128,6 +128,15 @@ def _checked(name: str) -> str:
     return name
 
 
+def require_user_table(name: TableName, claims: str) -> TableName:
+    """Return a name that comes from a record. Raises ``ValueError`` for a system table, and for our own ``claims``:
+    a record must not be able to write the hash of a delivery.
+    """
+    if name.schema.startswith("pg_") or name.schema == "information_schema" or name.name == claims:
+        raise ValueError(f"{name} is not a table for records")
+    return name
+
+
 def listed(text: str) -> tuple[str, ...]:
     """Return the names of a comma-separated list."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -195,6 +204,10 @@ class PostgresDestinationSettings(ConnectorSettings):
     """The column for a raw payload, as ``bytea`` or text. If empty, a raw payload must be a JSON object."""
     create_table: Literal["never", "auto"] = Field("never", alias="create-table")
     """``auto`` creates a missing table from the fields of the first delivery, with ``key`` as primary key."""
+    on_missing_table: Literal["nack", "fail"] | None = Field(None, alias="on-missing-table")
+    """What to do if a record's table or schema does not exist or can't be written. ``nack``: only that record is
+    nacked, the default if its name comes from the record; ``fail``: the pipeline fails, the default for one fixed
+    table."""
     connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
     """How long connecting may take."""
     statement_timeout: Duration = Field(0.0, alias="statement-timeout")
@@ -210,6 +223,13 @@ class PostgresDestinationSettings(ConnectorSettings):
         except ValueError as error:
             raise _refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
         return self
+
+    @property
+    def nacks_missing_tables(self) -> bool:
+        """Whether a table that is missing is a nack of its records: ``on-missing-table``, or its default."""
+        if self.on_missing_table is not None:
+            return self.on_missing_table == "nack"
+        return compile_template(self.table).literal is None
 
     @property
     def key_columns(self) -> tuple[str, ...]:

@@ -15,8 +15,25 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.sdk import Rejected
 
 
+class CellError(Exception):
+    """A record that can't be a row, with the reason as a nack."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.nack = Nack(f"postgres.{code}", message)
+
+
 class BulkError(Exception):
     """The database refused the data without naming the record."""
+
+
+class TableError(Exception):
+    """A database error while a known table was created or written."""
+
+    def __init__(self, table: str, cause: psycopg.Error) -> None:
+        super().__init__(table)
+        self.table = table
+        self.cause = cause
 
 
 class RowError(Exception):
@@ -26,6 +43,10 @@ class RowError(Exception):
         super().__init__(place)
         self.place = place
         self.cause = cause
+
+
+class NamedTableError(RowError):
+    """A database error about the table that a record names: the record is to be nacked."""
 
 
 _FATAL = {
@@ -62,6 +83,8 @@ _TRANSIENT_CLASSES = {
 }
 _FATAL_CLASSES = frozenset({"28", "3D", "3F", "42", "55", "0A"})
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
+# no table, schema, column, right or support for what a record names; as for a whole pipeline these are fatal
+_NAMED = frozenset({"42P01", "3F000", "42703", "42501", "42809", "0A000"})
 _LOGIN = (
     (re.compile(r"password authentication failed|no password supplied|role .* does not exist"), "28P01"),
     (re.compile(r"no pg_hba\.conf entry|is not permitted to log in"), "28000"),
@@ -85,6 +108,18 @@ class DatabaseErrors:
                 return self._fatal(state, f"can't connect: {_last_line(text)}")
         fix = "start the server, or correct host and port in the setting url; nothing was lost"
         return self._error(TransientError, f"can't connect: {_last_line(text)}", "postgres.unreachable", fix)
+
+    def of_table(self, table: str) -> DatabaseErrors:
+        """Return the translation for errors of one table."""
+        return DatabaseErrors(self._server, table)
+
+    def refused(self, error: RowError) -> Exception:
+        """Return the error for ``publish`` to raise for a known record."""
+        if isinstance(error, NamedTableError):
+            cause = error.cause
+            name = _FATAL.get(cause.sqlstate or "", (f"postgres.{state_name(cause.sqlstate or '')}", ""))[0]
+            return Rejected(error.place, Nack(name, self._server.scrub(_message(cause))))
+        return self.verdict(error.cause, error.place)
 
     def verdict(self, error: psycopg.Error, place: int | None = None) -> Exception:
         """Return the error for ``publish`` to raise; ``place`` is that of the record, if known."""
@@ -120,7 +155,7 @@ class DatabaseErrors:
     def _fatal(self, state: str, text: str) -> ConduitError:
         code, fix = _FATAL.get(state, (f"postgres.{state_name(state)}", None))
         server = self._server
-        filled = fix and fix.format(table=self._table, user=server.user, database=server.database)
+        filled = fix and fix.format(table=self._table or "SCHEMA.TABLE", user=server.user, database=server.database)
         return self._error(FatalError, text, code, filled)
 
     def _error(self, kind: type[ConduitError], text: str, code: str, fix: str | None) -> ConduitError:
@@ -131,6 +166,11 @@ class DatabaseErrors:
 def is_data(error: psycopg.Error) -> bool:
     """Return whether the error is about the data, and so caused by some record."""
     return (error.sqlstate or "")[:2] in _DATA_CLASSES
+
+
+def is_about_table(error: psycopg.Error) -> bool:
+    """Return whether the error is about the table itself: missing, without a column, or not to be written."""
+    return error.sqlstate in _NAMED
 
 
 def copy_line(error: psycopg.Error, relation: str) -> int | None:
