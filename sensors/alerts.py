@@ -53,7 +53,7 @@ class _Reporter:
         before, now_ns = seen_of(context.cursor), time.time_ns()
         rules = AlertRules(frozenset(settings.on), settings.dead_letter_growth, settings.interval)
         decided = decide(before, standings(self._store.of(project)), rules, now_ns)
-        webhook = Webhook(settings.webhook, settings.headers)
+        webhook = Webhook(settings.webhook, settings.headers, allow_private=settings.allow_private)
         # sent one by one: a failure does not affect the others
         failed = _send(
             decided.alerts,

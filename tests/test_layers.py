@@ -33,6 +33,7 @@ LAYERS = [
         "conduit_dagster.file_locks",
         "conduit_dagster.lazy_property",
         "conduit_dagster.node_ids",
+        "conduit_dagster.public_network",
         "conduit_dagster.msgspec_warmup",
     },
     {"conduit_dagster.record", "conduit_dagster.json_values"},

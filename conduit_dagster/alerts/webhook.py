@@ -12,6 +12,7 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 import stamina
 
+from conduit_dagster.public_network import PrivateAddressError, public_handlers
 from conduit_dagster.recovery.codes import class_of
 from conduit_dagster.recovery.errors import TransientError
 
@@ -29,10 +30,10 @@ class _NoRedirect(HTTPRedirectHandler):
 class Webhook:
     """One receiver. ``timeout``: seconds, for connecting and for the answer each."""
 
-    def __init__(self, url: str, headers: Mapping[str, str], timeout: float = 5.0) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str], timeout: float = 5.0, allow_private: bool = True) -> None:
         self._url, self._timeout = url, timeout
         self._headers = {"User-Agent": "conduit-dagster", **headers, "Content-Type": "application/json"}
-        self._opener = build_opener(_NoRedirect)
+        self._opener = build_opener(_NoRedirect, *(() if allow_private else public_handlers()))
         self.host: str = urlsplit(url).hostname or ""
 
     def send(self, body: Mapping[str, Any]) -> None:
@@ -53,6 +54,8 @@ class Webhook:
             error.close()
             raise self._answered(error.code) from None
         except (OSError, HTTPException, ValueError) as error:
+            if isinstance(getattr(error, "reason", None), PrivateAddressError):
+                raise self._private() from None
             # from None: what the library says may quote the URL or a header
             raise self._failed(_why(error)) from None
 
@@ -61,6 +64,11 @@ class Webhook:
             return self._failed(f"it answered {status}")
         fix = "correct alerts.webhook and alerts.headers in conduit.yaml"
         return TransientError(f"the webhook at {self.host} refused: {status}", code="alerts.refused", fix=fix)
+
+    def _private(self) -> TransientError:
+        fix = "name a public address in alerts.webhook, or set alerts.allow-private: true"
+        message = f"the webhook at {self.host} has no public address, and private ones are refused"
+        return TransientError(message, code="alerts.refused", fix=fix)
 
     def _failed(self, why: str) -> TransientError:
         fix = "nothing to do if it comes back: the next tick tries again"

@@ -164,6 +164,9 @@ class AlertsSettings(Section):
     headers: Annotated[Settings, AfterValidator(_headers)] = Field(default={}, repr=False)
     """HTTP headers of every alert, such as `Authorization`. Secrets too."""
 
+    allow_private: bool = True
+    """Whether the webhook may be in a private network. `false`: an alert goes to a public address, and to no proxy."""
+
     on: Annotated[list[Literal["degraded", "dead-letters"]], BeforeValidator(_words)] = ["degraded", "dead-letters"]
     """Events to report."""
 

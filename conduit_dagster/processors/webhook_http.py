@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,14 @@ import urllib3
 from pydantic import AfterValidator, ConfigDict, model_validator
 from pydantic import Field as Describe
 from typing_extensions import override
+from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.util import Retry, Timeout
 
 from conduit_dagster.config.scalars import Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure, refused
+from conduit_dagster.public_network import connect_public
 from conduit_dagster.sdk import (
     ProcessError,
     Processor,
@@ -59,6 +62,12 @@ class WebhookHttpSettings(ProcessorSettings):
     content_type: str = Describe(default="", alias="request.contentType", description="Old for `headers.Content-Type`.")
     timeout: PositiveDuration = Describe(
         default=30.0, alias="request.timeout", description="How long one request may take (ours)."
+    )
+    allow_private: bool = Describe(
+        default=True,
+        alias="request.allowPrivate",
+        description="Whether a request may go to a private network (ours). `false`: a host without a public address is "
+        "refused when it is connected to, also after a redirect.",
     )
     concurrency: int = Describe(
         default=1,
@@ -128,6 +137,8 @@ class WebhookHttp(Processor):
             retries=Retry(None, connect=0, read=0, other=0, status=0, redirect=10),
             timeout=Timeout(total=settings.timeout),
         )
+        if not settings.allow_private:
+            self._pool.pool_classes_by_scheme = {"http": _PublicHTTPPool, "https": _PublicHTTPSPool}
 
     @property
     @override
@@ -177,6 +188,38 @@ class WebhookHttp(Processor):
             shown = answer.data[:_SHOWN].decode("utf-8", "replace")
             raise ProcessError(f"{_host(url)} answered {answer.status}: {shown}", code="webhook.status")
         return answer.status, answer.data
+
+
+class _PublicHTTP(HTTPConnection):
+    """Connects to public addresses only. :meth:`_new_conn` is called for each connection, also after a redirect."""
+
+    @override
+    def _new_conn(self) -> socket.socket:
+        return _public(self)
+
+
+class _PublicHTTPS(HTTPSConnection):
+    """As :class:`_PublicHTTP`; the certificate is that of the host's name."""
+
+    @override
+    def _new_conn(self) -> socket.socket:
+        return _public(self)
+
+
+def _public(connection: HTTPConnection) -> socket.socket:
+    port, options = connection.port or connection.default_port, connection.socket_options
+    try:
+        return connect_public((connection.host, port), connection.timeout, None, options)
+    except OSError as error:
+        raise urllib3.exceptions.NewConnectionError(connection, str(error)) from error
+
+
+class _PublicHTTPPool(urllib3.HTTPConnectionPool):
+    ConnectionCls = _PublicHTTP
+
+
+class _PublicHTTPSPool(urllib3.HTTPSConnectionPool):
+    ConnectionCls = _PublicHTTPS
 
 
 def _templated(template: Compiled, record: Record, setting: str) -> str:

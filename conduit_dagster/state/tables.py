@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+
 from sqlalchemy import BigInteger, Column, Dialect, Index, Integer, MetaData, String, Table, Text, TypeDecorator
 from typing_extensions import override
 
@@ -28,6 +30,20 @@ class SafeText(TypeDecorator[str]):
     @override
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
         return None if value is None else words(value, self.longest)
+
+
+class SafeKey(SafeText):
+    """Text that identifies its row: one that is too long ends in its digest, so that two never become the same."""
+
+    cache_ok = True
+
+    @override
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        whole = None if value is None else words(value)
+        if whole is None or self.longest is None or len(whole) <= self.longest:
+            return whole
+        digest = sha256(whole.encode()).hexdigest()
+        return whole[: self.longest - len(digest)] + digest
 
 
 VERSION = 2
@@ -58,7 +74,7 @@ pipelines = Table(
     Column("error", Text, nullable=False),  # JSON of the first error; empty if there is none
     Column("next_step", BigInteger, nullable=False),
     Column("window", Text, nullable=False),  # '1' a nack, '0' an ack, the newest last
-    Column("file", Text, nullable=False),
+    Column("file", SafeText(), nullable=False),
     Column("txn", String(32), nullable=False, server_default=""),  # the owner's last transaction, to repeat it safely
     Column("updated_ns", BigInteger, nullable=False),
 )
@@ -217,7 +233,7 @@ dead_letter_parts = Table(
 owners = Table(
     "conduit_owners",
     metadata,
-    Column("thing", String(768), primary_key=True),  # an absolute path, for example
+    Column("thing", SafeKey(768), primary_key=True),  # an absolute path, for example
     Column("pipeline", String(128), nullable=False),
     Column("consumer", String(256), nullable=False),
 )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from structlog.testing import capture_logs
 
+from conduit_dagster import public_network
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.recovery.errors import TransientError
 
@@ -92,3 +93,17 @@ def test_a_server_that_never_answers(receiver) -> None:
 def test_a_url_that_the_library_quotes_in_its_error(receiver, url: str) -> None:
     """The settings refuse such ones; here it is about what is said."""
     assert refusal(Webhook(url, {"A": "s3cr3t\r\nB: c"})).code == "alerts.unreachable"
+
+
+def test_a_private_address_can_be_refused(receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a proxy is set: it would resolve the name by itself."""
+    monkeypatch.setenv("http_proxy", f"http://localhost:{receiver.port}")
+    error = refusal(Webhook(receiver.url, HEADERS, allow_private=False))
+    assert (error.code, receiver.bodies) == ("alerts.refused", [])
+    assert "no public address" in error.message
+
+
+def test_a_public_address_is_reached(receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_network, "is_public", lambda address: True)
+    Webhook(receiver.url, HEADERS, allow_private=False).send({"text": "x"})
+    assert receiver.bodies == [{"text": "x"}]

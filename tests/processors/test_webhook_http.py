@@ -12,6 +12,7 @@ from lab.http_server import QuietHandler, serving
 from processors.conftest import make
 from pydantic import ValidationError
 
+from conduit_dagster import public_network
 from conduit_dagster.cli.reference import processor_pages
 from conduit_dagster.engine.plugin_loading import load_plugins
 from conduit_dagster.record import Record
@@ -48,6 +49,8 @@ class Handler(QuietHandler):
         status = 503 if len(self.server.seen) <= fails else 404 if self.path == "/missing" else 200
         if self.path == "/moved":
             self.answer(302, Location="/there")
+        elif self.path == "/elsewhere":
+            self.answer(302, Location=f"http://127.0.0.2:{self.server.server_port}/")
         else:
             self.answer(status, b"hello, " + (body or self.path.encode()))
 
@@ -161,3 +164,26 @@ def test_settings_that_do_not_fit(settings: dict[str, str]) -> None:
 def test_it_says_that_it_is_not_deterministic() -> None:
     [page] = [page for page in processor_pages(load_plugins({})) if page.name == "webhook.http"]
     assert any("not deterministic" in note for note in page.notes)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_private_address_can_be_refused(server: Server, host: str) -> None:
+    settings = {"request.url": f"http://{host}:{server.server_port}", "request.allowPrivate": "false"}
+    [nack] = sent(settings, Record("1", {}, {"a": 1}))
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "no public address" in nack.message
+    assert server.seen == []
+
+
+def test_a_redirect_to_a_private_address_is_refused(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own address stands for a public one here, but another spelling of it does not."""
+    monkeypatch.setattr(public_network, "is_public", lambda address: address == "127.0.0.1")
+    settings = {"request.url": f"{server.url}/elsewhere", "request.allowPrivate": "false"}
+    [nack] = sent(settings, Record("1", {}, {"a": 1}))
+    assert isinstance(nack, Nack) and "no public address" in nack.message
+    assert [path for _, path, *_ in server.seen] == ["/elsewhere"]
+
+
+def test_a_public_address_is_reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_network, "is_public", lambda address: address == "127.0.0.1")
+    settings = {"request.url": f"{server.url}/moved", "request.allowPrivate": "false"}
+    assert sent(settings, Record("1", {}))[0].after == b"hello, /there"
