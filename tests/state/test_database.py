@@ -206,3 +206,34 @@ def test_one_home_belongs_to_one_of_two_stores_that_are_claimed_at_once(tmp_path
     assert set(found) == {(tmp_path / "home" / "project").read_text().strip()}
     for engine in engines:
         engine.dispose()
+
+
+NAMES = [
+    "a'b", 'a"b', "'; DROP TABLE conduit_meta; --", "a\\b", "%s %(x)s", ":name", "a\nb", "\u202eünï😀", "x" * 256, "\0",
+    "\ud800", "$1", "?", "{}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_is_only_a_value(database: sa.Engine, name: str) -> None:
+    """Of a pipeline's file, of a collection, in a dead letter, of what a destination owns; read back by it as well."""
+    values = {"pipeline": "p", "source": "in", "namespace": name, "mode": "copy", "offset": 1, "at_ns": 1}
+    with database.begin() as connection:
+        connection.execute(tables.collections.insert().values(**values))
+        connection.execute(tables.owners.insert().values(thing=name, pipeline="p", consumer="out"))
+        found = connection.execute(sa.select(tables.owners.c.consumer).where(tables.owners.c.thing == name))
+        assert found.scalars().all() == ["out"]
+        same = sa.select(tables.collections.c.offset).where(tables.collections.c.namespace == name)
+        assert connection.execute(same).scalars().all() == [1]
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.meta)).scalar_one() == 0
+
+
+def test_long_paths_of_two_destinations_stay_two(database: sa.Engine) -> None:
+    """A path is longer than a column on PostgreSQL may be; none is cut to another's."""
+    first, second = ("/x" * 1_000 + end for end in ("/a", "/b"))
+    with database.begin() as connection:
+        for thing in (first, second):
+            assert insert_if_absent(connection, tables.owners, thing=thing, pipeline="p", consumer=thing[-1])
+        found = sa.select(tables.owners.c.consumer).where(tables.owners.c.thing == second)
+        assert connection.execute(found).scalars().all() == ["b"]
+        assert connection.execute(sa.delete(tables.owners).where(tables.owners.c.thing.not_in([first]))).rowcount == 1

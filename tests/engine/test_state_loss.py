@@ -1,0 +1,73 @@
+"""A run whose state store is lost under it ends with one clear error, and publishes nothing more."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from lab.postgres_server import PostgresServer
+from lab.support import Lab, destination, source
+
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+
+
+def deleted(file: Path) -> None:
+    file.unlink()
+
+
+def replaced(file: Path) -> None:
+    shutil.copy(file, file.with_name("copy"))
+    file.with_name("copy").replace(file)
+
+
+def _pipeline(lab: Lab) -> None:
+    lab.write("in.jsonl", [{"n": number} for number in range(4)])
+    lab.pipeline(connectors=[source(), destination()], delivery={"batch-size": 1})
+
+
+@pytest.mark.parametrize("lose", [deleted, replaced, lambda file: file.write_bytes(b"")])
+def test_a_file_that_is_lost_during_a_run_ends_it(lab: Lab, lose: Callable[[Path], Any]) -> None:
+    _pipeline(lab)
+    done: list[int] = []
+
+    def observe(*_: Any) -> None:
+        if not done:
+            lose(lab.root / ".conduit" / "state.db")
+        done.append(len(lab.lines("out.jsonl")))
+
+    result = lab.run(observe=observe)
+    assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
+    assert result.error is not None and result.error.place and result.error.fix
+    assert lab.lines("out.jsonl")[done[0] :] == [], "what was published after the loss was counted before it"
+
+
+def test_a_loss_at_the_very_end_is_no_success(lab: Lab) -> None:
+    """The last status can't be written: the next run would read everything again."""
+    lab.write("in.jsonl", [{"n": 1}])
+    lab.pipeline(connectors=[source(), destination()])
+    result = lab.run(observe=lambda *_: deleted(lab.root / ".conduit" / "state.db"))
+    assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
+
+
+def test_tables_that_are_emptied_during_a_run_end_it(lab: Lab, postgres_server: PostgresServer) -> None:
+    _pipeline(lab)
+    url = postgres_server.create_database()
+    lab.env["CONDUIT_STATE_URL"] = url
+    tables = "SELECT string_agg(quote_ident(tablename), ',') FROM pg_tables WHERE tablename LIKE 'conduit%'"
+
+    def lose(*_: Any) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            row = connection.execute(tables).fetchone()
+            assert row is not None
+            connection.execute(f"TRUNCATE {row[0]}".encode())
+
+    result = lab.run(observe=lose)
+    assert (result.status, result.error and result.error.code) == (PipelineStatus.DEGRADED, "state.replaced")
+    with pytest.raises(FatalError) as caught:
+        lab.run()
+    assert caught.value.code == "state.lost"
