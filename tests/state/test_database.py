@@ -214,17 +214,18 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_any_name_is_only_a_value(database: sa.Engine, name: str) -> None:
-    """Of a pipeline's file, of a collection, in a dead letter, of what a destination owns; read back by it as well."""
-    values = {"pipeline": "p", "source": "in", "namespace": name, "mode": "copy", "offset": 1, "at_ns": 1}
+def test_any_name_is_only_a_value(database: sa.Engine) -> None:
+    """Of a collection, and of what a destination owns; each is found again by it, and by no other."""
+    namespaces, owners = tables.collections.c, tables.owners.c
+    own = {"pipeline": "p", "source": "in", "mode": "copy", "at_ns": 1}
     with database.begin() as connection:
-        connection.execute(tables.collections.insert().values(**values))
-        connection.execute(tables.owners.insert().values(thing=name, pipeline="p", consumer="out"))
-        found = connection.execute(sa.select(tables.owners.c.consumer).where(tables.owners.c.thing == name))
-        assert found.scalars().all() == ["out"]
-        same = sa.select(tables.collections.c.offset).where(tables.collections.c.namespace == name)
-        assert connection.execute(same).scalars().all() == [1]
+        for number, name in enumerate(NAMES):
+            connection.execute(tables.collections.insert().values(**own, namespace=name, offset=number))
+            connection.execute(tables.owners.insert().values(thing=name, pipeline="p", consumer=str(number)))
+        for number, name in enumerate(NAMES):
+            found = connection.execute(sa.select(owners.consumer).where(owners.thing == name)).scalars().all()
+            same = connection.execute(sa.select(namespaces.offset).where(namespaces.namespace == name)).scalars().all()
+            assert (found, same) == ([str(number)], [number]), name
         assert connection.execute(sa.select(sa.func.count()).select_from(tables.meta)).scalar_one() == 0
 
 
