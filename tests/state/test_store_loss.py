@@ -55,6 +55,7 @@ def dropped(url: str) -> None:
 def test_a_store_without_its_content_is_refused_and_not_changed(
     database_url: str, tmp_path: Path, lose: Callable[[str], None]
 ) -> None:
+    """Once it is accepted, it is the project's own from then on."""
     home = tmp_path / "home"
     used(database_url, home)
     lose(database_url)
@@ -66,15 +67,6 @@ def test_a_store_without_its_content_is_refused_and_not_changed(
     if lose is dropped:
         assert sa.inspect(engine).get_table_names() == []
     engine.dispose()
-
-
-@pytest.mark.parametrize("lose", [emptied, dropped])
-def test_an_accepted_store_is_the_projects_own_from_then_on(
-    database_url: str, tmp_path: Path, lose: Callable[[str], None]
-) -> None:
-    home = tmp_path / "home"
-    used(database_url, home)
-    lose(database_url)
     open_store(database_url, home, accept_new=True).dispose()
     used(database_url, home)
 
