@@ -138,7 +138,8 @@ class WebhookHttp(Processor):
             timeout=Timeout(total=settings.timeout),
         )
         if not settings.allow_private:
-            self._pool.pool_classes_by_scheme = {"http": _PublicHTTPPool, "https": _PublicHTTPSPool}
+            pools: Any = {"http": _PublicHTTPPool, "https": _PublicHTTPSPool}
+            self._pool.pool_classes_by_scheme = pools
 
     @property
     @override
@@ -215,11 +216,11 @@ def _public(connection: HTTPConnection) -> socket.socket:
 
 
 class _PublicHTTPPool(urllib3.HTTPConnectionPool):
-    ConnectionCls = _PublicHTTP
+    ConnectionCls: Any = _PublicHTTP
 
 
 class _PublicHTTPSPool(urllib3.HTTPSConnectionPool):
-    ConnectionCls = _PublicHTTPS
+    ConnectionCls: Any = _PublicHTTPS
 
 
 def _templated(template: Compiled, record: Record, setting: str) -> str:

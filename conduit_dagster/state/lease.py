@@ -70,7 +70,7 @@ class Lease:
         known = () if self._claim is None else (self._claim.condition(),)
         return sa.update(pipelines).where(*mine, *known)
 
-    def _beating(self, **values: Any) -> ReturningUpdate[tuple[int]]:
+    def _beating(self, **values: Any) -> ReturningUpdate[int]:
         beat = pipelines.c.heartbeat + 1
         return self._mine().values(heartbeat=beat, **values).returning(pipelines.c.heartbeat)
 
