@@ -45,7 +45,7 @@ class Document:
 
     def has(self, pointer: str) -> bool:
         """Return whether something was written at ``pointer``."""
-        return self._written_at(pointer) in self._nodes
+        return self.written_at(pointer) in self._nodes
 
     def locate(self, pointer: str, on_key: bool = False, offset: int = 0) -> tuple[int, int]:
         """Return line and column of a value or its key; of the nearest enclosing value if nothing was written.
@@ -53,7 +53,7 @@ class Document:
         ``offset`` counts characters into a text. It is exact unless a variable was expanded before it, or
         a quoted or folded text runs over several lines.
         """
-        written = self._written_at(pointer)
+        written = self.written_at(pointer)
         while written not in self._nodes and written:
             written, on_key, offset = pointers.parent(written), False, 0
         node = self._nodes[written]
@@ -64,7 +64,7 @@ class Document:
 
     def text(self, pointer: str) -> str | None:
         """Return the scalar as written, variables not expanded; None for anything else."""
-        node = self._nodes.get(self._written_at(pointer))
+        node = self._nodes.get(self.written_at(pointer))
         return str(node.value) if isinstance(node, ScalarNode) else None
 
     def finding(
@@ -85,7 +85,8 @@ class Document:
         got = None if got is None else shown(got)
         return Finding(code, severity, self.source.file, line, column, pointer, message, got, expected, fix)
 
-    def _written_at(self, pointer: str) -> str:
+    def written_at(self, pointer: str) -> str:
+        """Return the pointer under which the file has a value: a deprecated or a dotted key is written elsewhere."""
         name = pointer
         while name and name not in self._nodes:
             if name in self._renamed:

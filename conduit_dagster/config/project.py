@@ -11,7 +11,7 @@ from typing import Any
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.document import Document, load_documents
-from conduit_dagster.config.findings import Finding, by_place, without_consequences
+from conduit_dagster.config.findings import UNSET, Finding, by_place
 from conduit_dagster.config.isolation import unexpected
 from conduit_dagster.config.model_findings import Checker, kebab, section_at
 from conduit_dagster.config.project_settings import CONDUIT_ONLY, ProjectSettings
@@ -49,7 +49,7 @@ class Project:
             at = (str(root / FILE), 1, 1, "")
             settings, findings = ProjectSettings(), [unexpected(error, "checking the project's settings", at)]
         home = root / (env.get("CONDUIT_HOME") or _HOME)
-        return cls(root, settings, home, tuple(by_place(without_consequences(findings))))
+        return cls(root, settings, home, tuple(by_place(findings)))
 
     def accepting_new_state(self, accept: bool = True) -> Project:
         """Return the project with ``state.accept-new``, unless ``accept`` is False."""
@@ -105,6 +105,9 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
         else:
             _put(tree, keys, value, document, written)
     settings, problems = checker.check(ProjectSettings, tree)
+    # a value with an unset variable may be written as a dotted key
+    unset = {flaw.path for flaw in document.findings if flaw.code in UNSET}
+    problems = [problem for problem in problems if document.written_at(problem.path) not in unset]
     from_env, env_findings = _overridden(settings, env)
     return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document, env), *env_findings]
 

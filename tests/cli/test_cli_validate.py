@@ -75,6 +75,23 @@ def test_a_broken_plugin_is_a_finding(run, project: Path) -> None:
     assert "plugin.broken" in [row["code"] for row in ran.envelope["result"]["findings"]]
 
 
+def test_a_traceback_is_shown_only_on_request(run, project: Path) -> None:
+    (project / "plugins").mkdir()
+    (project / "plugins" / "mine.py").write_text("raise RuntimeError('no')\n")
+    assert "Traceback" not in run("validate").out + run("validate", "--json").out
+    assert "RuntimeError: no" in run("validate", "--debug").out.partition("Traceback")[2]
+    [finding] = run("validate", "--debug", "--json").envelope["result"]["findings"]
+    assert "RuntimeError: no" in finding["trace"]
+
+
+def test_a_bad_file_takes_neither_validate_nor_list_down(run, project: Path) -> None:
+    (project / "pipelines" / "bad.yaml").write_text('version: "2.2"\npipelines: [{id: x, connectors: ""}]\n')
+    ran = run("validate", "--json")
+    assert ran.code == 2
+    assert {one["id"]: one["valid"] for one in ran.envelope["result"]["pipelines"]} == {"x": False, "orders": True}
+    assert [row["id"] for row in run("pipelines", "list", "--json").envelope["result"]["pipelines"]] == ["x", "orders"]
+
+
 def test_an_option_that_is_not_there_yet_is_said(run, project: Path, pipeline) -> None:
     (project / "a.yaml").write_text(pipeline("a", "delivery: {drift: true}"))
     ran = run("validate", "a.yaml", "--json")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import time
 from pathlib import Path
 
 import pytest
@@ -125,6 +127,30 @@ def test_an_alias_bomb_is_refused(item: str) -> None:
 def test_scalars_keep_their_spelling() -> None:
     (document,), _ = load("a: 1.50\nb: true\nc: 007\nd:\ne: ''\nf: null\n")
     assert document.tree == {"a": "1.50", "b": "true", "c": "007", "d": None, "e": "", "f": None}
+
+
+def test_an_escaped_pair_of_halves_is_one_character() -> None:
+    """As in JSON, which is YAML; also in a key."""
+    (document,), findings = load(r'{"a\ud83d\ude00": "x\ud83d\ude00"}')
+    assert findings == []
+    assert document.tree == {"a\U0001f600": "x\U0001f600"}
+
+
+@pytest.mark.parametrize("text", [r'a: "x\ud83d"', r'a: "\ude00\ud83d"', r'"\ud800": 1', "a: $HALF"])
+def test_half_of_a_character_is_a_finding(text: str) -> None:
+    """Also in a variable that is not UTF-8; no later stage meets a text that can't be encoded."""
+    (document,), _ = load(text, HALF="\udce9")
+    assert [finding.code for finding in document.findings] == ["config.text_invalid"]
+    json.dumps([document.tree, document.findings[0].as_json()], ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize(("text", "most"), [("[" * 10_000, 2.0), ("{a: " * 10_000, 2.0)])
+def test_deep_nesting_is_refused_before_it_takes_time(text: str, most: float) -> None:
+    """The library's time grows with the square of the depth: ten seconds for this one."""
+    began = time.process_time()
+    _, (finding,) = load(text)
+    assert finding.message == "the document is nested too deeply"
+    assert time.process_time() - began < most
 
 
 @pytest.mark.parametrize(

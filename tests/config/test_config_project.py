@@ -86,6 +86,20 @@ def test_variables_in_the_file(tmp_path: Path) -> None:
     assert places(found) == [("config.env_unset", "conduit.yaml", 2, 12, "/spark.url")]
 
 
+def test_an_unset_variable_is_the_only_finding_on_its_value(tmp_path: Path) -> None:
+    found = project(tmp_path, "alerts.webhook: $NOPE\nstate: {lease: $NOPE}\npipelines: {path: $NOPE}\n")
+    assert [finding.code for finding in found.findings] == ["config.env_unset"] * 3
+
+
+def test_a_defect_in_a_check_is_a_finding_and_the_settings_keep_their_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("conduit_dagster.config.project._flattened", lambda tree: 1 / 0)
+    found = project(tmp_path, "log: {level: debug}\n")
+    assert places(found) == [("config.check_failed", "conduit.yaml", 1, 1, "")]
+    assert found.settings.log.level == "info"
+
+
 def test_findings(tmp_path: Path) -> None:
     text = "log: {level: debugg}\nfoo: 1\nspark:\n  paralellism: 2\n  parallelism: 0\nstate.lease: 5\ndb.type: x\n"
     found = project(tmp_path, text)
