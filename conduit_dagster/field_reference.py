@@ -6,6 +6,7 @@ What resolving a reference creates and refuses matches Conduit's own output (``g
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from conduit_dagster.reference_syntax import ReferenceSyntaxError, Root, read_re
 
 __all__ = [
     "FieldError",
+    "FieldExistsError",
     "Reference",
     "ReferenceSyntaxError",
     "UnresolvedReferenceError",
@@ -48,6 +50,12 @@ class UnsuitableValueError(FieldError):
     """A value that the field cannot take, or a field that cannot be changed at all."""
 
     code = "field.unsuitable"
+
+
+class FieldExistsError(FieldError):
+    """A new name that another field has."""
+
+    code = "field.exists"
 
 
 @dataclass(frozen=True)
@@ -91,6 +99,10 @@ class Reference(ABC):
     def create_way(self, record: Record) -> None:  # noqa: B027  # a whole part of a record has no path to create
         """Create the missing documents on the field's path, as Conduit does in everything that names a field."""
 
+    def _check_free(self, name: str, fields: Mapping[str, Any]) -> None:
+        if name in fields:
+            raise FieldExistsError(f"{self.text} cannot be renamed: a field {name!r} exists")
+
     def _fixed(self, change: str) -> UnsuitableValueError:
         return UnsuitableValueError(f"{self.text} cannot be {change}")
 
@@ -123,8 +135,10 @@ class _DataReference(Reference):
     def rename(self, record: Record, name: str) -> None:
         if not self.path:
             raise self._fixed("renamed")
-        parent = self.parent(record)
-        parent[name] = parent.pop(self.path[-1], None)
+        parent, old = self.parent(record), self.path[-1]
+        self._check_free(name, parent)
+        parent[name] = parent.get(old)
+        parent.pop(old, None)
 
     def create_way(self, record: Record) -> None:
         if self.path:
@@ -186,9 +200,10 @@ class _MetadataReference(Reference):
     def rename(self, record: Record, name: str) -> None:
         if not self.path:
             raise self._fixed("renamed")
-        value = record.metadata.get(self.path[0], "")
-        self.delete(record)
-        record.metadata[name] = value
+        self._check_free(name, record.metadata)
+        renamed = {**record.metadata, name: record.metadata.get(self.path[0], "")}
+        renamed.pop(self.path[0], None)
+        record.metadata = renamed
 
     def _text(self, value: Any) -> str:
         if isinstance(value, str):

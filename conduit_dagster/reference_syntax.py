@@ -24,7 +24,7 @@ _ROOTS: Final[dict[str, Root]] = {
 }
 _QUOTED = r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\''
 _SEGMENT = re.compile(rf"\.(?P<plain>[^.\[]+)|\[(?P<quoted>{_QUOTED})\]", re.DOTALL)
-_METADATA_ENTRY = re.compile(r"\$?\.Metadata\.")
+_METADATA_ENTRY = re.compile(r"\$?\.[Mm]etadata\.")
 _ESCAPED = re.compile(r"""\\(["'\\])""")
 
 
@@ -101,7 +101,8 @@ def _malformed(text: str, at: int) -> ReferenceSyntaxError:
 
 def _root(text: str, segments: list[_Segment]) -> tuple[Root, int]:
     for length in (1, 2):
-        spelling = "." + ".".join(segment.name for segment in segments[:length])
+        # Conduit also takes .payload.after, .key and so on
+        spelling = "." + ".".join(segment.name[:1].upper() + segment.name[1:] for segment in segments[:length])
         if length <= len(segments) and spelling in _ROOTS:
             return _ROOTS[spelling], length
     written = "." + ".".join(segment.name for segment in segments[:2])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conduit_dagster.field_reference import (
     FieldError,
+    FieldExistsError,
     Reference,
     ReferenceSyntaxError,
     UnresolvedReferenceError,
@@ -46,10 +47,19 @@ def record(after: Any = None, **parts: Any) -> Record:
         (".Position", "position", ()),
         ("$.Payload.After.a", "after", ("a",)),
         ("$.Metadata.a.b", "metadata", ("a.b",)),
+        (".payload.after.a", "after", ("a",)),
+        (".Payload.before", "before", ()),
+        (".key.x", "key", ("x",)),
+        (".metadata.a.b", "metadata", ("a.b",)),
+        (".operation", "operation", ()),
+        (".position", "position", ()),
     ],
 )
 def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
-    """Only dots separate plain names; brackets hold any name; all after ``.Metadata.`` is one name."""
+    """Only dots separate plain names; brackets hold any name; all after ``.Metadata.`` is one name.
+
+    As in Conduit, the parts of a record may be written in small letters.
+    """
     parsed = Reference.parse(text)
     assert (parsed.root, parsed.path) == (root, path)
 
@@ -63,7 +73,7 @@ def test_parses(text: str, root: str, path: tuple[str, ...]) -> None:
         ("(.Key)", 0, "begin with"),
         (".foo", 0, "begin with"),
         ('["Payload.After"]', 0, "begin with"),
-        (".payload.after.a", 0, "did you mean .Payload.After?"),
+        (".PAYLOAD.AFTER.a", 0, "did you mean .Payload.After?"),
         (".Payload", 0, "did you mean .Payload.After?"),
         (".Payload.Aftr.x", 8, "did you mean .Payload.After?"),
         (".Metdata.x", 0, "did you mean .Metadata?"),
@@ -260,9 +270,18 @@ def test_what_cannot_be_changed_says_so() -> None:
     assert subject == before
 
 
-def test_renaming_to_its_own_name_keeps_the_field() -> None:
-    """Conduit loses such a field; here nothing happens."""
-    subject = record({"a": 1})
+def test_renaming_overwrites_nothing() -> None:
+    """A name that is taken is refused, and a field's own name is taken by the field itself."""
+    subject = record({"a": 1, "b": None})
+    for text, name in ((".Payload.After.a", "b"), (".Payload.After.a", "a"), (".Payload.After.missing", "a"),
+                       (".Metadata.opencdc.collection", "opencdc.collection")):  # fmt: skip
+        with pytest.raises(FieldExistsError, match=f"a field '{name}' exists"):
+            Reference.parse(text).rename(subject, name)
+    assert subject == record({"a": 1, "b": None})
+
+
+def test_renaming_a_missing_field_to_its_own_name_does_nothing() -> None:
+    subject = record({})
     Reference.parse(".Payload.After.a").rename(subject, "a")
-    Reference.parse(".Metadata.opencdc.collection").rename(subject, "opencdc.collection")
-    assert subject == record({"a": 1})
+    Reference.parse(".Metadata.none").rename(subject, "none")
+    assert subject == record({})

@@ -37,6 +37,10 @@ def _queue_settings(plugin: str) -> dict[str, str]:
     return {}
 
 
+Condition = Annotated[str | None, AfterValidator(lambda text: text if text and text.strip() else None)]
+"""As in Conduit, a blank condition is none."""
+
+
 class ProcessorConfig(Section):
     """A processor of records, applied in list order."""
 
@@ -46,7 +50,7 @@ class ProcessorConfig(Section):
     plugin: str
     """Processor to apply: `field.set`, `builtin:json.decode@v1`, or a plugin of your own."""
 
-    condition: str | None = None
+    condition: Condition = None
     """Only records for which this holds are processed, others pass unchanged. A Python expression or Go template."""
 
     settings: Settings = {}
@@ -80,7 +84,7 @@ class ConnectorConfig(Section):
     namespace: Regex | None = None
     """Only records whose collection matches pass through this connector (RE2, unanchored)."""
 
-    condition: str | None = None
+    condition: Condition = None
     """Only records for which this holds pass through this connector. A Python expression or Go template (ours)."""
 
     processors: list[ProcessorConfig] = []

@@ -7,7 +7,7 @@ neither block nor grow without bound.
 from __future__ import annotations
 
 from conduit_dagster.expressions.compiled import Clock, Compiled, EvaluationError, ExpressionError, reads_key
-from conduit_dagster.expressions.gotemplate.go_values import format_go
+from conduit_dagster.expressions.gotemplate.go_values import format_go, is_bool
 from conduit_dagster.expressions.gotemplate.template_compiler import template_condition, template_text
 from conduit_dagster.expressions.python.expression_compiler import python_condition, python_value
 
@@ -27,10 +27,10 @@ __all__ = [
 def compile_condition(text: str, clock: Clock) -> Compiled:
     """Compile a condition to a function that returns a bool.
 
-    The text is a Go template if it contains ``{{``, else a Python expression. Raises :class:`ExpressionError`. The
-    compiled function raises for a record that the condition does not fit.
+    The text is a Go template if it contains ``{{`` or is one of Go's booleans (``true``), else a Python expression.
+    Raises :class:`ExpressionError`. The compiled function raises for a record that the condition does not fit.
     """
-    return template_condition(text) if "{{" in text else python_condition(text, clock)
+    return template_condition(text) if "{{" in text or is_bool(text) else python_condition(text, clock)
 
 
 def compile_expression(text: str, clock: Clock) -> Compiled:

@@ -68,9 +68,21 @@ PRELUDE = r"""
     throw new TypeError(`${name} is ${Array.isArray(part) ? "a list" : "a " + typeof part}: it takes a document, ` +
       "RawData(text) or null");
   };
+  const digits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  const base64 = (bytes) => {
+    let text = "";
+    for (let i = 0; i < bytes.length; i += 3) {
+      const left = bytes.length - i, three = (bytes[i] << 16) | ((bytes[i + 1] || 0) << 8) | (bytes[i + 2] || 0);
+      text += digits[three >> 18] + digits[(three >> 12) & 63];
+      text += (left > 1 ? digits[(three >> 6) & 63] : "=") + (left > 2 ? digits[three & 63] : "=");
+    }
+    return text;
+  };
+  // as Conduit writes what is inside a document
+  const plain = (_, value) => (value === undefined ? null : value instanceof Uint8Array ? base64(value) : value);
   const texts = (metadata) => {
     const found = Object.create(null);  // a name may be __proto__
-    for (const name of Object.keys(metadata || {})) found[name] = String(metadata[name]);
+    for (const name of Object.keys(metadata || {})) found[name] = metadata[name] == null ? "" : String(metadata[name]);
     return found;
   };
   const written = (result) => {
@@ -97,7 +109,7 @@ PRELUDE = r"""
     let result = null, failure = null;
     try { result = written(process(record)); }
     catch (error) { failure = `${error}${error && error.stack ? " " + error.stack.trim() : ""}`; }
-    return JSON.stringify(said.length ? [result, failure, said] : [result, failure]);
+    return JSON.stringify(said.length ? [result, failure, said] : [result, failure], plain);
   };
 })();
 """

@@ -25,9 +25,9 @@ class AvroDecodeSettings(AvroSettings):
 class AvroDecode(AvroProcessor):
     """Decode Avro in Confluent's wire format: the data contains the schema's ID, and the registry has the schema.
 
-    Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text. Data
-    that can't be decoded is nacked, and so is a document; null stays null. An unreachable registry is an outage: the
-    step is repeated.
+    Bytes within the data become Base64 text; times, dates, decimals and UUIDs (logical types) become text, timestamps
+    in RFC 3339. Data that can't be decoded is nacked, and so is a document; null stays null. An unreachable registry is
+    an outage: the step is repeated.
     """
 
     name: ClassVar[str] = "avro.decode"
@@ -70,7 +70,10 @@ def _plain(value: Any) -> Any:
         return [_plain(inner) for inner in value]
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
+    if isinstance(value, datetime.datetime):
+        text = value.replace(tzinfo=None).isoformat()
+        return (text.rstrip("0") if value.microsecond else text) + "Z"  # as Go writes it; Avro's times are UTC
+    if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     if isinstance(value, decimal.Decimal | uuid.UUID):
         return str(value)

@@ -8,11 +8,13 @@ from typing import Any, ClassVar, Final, Literal, Self
 
 import fastavro
 from fastavro.types import Schema as Parsed
+from fastavro.validation import validate
 from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.processors.common.avro import ID_BYTES, MAGIC, AvroProcessor, AvroSettings, asking, parsed
+from conduit_dagster.processors.common.avro_values import Fits, lossless
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.processors.common.unwrapping import document_in
 from conduit_dagster.record import Document
@@ -73,17 +75,20 @@ class AvroEncode(AvroProcessor):
 
     def __init__(self, settings: AvroEncodeSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
-        self._known: dict[str, tuple[int, Parsed]] = {}
+        self._known: dict[str, tuple[int, Parsed, Fits]] = {}
 
     @override
     def process(self, record: Record) -> Record:
         if self.value(record) is None:
             return record
         document = document_in(record, self.field, _INVALID)
-        number, schema = self._schema_of(document)
+        number, schema, is_lossless = self._schema_of(document)
         data = io.BytesIO()
         data.write(MAGIC + number.to_bytes(ID_BYTES, "big"))
         try:
+            if not is_lossless(document):
+                validate(document, schema)  # raises, and names the field
+                raise ValueError("a number is beyond the range of float")
             fastavro.schemaless_writer(data, schema, document)
         except Exception as error:  # fastavro raises many types of errors for data that does not fit
             message = f"{self.settings.field} does not fit schema {number}: {error}"
@@ -91,19 +96,20 @@ class AvroEncode(AvroProcessor):
         self.put(record, data.getvalue())
         return record
 
-    def _schema_of(self, document: Document) -> tuple[int, Parsed]:
+    def _schema_of(self, document: Document) -> tuple[int, Parsed, Fits]:
         text = self._inferred(document) if self.settings.strategy == "autoRegister" else ""
         if text not in self._known:
             self._known[text] = self._asked(text)
         return self._known[text]
 
-    def _asked(self, text: str) -> tuple[int, Parsed]:
+    def _asked(self, text: str) -> tuple[int, Parsed, Fits]:
         settings, registry = self.settings, self.registry
         if text:
             found = asking(registry.register, settings.auto_subject, text)
         else:
             found = asking(registry.by_subject, settings.subject, settings.version or 1)
-        return found.id, parsed(found.text)
+        schema = parsed(found.text)
+        return found.id, schema, lossless(schema, {})
 
     def _inferred(self, document: Document) -> str:
         try:

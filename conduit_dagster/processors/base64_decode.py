@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.base64_text import decode_base64
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
-_BREAKS: Final = b"\r\n"
 
-
-class Base64DecodeSettings(ProcessorSettings):
+class Base64DecodeSettings(ConduitSettings):
     """Settings of ``base64.decode``."""
 
     field: ChangeableField = Describe(
@@ -55,7 +54,7 @@ class Base64Decode(FieldProcessor):
         def loop(rest: Iterator[Any]) -> None:
             for record in rest:
                 document = record.after
-                document[name] = binascii.a2b_base64(document[name], strict_mode=True).decode()
+                document[name] = decode_base64(document[name]).decode()
 
         return loop
 
@@ -68,8 +67,7 @@ class Base64Decode(FieldProcessor):
 
     def _decoded(self, value: bytes | str) -> bytes:
         try:
-            data = value.encode("ascii") if isinstance(value, str) else value
-            return base64.b64decode(data.translate(None, _BREAKS), validate=True)
+            return decode_base64(value)
         except (UnicodeError, binascii.Error) as error:
             reason = "it holds characters beyond ASCII" if isinstance(error, UnicodeError) else str(error)
             raise self._invalid(f"is not Base64: {reason}") from None

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.expressions import format_go
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, LookAgain, Loop
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
-from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
 
-class Base64EncodeSettings(ProcessorSettings):
+class Base64EncodeSettings(ConduitSettings):
     """Settings of ``base64.encode``."""
 
     field: ChangeableField = Describe(
@@ -64,7 +65,7 @@ class Base64Encode(FieldProcessor):
         if isinstance(value, dict | list):
             raise self._invalid(f"is {kind_of(value)}, not text or raw data: put json.encode before")
         try:
-            data = value if isinstance(value, bytes) else to_string(value).encode()
+            data = value if isinstance(value, bytes) else format_go(value).encode()
         except UnicodeEncodeError:
             raise self._invalid("holds half a character (a lone surrogate)") from None
         return base64.b64encode(data).decode()

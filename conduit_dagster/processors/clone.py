@@ -7,13 +7,14 @@ from typing import ClassVar
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.record import copy
 from conduit_dagster.sdk import Example, Processor, ProcessorContext, ProcessorSettings, Record, Result
 
 INDEX = "clone.index"
 
 
-class CloneSettings(ProcessorSettings):
+class CloneSettings(ConduitSettings):
     """Settings of ``clone``."""
 
     count: int = Describe(

@@ -8,6 +8,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.expressions import compile_template, reads_key
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.setting_kinds import Template, failure
 from conduit_dagster.sdk import (
     Example,
@@ -23,7 +24,7 @@ from conduit_dagster.sdk import (
 _CODE: Final = "processor.error"
 
 
-class ErrorSettings(ProcessorSettings):
+class ErrorSettings(ConduitSettings):
     """Settings of ``error``."""
 
     message: Template = Describe(

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import format_go
 from conduit_dagster.field_reference import kind_of
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -34,7 +35,7 @@ _LEAST: Final = -(2**63)
 _MOST: Final = 2**63 - 1
 
 
-class FieldConvertSettings(ProcessorSettings):
+class FieldConvertSettings(ConduitSettings):
     """Settings of ``field.convert``."""
 
     field: DataField = Describe(description="The field to convert, such as `.Payload.After.age`.")

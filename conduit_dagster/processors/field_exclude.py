@@ -10,6 +10,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop, removing
 from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -23,7 +24,7 @@ def _fields(text: str) -> str:
     return text
 
 
-class FieldExcludeSettings(ProcessorSettings):
+class FieldExcludeSettings(ConduitSettings):
     """Settings of ``field.exclude``."""
 
     fields: Annotated[str, AfterValidator(_fields)] = Describe(
@@ -83,7 +84,7 @@ def _one_loop(name: str) -> Loop:
 
 def _references(fields: str) -> Iterator[Reference]:
     for start, item in list_items(fields):
-        if item == ".Payload":
+        if item in (".Payload", ".payload"):
             yield from (Reference.parse(payload) for payload in _BOTH_PAYLOADS)
             continue
         field = reference(item, start)

@@ -11,7 +11,8 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
-from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain, Loop
 from conduit_dagster.processors.common.setting_kinds import list_items, reference, refused
 from conduit_dagster.reference_syntax import unquote
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -35,7 +36,7 @@ def _mapping(text: str) -> str:
     return text
 
 
-class FieldRenameSettings(ProcessorSettings):
+class FieldRenameSettings(ConduitSettings):
     """Settings of ``field.rename``."""
 
     mapping: Annotated[str, AfterValidator(_mapping)] = Describe(
@@ -48,7 +49,8 @@ class FieldRenameSettings(ProcessorSettings):
 class FieldRename(InPlaceProcessor):
     """Rename fields within their documents, one after the other.
 
-    A missing field becomes null under the new name, as in Conduit; an existing field with the new name is lost.
+    As in Conduit, a missing field becomes null under the new name, and a record that has a field with the new name,
+    even null, is nacked.
     """
 
     name: ClassVar[str] = "field.rename"
@@ -83,24 +85,31 @@ def _loop(renamings: list[Renaming]) -> Loop | None:
     if any(field.root != "after" or len(field.path) != 1 for field, _ in renamings):
         return None
     names = [(field.path[0], name) for field, name in renamings]
-    return _one_loop(*names[0]) if len(names) == 1 else _several_loop(names)
+    new = frozenset(name for _, name in names)
+    if len(new) < len(names) or any(old == name for old, name in names):
+        return None  # one of them is nacked, and `change` does those before it
+    return _one_loop(*names[0]) if len(names) == 1 else _several_loop(names, new)
 
 
 def _one_loop(old: str, new: str) -> Loop:
     def loop(rest: Iterator[Any]) -> None:
         for record in rest:
             after = record.after
+            if new in after:
+                raise LookAgain
             after[new] = after.pop(old, None)
 
     return loop
 
 
-def _several_loop(names: list[tuple[str, str]]) -> Loop:
+def _several_loop(names: list[tuple[str, str]], new: frozenset[str]) -> Loop:
     def loop(rest: Iterator[Any]) -> None:
         for record in rest:
             after = record.after
-            for old, new in names:
-                after[new] = after.pop(old, None)
+            if not new.isdisjoint(after):
+                raise LookAgain
+            for old, name in names:
+                after[name] = after.pop(old, None)
 
     return loop
 

@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from conduit_dagster.expressions import compile_expression, compile_template, reads_key
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import Expression, Field, Template, failure, refused
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -22,7 +23,7 @@ _CHECKED: Final = _PLAIN | {float}
 """Types that need no check in an expression's result: its floats are already finite."""
 
 
-class FieldSetSettings(ProcessorSettings):
+class FieldSetSettings(ConduitSettings):
     """Settings of ``field.set``: ``field`` and one of ``value`` and ``expression``."""
 
     field: Field = Describe(

@@ -10,7 +10,9 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
+from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
 
@@ -20,7 +22,7 @@ _BLANK: Final = (b"", b"\r", "")
 _EXCERPT: Final = 60
 
 
-class JsonDecodeSettings(ProcessorSettings):
+class JsonDecodeSettings(ConduitSettings):
     """Settings of ``json.decode``."""
 
     field: DataField = Describe(
@@ -34,7 +36,8 @@ class JsonDecode(FieldProcessor):
     A payload or the key takes a document; a JSON string becomes raw data, ``null`` and empty data (also
     a lone carriage return) become null; a list, number or boolean is a nack. A field inside a document
     takes any JSON. A field that is missing, null or already a document is left unchanged. Of duplicate
-    keys the last one wins.
+    keys the last one wins. As in Conduit, control characters in text need no escape, and half a character (a
+    lone surrogate) becomes U+FFFD.
     """
 
     name: ClassVar[str] = "json.decode"
@@ -65,7 +68,7 @@ class JsonDecode(FieldProcessor):
     def _decoded(self, text: bytes | str) -> Any:
         try:
             # a line of a file with CRLF ends keeps its carriage return: a blank one is blank all the same
-            value = None if text in _BLANK else _decode(text)
+            value = None if text in _BLANK else decode_json(text)
         except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise self._invalid(f"is not JSON: {_reason(error, text)}; it begins with {_excerpt(text)}") from None
         if self.field.holds_data and isinstance(value, list | int | float):

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field as Describe
 from typing_extensions import override
 
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor
 from conduit_dagster.processors.common.setting_kinds import DataField
 from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, ProcessorSettings, Record
@@ -16,7 +17,7 @@ from conduit_dagster.sdk import Example, ProcessError, ProcessorContext, Process
 _encode = msgspec.json.Encoder().encode
 
 
-class JsonEncodeSettings(ProcessorSettings):
+class JsonEncodeSettings(ConduitSettings):
     """Settings of ``json.encode``."""
 
     field: DataField = Describe(

@@ -9,6 +9,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.common.unwrapping import (
     PAYLOADS,
@@ -27,7 +28,7 @@ _NO_METADATA: Final = frozenset({"after", "before", "op", "source", "ts_ms"})
 _MILLISECOND: Final = 1_000_000
 
 
-class UnwrapDebeziumSettings(ProcessorSettings):
+class UnwrapDebeziumSettings(ConduitSettings):
     """Settings of ``unwrap.debezium``."""
 
     field: PayloadField = Describe(

@@ -9,12 +9,13 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.common.unwrapping import PayloadField, document_in, invalid, unwrapped_key
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
 
 
-class UnwrapKafkaconnectSettings(ProcessorSettings):
+class UnwrapKafkaconnectSettings(ConduitSettings):
     """Settings of ``unwrap.kafkaconnect``."""
 
     field: PayloadField = Describe(

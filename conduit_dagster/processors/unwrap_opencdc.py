@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import binascii
 from collections.abc import Iterator
 from typing import Any, ClassVar, Final
@@ -11,8 +10,10 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
+from conduit_dagster.processors.common.base64_text import decode_base64
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
-from conduit_dagster.processors.common.setting_kinds import DataField
+from conduit_dagster.processors.common.setting_kinds import Field
 from conduit_dagster.processors.common.unwrapping import PAYLOADS, document_in, invalid, text_of
 from conduit_dagster.record import OPERATIONS, Data, Document
 from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Record
@@ -20,10 +21,10 @@ from conduit_dagster.sdk import Example, ProcessorContext, ProcessorSettings, Re
 _TEXT: Final = {str}
 
 
-class UnwrapOpencdcSettings(ProcessorSettings):
+class UnwrapOpencdcSettings(ConduitSettings):
     """Settings of ``unwrap.opencdc``."""
 
-    field: DataField = Describe(
+    field: Field = Describe(
         default=".Payload.After", description="The field that holds the record, as a document or as JSON."
     )
 
@@ -76,7 +77,7 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
             raise LookAgain
         if type(key) is str:
-            key = binascii.a2b_base64(key, strict_mode=True)
+            key = decode_base64(key)
         elif type(key) not in PAYLOADS:
             raise LookAgain
         record.operation, record.metadata = operation, metadata
@@ -109,7 +110,7 @@ def _data(inner: Document, name: str) -> Data:
         return value
     if isinstance(value, str):
         try:
-            return base64.b64decode(value.encode(), validate=True)
+            return decode_base64(value)
         except (binascii.Error, UnicodeError) as error:
             raise invalid(f"its {name} is not Base64: {error}") from None
     raise invalid(f"its {name} is {kind_of(value)}, not a document or Base64 text")

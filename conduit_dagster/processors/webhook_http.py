@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import itemgetter
 from typing import Annotated, Any, ClassVar, Self
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urljoin, urlsplit, urlunsplit
 
 import urllib3
 from pydantic import AfterValidator, ConfigDict, model_validator
@@ -19,6 +21,8 @@ from urllib3.util import Retry, Timeout
 from conduit_dagster.config.scalars import Duration, PositiveDuration
 from conduit_dagster.expressions import Compiled, compile_template, reads_key
 from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
+from conduit_dagster.processors.common.in_place import parts_of, put_back
 from conduit_dagster.processors.common.setting_kinds import ChangeableField, Template, failure, refused
 from conduit_dagster.public_network import connect_public
 from conduit_dagster.sdk import (
@@ -33,16 +37,23 @@ from conduit_dagster.sdk import (
 _HEADERS = "headers."
 _CONTENT_TYPE = "content-type"
 _SHOWN = 200
+_SCHEMES = ("http", "https")
+_SHORTEST, _LONGEST = 0.1, 10.0
+"""Waits in seconds where 0 is given, as in Conduit."""
+_MOST_REQUESTS = 10
+"""Go's limit of requests for one record, redirects included."""
 
 
 def _url(text: str) -> str:
+    if text.startswith("{{"):
+        return text  # only known once there is a record
     parts = urlsplit(text.partition("{{")[0])
-    if parts.scheme not in ("http", "https") or not (parts.netloc or "{{" in text):
+    if parts.scheme not in _SCHEMES or not (parts.netloc or "{{" in text):
         raise refused("value", f"{text} is not a URL", "http://HOST/PATH or https://HOST/PATH", 0)
     return text
 
 
-class WebhookHttpSettings(ProcessorSettings):
+class WebhookHttpSettings(ConduitSettings):
     """Settings of ``webhook.http``; ``headers.NAME`` for each header."""
 
     model_config = ConfigDict(extra="allow")
@@ -134,7 +145,7 @@ class WebhookHttp(Processor):
         self._headers = settings.headers
         self._pool = urllib3.PoolManager(
             maxsize=settings.concurrency,
-            retries=Retry(None, connect=0, read=0, other=0, status=0, redirect=10),
+            retries=Retry(None, connect=0, read=0, other=0, status=0),
             timeout=Timeout(total=settings.timeout),
         )
         if not settings.allow_private:
@@ -159,36 +170,76 @@ class WebhookHttp(Processor):
         if self._url.literal is None:
             url = _normal(url)
         status, answer = self._persistently(lambda: self._sent(url, body))
+        parts = parts_of(record)
         try:
             self._into.set(record, answer if self._into.holds_data else answer.decode("utf-8", "replace"))
             if self._status is not None:
                 self._status.set(record, str(status))
         except FieldError as error:
+            put_back(record, parts)
             raise ProcessError(str(error), code=error.code) from error
         return record
 
     def _persistently(self, send: Callable[[], tuple[int, bytes]]) -> tuple[int, bytes]:
-        settings, tries = self.settings, 0
+        tries, waits = 0, backoff_waits(self.settings)
         while True:
             try:
                 return send()
             except ProcessError:
-                if tries >= settings.retries:
+                if tries >= self.settings.retries:
                     raise
-            time.sleep(min(settings.shortest * settings.factor**tries, settings.longest))
+            time.sleep(next(waits))
             tries += 1
+
+    def _followed(self, method: str, url: str, body: bytes | None) -> urllib3.BaseHTTPResponse:
+        """Send the request and follow redirects as Go does: after a 301, 302 or 303 with GET and no body."""
+        headers = self._headers
+        for _ in range(_MOST_REQUESTS):
+            if urlsplit(url).scheme not in _SCHEMES:
+                raise ProcessError("the URL begins with neither http:// nor https://", code="webhook.unreachable")
+            answer = self._pool.request(method, url, body=body, headers=_login(url, headers), redirect=False)
+            location = answer.get_redirect_location()
+            if not location:
+                return answer
+            origin, url = url, urljoin(url, location)
+            if answer.status in (301, 302, 303):
+                method, body = "HEAD" if method == "HEAD" else "GET", None
+                headers = _without(headers, "content-type")
+            if urlsplit(url).hostname != urlsplit(origin).hostname:
+                headers = _without(headers, "authorization", "cookie")
+        raise ProcessError(f"{_host(url)} redirected {_MOST_REQUESTS} times", code="webhook.unreachable")
 
     def _sent(self, url: str, body: str) -> tuple[int, bytes]:
         try:
-            answer = self._pool.request(
-                self.settings.method.upper(), url, body=body.encode() or None, headers=self._headers
-            )
+            answer = self._followed(self.settings.method.upper(), url, body.encode() or None)
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             raise ProcessError(f"no answer from {_host(url)}: {_reason(error)}", code="webhook.unreachable") from None
         if answer.status >= 500:
             shown = answer.data[:_SHOWN].decode("utf-8", "replace")
             raise ProcessError(f"{_host(url)} answered {answer.status}: {shown}", code="webhook.status")
         return answer.status, answer.data
+
+
+def backoff_waits(settings: WebhookHttpSettings) -> Iterator[float]:
+    """Yield the waits between requests: none is shorter than the first or longer than the longest."""
+    wait = settings.shortest or _SHORTEST
+    longest = settings.longest or _LONGEST
+    while True:
+        yield min(wait, longest)
+        wait = min(wait * max(settings.factor, 1), longest)
+
+
+def _login(url: str, headers: dict[str, str]) -> dict[str, str]:
+    """Return the headers with the URL's login, which urllib3 does not send; an Authorization header wins."""
+    parts = urlsplit(url)
+    if parts.username is None or any(name.lower() == "authorization" for name in headers):
+        return headers
+    login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+    return {**headers, "Authorization": f"Basic {base64.b64encode(login).decode()}"}
+
+
+def _without(headers: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in headers.items() if name.lower() not in names}
 
 
 class _PublicHTTP(HTTPConnection):
@@ -233,7 +284,8 @@ def _templated(template: Compiled, record: Record, setting: str) -> str:
 def _normal(url: str) -> str:
     """Return the URL with its query string encoded, as in Conduit."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(query=urlencode(sorted(parse_qsl(parts.query, keep_blank_values=True)))))
+    query = sorted(parse_qsl(parts.query, keep_blank_values=True), key=itemgetter(0))
+    return urlunsplit(parts._replace(query=urlencode(query)))
 
 
 def _host(url: str) -> str:

@@ -269,6 +269,11 @@ class TestBrokenPipelines:
         assert [connector.plugin for connector in config.connectors] == ["builtin:file", "file@v1", "kept"]
         assert [connector.where[-1] for connector in config.connectors] == ["0", "1", "3"]
 
+    def test_a_blank_condition_is_none(self) -> None:
+        """As in Conduit."""
+        ends = ENDS + "    processors:\n      - {id: p, plugin: x, condition: '  '}\n"
+        assert pipeline("", ends).pipelines[0].config.processors[0].condition is None
+
     def test_a_flaw_of_the_document_stops_its_pipelines(self) -> None:
         parsed = parse(f'version: "2.2"\n{HEAD}{ENDS}')
         assert place(only(parsed)) == ("config.key_duplicate", 2, 1, "/version")

@@ -367,3 +367,12 @@ def test_what_is_not_translated_is_refused_by_name(template: str, column: int, m
 )
 def test_format_go(value: Any, expected: str) -> None:
     assert format_go(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [("true", True), ("T", True), ("1", True), ("True", True), ("false", False), ("F", False), ("0", False)],
+)
+def test_a_condition_may_be_one_of_go_s_booleans(text: str, holds: bool) -> None:
+    """Conduit takes them without braces, as any template."""
+    assert compile_condition(text, CLOCK)(Record("1", {})) is holds

@@ -27,6 +27,14 @@ class QuietHandler(BaseHTTPRequestHandler, ABC):
         """Likewise."""
         self.respond()
 
+    def do_PUT(self) -> None:
+        """Likewise."""
+        self.respond()
+
+    def do_HEAD(self) -> None:
+        """Likewise."""
+        self.respond()
+
     @property
     def body(self) -> bytes:
         """The request's, read once."""

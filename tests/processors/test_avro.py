@@ -116,6 +116,21 @@ def decode(record: Record, url: str, **more: str) -> Any:
     return one("avro.decode", record, {"url": url, **more})
 
 
+def registered(folder: Path, field: dict[str, Any]) -> Any:
+    """The parsed schema of records with this field, in the registry as number 1."""
+    schema = {"type": "record", "name": "record", "fields": [field]}
+    assert FolderRegistry(str(folder)).register("example", json.dumps(schema)).id == 1
+    return fastavro.parse_schema(schema)
+
+
+def encoder(folder: Path, field: dict[str, Any]) -> AvroEncode:
+    """An encoder of records with this field."""
+    registered(folder, field)
+    subject = make("avro.encode", {**FIRST, "url": str(folder)})
+    assert isinstance(subject, AvroEncode)
+    return subject
+
+
 def test_a_registered_schema_gives_the_bytes_that_conduit_gives(url: str) -> None:
     registry = ConfluentRegistry(url, Access()) if "://" in url else FolderRegistry(url)
     assert registry.register("example", PAIR).id == 1
@@ -214,7 +229,72 @@ def test_logical_types_become_text(tmp_path: Path) -> None:
     value = {"t": 5, "d": decimal.Decimal("1.25"), "b": b"\xff"}
     fastavro.schemaless_writer(data, fastavro.parse_schema(schema), value)
     found = decode(Record("1", {}, data.getvalue()), str(tmp_path)).after
-    assert found == {"t": "1970-01-01T00:00:00.005000+00:00", "d": "1.25", "b": "/w=="}
+    assert found == {"t": "1970-01-01T00:00:00.005Z", "d": "1.25", "b": "/w=="}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("timestamp-millis", 1704164645678, "2024-01-02T03:04:05.678Z"),
+        ("timestamp-millis", 1704164645000, "2024-01-02T03:04:05Z"),
+        ("timestamp-micros", 1704164645678900, "2024-01-02T03:04:05.6789Z"),
+        ("local-timestamp-millis", 1704164640000, "2024-01-02T03:04:00Z"),
+        ("timestamp-millis", -30610224000000, "1000-01-01T00:00:00Z"),
+        ("timestamp-millis", -59011459200000, "0100-01-01T00:00:00Z"),
+    ],
+)
+def test_timestamps_are_written_as_go_writes_them(tmp_path: Path, kind: str, value: int, text: str) -> None:
+    schema = registered(tmp_path, {"name": "t", "type": {"type": "long", "logicalType": kind}})
+    data = io.BytesIO()
+    fastavro.schemaless_writer(data, schema, {"t": value})
+    assert decode(Record("1", {}, WIRE + data.getvalue()), str(tmp_path)).after == {"t": text}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("long", 5.5),
+        ("long", 5.0),
+        ("long", True),
+        ("long", 2**63),
+        ("int", 2**31),
+        ("int", "5"),
+        ("boolean", "no"),
+        ("boolean", 1),
+        ("double", "1.5"),
+        ("double", True),
+        ("float", 1e300),
+        ({"type": "array", "items": "long"}, [1, 5.5]),
+        ({"type": "map", "values": "boolean"}, {"a": 0}),
+        ({"type": "long", "logicalType": "timestamp-millis"}, 5.5),
+        ({"type": "record", "name": "r2", "fields": [{"name": "g", "type": "int"}]}, {"g": 1.5}),
+        (["null", "long"], 5.5),
+    ],
+)
+def test_no_value_is_encoded_as_another(tmp_path: Path, kind: Any, value: Any) -> None:
+    """As in Conduit, a value of another type, or beyond the type's range, is a nack that names the field."""
+    fits_not = Record("1", {}, {"f": value})
+    [nack] = encoder(tmp_path, {"name": "f", "type": kind}).process_block([fits_not])
+    assert isinstance(nack, Nack) and nack.code == "avro.encode.invalid"
+    assert fits_not.after == {"f": value}
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("long", -(2**63)),
+        ("int", 2**31 - 1),
+        ("double", 3),
+        ("float", 0.5),
+        ({"type": "int", "logicalType": "date"}, "2024-01-02"),
+        ({"type": "array", "items": "long"}, [1, 2]),
+        (["null", "long"], 5),
+        ({"type": "record", "name": "r2", "fields": [{"name": "g", "type": ["null", "r2"]}]}, {"g": {"g": None}}),
+    ],
+)
+def test_what_fits_comes_back(tmp_path: Path, kind: Any, value: Any) -> None:
+    [record] = encoder(tmp_path, {"name": "f", "type": kind}).process_block([Record("1", {}, {"f": value})])
+    assert isinstance(record, Record) and decode(record, str(tmp_path)).after == {"f": value}
 
 
 def test_of_many_that_meet_a_new_schema_at_once_all_have_one_number(tmp_path: Path) -> None:

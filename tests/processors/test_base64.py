@@ -42,7 +42,26 @@ def test_a_text_comes_back(text: str) -> None:
     assert record.after == {"v": text}
 
 
-ODD = [None, True, 5, 2**70, 1.5, "", "a", "é", "\ud800", "YQ==", "YQ\r\n==", "YQ", "YQ==YQ==", "/w==", [1], {"a": 1}]
+ODD = [
+    None,
+    True,
+    5,
+    2**70,
+    1.5,
+    "",
+    "a",
+    "é",
+    "\ud800",
+    "YQ==",
+    "YQ\r\n==",
+    "YQ",
+    "YQ==YQ==",
+    "/w==",
+    "YWJj=",
+    "YWJj====",
+    [1],
+    {"a": 1},
+]
 
 
 @given(st.sampled_from(["base64.encode", "base64.decode"]), st.lists(st.sampled_from(ODD)), st.booleans())
@@ -52,7 +71,17 @@ def test_a_block_becomes_what_each_record_becomes_alone(name: str, values: list[
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(5, "5"), (1.5, "1.5"), (2**70, str(2**70)), (True, "true"), (False, "false"), ("", "")]
+    ("value", "text"),
+    [
+        (5, "5"),
+        (1.5, "1.5"),
+        (1234567.5, "1.2345675e+06"),
+        (1e-05, "1e-05"),
+        (2**70, str(2**70)),
+        (True, "true"),
+        (False, "false"),
+        ("", ""),
+    ],
 )
 def test_numbers_and_booleans_by_their_text(run: Run, value: Any, text: str) -> None:
     assert run("base64.encode", FIELD, {"v": value}) == [{"v": base64.b64encode(text.encode()).decode()}]
@@ -64,7 +93,8 @@ def test_what_is_no_text_is_not_encoded(run: Run, value: Any) -> None:
     assert good == {"v": "YQ=="} and isinstance(nack, Nack) and nack.code == "base64.encode.invalid"
 
 
-@pytest.mark.parametrize("value", [5, True, [1], {"a": 1}, "!!", "YQ", "YQ=", "YQ==YQ==", "Y Q==", "é", "/w=="])
+@pytest.mark.parametrize("value", [5, True, [1], {"a": 1}, "!!", "YQ", "YQ=", "YQ==YQ==", "Y Q==",
+                                   "YWJj=", "YWJj====", "é", "/w=="])  # fmt: skip
 def test_what_is_none_is_not_decoded(run: Run, value: Any) -> None:
     """The last one is not UTF-8: a document can't hold it."""
     nack, good = run("base64.decode", FIELD, {"v": value}, {"v": "YQ=="})

@@ -69,7 +69,10 @@ def test_a_script_that_does_nothing_changes_nothing(
         ("return {...rec, Payload: {After: {k: Object.keys(rec).length}}};", {"a": 1}, {"k": 5}),
         ("delete rec.Payload.After; return rec;", {"a": 1}, None),
         ("rec.Payload.After.n = [1.5, null, {x: NaN}]; return rec;", {}, {"n": [1.5, None, {"x": None}]}),
-        ("rec.Payload.After.u = undefined; return rec;", {}, {}),
+        ("rec.Payload.After.u = undefined; return rec;", {}, {"u": None}),
+        ("rec.Payload.After.r = RawData('hi'); return rec;", {}, {"r": "aGk="}),
+        ("rec.Payload.After.r = ['', 'a', 'ab', 'abc', 'ÿ'].map(RawData); return rec;", {},
+         {"r": ["", "YQ==", "YWI=", "YWJj", "w78="]}),
         ("rec.Payload.After.p = rec.Position.toString(); return rec;", {}, {"p": "1"}),
     ],
 )  # fmt: skip

@@ -57,18 +57,34 @@ def test_metadata_and_key(processor: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("fields", "kind", "column"),
     [
-        ("", "value", 0),
+        ("", "missing", None),
+        (" , ", "value", 0),
         (".Position", "reference", 0),
         (".Payload.After.a,.Operation", "reference", 17),
         (".Payload.After.a,  .Payload.Aft.b", "reference", 27),
     ],
 )
-def test_bad_settings(fields: str, kind: str, column: int) -> None:
+def test_bad_settings(fields: str, kind: str, column: int | None) -> None:
     """A finding's column counts from the start of the whole list."""
     with pytest.raises(ValidationError) as caught:
         FieldExcludeSettings(fields=fields)
     [finding] = caught.value.errors()
     assert (finding["type"], finding.get("ctx", {}).get("column")) == (kind, column)
+
+
+def test_a_nack_keeps_whole_parts(processor: Callable[..., Any]) -> None:
+    """As in Conduit, a dead letter has the key that was removed before the nack; removed fields stay removed."""
+    record = Record(1, {"m": "1"}, {"s": "text", "x": 1}, b"k", {"b": 1})
+    fields = ".Key,.Payload.Before,.Payload.After.x,.Metadata.m,.Payload.After.s.y"
+    [nack] = processor("field.exclude", {"fields": fields}).process_block([record])
+    assert nack.code == "field.unresolved"
+    assert record == Record(1, {}, {"s": "text"}, b"k", {"b": 1})
+
+
+def test_small_letters(run: Callable[..., list[Any]]) -> None:
+    """Conduit takes the parts of a record in small letters as well."""
+    assert run("field.exclude", {"fields": ".payload.after.a"}, {"a": 1, "b": 2}) == [{"b": 2}]
+    assert run("field.exclude", {"fields": ".payload"}, {"a": 1}) == [None]
 
 
 def test_reads_key(processor: Callable[..., Any]) -> None:

@@ -26,8 +26,8 @@ def test_golden(golden: Callable[[str], None], case: str) -> None:
         (".Payload.After.a:b", {"a": 1, "z": 2}, {"z": 2, "b": 1}),
         (".Payload.After.a:b", {}, {"b": None}),
         (".Payload.After.a:b", None, {"b": None}),
-        (".Payload.After.a:b", {"a": 1, "b": 2}, {"b": 1}),
-        (".Payload.After.a:a", {"a": 1}, {"a": 1}),
+        (".Payload.After.a:a", {}, {}),
+        (".payload.after.a:b", {"a": 1}, {"b": 1}),
         (".Payload.After.a:b , .Payload.After.b:c", {"a": 1}, {"c": 1}),
         (".Payload.After.a:b,.Payload.After.c.d:e", {"a": 1, "c": {"d": 2}}, {"b": 1, "c": {"e": 2}}),
         ('.Payload.After["a,b"]:c,.Payload.After["d:e"]:f', {"a,b": 1, "d:e": 2}, {"c": 1, "f": 2}),
@@ -40,12 +40,36 @@ def test_renames(run: Run, mapping: str, before: Any, after: Any) -> None:
     assert run("field.rename", {"mapping": mapping}, before) == [after]
 
 
+@pytest.mark.parametrize(
+    ("mapping", "before", "left"),
+    [
+        (".Payload.After.a:b", {"a": 1, "b": 2}, {"a": 1, "b": 2}),
+        (".Payload.After.a:b", {"a": 1, "b": None}, {"a": 1, "b": None}),
+        (".Payload.After.a:b", {"b": 2}, {"b": 2}),
+        (".Payload.After.a:a", {"a": 1}, {"a": 1}),
+        (".Payload.After.a:n,.Payload.After.b:n", {"a": 1, "b": 2}, {"b": 2, "n": 1}),
+        (".Payload.After.a:c,.Payload.After.b:d", {"a": 1, "b": 2, "d": 3}, {"b": 2, "c": 1, "d": 3}),
+        (".Payload.After.x.a:b", {"x": {"a": 1, "b": 2}}, {"x": {"a": 1, "b": 2}}),
+    ],
+)
+def test_no_field_is_overwritten(run: Run, mapping: str, before: Any, left: Any) -> None:
+    """As in Conduit, a new name that a field has nacks the record; the renamings before it stay in the dead letter."""
+    [nack] = run("field.rename", {"mapping": mapping}, before)
+    assert nack.code == "field.exists" and before == left
+
+
+def test_no_metadata_entry_is_overwritten(processor: Callable[..., Any]) -> None:
+    subject = Record(1, {"a": "1", "b": "2"}, {})
+    [nack] = processor("field.rename", {"mapping": ".Metadata.a:b"}).process_block([subject])
+    assert nack.code == "field.exists" and subject.metadata == {"a": "1", "b": "2"}
+
+
 def test_refused_records_are_not_renamed_twice(run: Run) -> None:
     """The records around a nack are changed once, on the fast way as on the slow one."""
     for mapping in (".Payload.After.a:b", ".Payload.After.a:b,.Payload.After.c.d:e"):
-        results = run("field.rename", {"mapping": mapping}, {"a": 1}, b"raw", {"a": 2})
-        assert [r["b"] for r in (results[0], results[2])] == [1, 2]
-        assert results[1].code == "field.unresolved"
+        results = run("field.rename", {"mapping": mapping}, {"a": 1}, b"raw", {"a": 2, "b": 3}, {"a": 4})
+        assert [r["b"] for r in (results[0], results[3])] == [1, 4]
+        assert [r.code for r in results[1:3]] == ["field.unresolved", "field.exists"]
 
 
 def test_metadata(processor: Callable[..., Any]) -> None:
@@ -59,7 +83,7 @@ def test_metadata(processor: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     ("mapping", "kind", "column"),
     [
-        ("", "value", 0),
+        ("", "missing", None),
         (" , ", "value", 0),
         (".Payload.After.a", "value", 0),
         (".Payload.After.a:", "value", 0),
@@ -71,7 +95,7 @@ def test_metadata(processor: Callable[..., Any]) -> None:
         (".Metadata:x", "reference", 0),
     ],
 )
-def test_bad_settings(mapping: str, kind: str, column: int) -> None:
+def test_bad_settings(mapping: str, kind: str, column: int | None) -> None:
     """A finding's column counts from the start of the whole mapping."""
     with pytest.raises(ValidationError) as caught:
         FieldRenameSettings(mapping=mapping)

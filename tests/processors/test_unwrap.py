@@ -101,7 +101,7 @@ def test_a_field_within_the_payload(name: str) -> None:
     nack = unwrapped(name, Record("1", {}, b"raw"), field=".Payload.After.deep.f")
     assert isinstance(nack, Nack) and nack.code == "field.unresolved"
     with pytest.raises(ValidationError):
-        make(name, {"field": ".Metadata.x"})
+        make(name, {"field": ".Metadata." if name == "unwrap.opencdc" else ".Metadata.x"})
 
 
 VALUE = st.sampled_from(
@@ -174,6 +174,24 @@ def test_what_is_no_opencdc_record_is_a_nack_and_stays_as_it_was(change: Any) ->
     found = unwrapped("unwrap.opencdc", record)
     assert isinstance(found, Nack) and found.code == "unwrap.invalid"
     assert record == before
+
+
+def test_opencdc_takes_base64_and_places_as_conduit_does() -> None:
+    """Line breaks in Base64, and a record in a metadata entry; padding that is too long is none."""
+    inner = {"operation": "create", "metadata": {"a": "b"}, "key": "YW\r\nJj\n", "payload": {"after": None}}
+    unwrapped_record = Record("1", {"a": "b"}, None, b"abc")
+    assert unwrapped("unwrap.opencdc", Record("1", {}, inner)) == unwrapped_record
+    outer = Record("1", {"rec": json.dumps(inner)}, b"raw")
+    assert unwrapped("unwrap.opencdc", outer, field=".Metadata.rec") == unwrapped_record
+    found = unwrapped("unwrap.opencdc", Record("1", {}, {**inner, "key": "YWJj===="}))
+    assert isinstance(found, Nack) and found.code == "unwrap.invalid"
+
+
+def test_json_as_lenient_as_conduit() -> None:
+    """Control characters in text need no escape, in the field as in a key."""
+    text = b'{"payload": {"op": "c", "before": null, "after": {"t": "x\ty"}, "source": {}}}'
+    record = unwrapped("unwrap.debezium", Record("1", {}, text, b'{"payload": {"k": "x\ty"}}'))
+    assert (record.after, record.key) == ({"t": "x\ty"}, {"k": "x\ty"})
 
 
 def test_metadata_is_text() -> None:

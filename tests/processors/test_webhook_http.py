@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 from conduit_dagster import public_network
 from conduit_dagster.cli.reference import processor_pages
 from conduit_dagster.engine.plugin_loading import load_plugins
+from conduit_dagster.processors.webhook_http import WebhookHttpSettings, backoff_waits
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Nack
 
@@ -47,8 +49,9 @@ class Handler(QuietHandler):
             self.server.gate.wait()
         fails = int(self.path.rpartition("/")[2]) if self.path.startswith("/fail/") else 0
         status = 503 if len(self.server.seen) <= fails else 404 if self.path == "/missing" else 200
-        if self.path == "/moved":
-            self.answer(302, Location="/there")
+        if self.path.startswith("/moved/"):  # /moved/STATUS/PLACE, and /moved/STATUS for ever
+            code, _, place = self.path.removeprefix("/moved/").partition("/")
+            self.answer(int(code), Location=f"/{place}" if place else self.path)
         elif self.path == "/elsewhere":
             self.answer(302, Location=f"http://127.0.0.2:{self.server.server_port}/")
         else:
@@ -96,9 +99,91 @@ def test_the_url_may_be_a_template(server: Server) -> None:
     assert server.seen[0][0] == "GET" and server.seen[0][3]["content-type"] == "application/json"
 
 
-@pytest.mark.parametrize(("path", "answer"), [("/missing", b"hello, /missing"), ("/moved", b"hello, /there")])
+@pytest.mark.parametrize(("path", "answer"), [("/missing", b"hello, /missing"), ("/moved/302/there", b"hello, /there")])
 def test_other_statuses_are_answers(server: Server, path: str, answer: bytes) -> None:
     assert sent({"request.url": server.url + path}, Record("1", {}))[0].after == answer
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "then", "body"),
+    [
+        ("POST", 301, "GET", b""),
+        ("PUT", 302, "GET", b""),
+        ("POST", 303, "GET", b""),
+        ("HEAD", 302, "HEAD", b""),
+        ("POST", 307, "POST", b"b"),
+        ("PUT", 308, "PUT", b"b"),
+    ],
+)
+def test_a_redirect_is_followed_as_go_does(server: Server, method: str, status: int, then: str, body: bytes) -> None:
+    """A body is written once, unless the server asks for it again (307, 308)."""
+    settings = {"request.url": f"{server.url}/moved/{status}/there", "request.method": method, "request.body": "b"}
+    sent(settings, Record("1", {}))
+    _, (command, path, sent_body, headers) = server.seen
+    assert (command, path, sent_body) == (then, "/there", body)
+    assert ("content-type" in headers) == bool(body)
+
+
+def test_a_login_does_not_follow_to_another_host(server: Server) -> None:
+    elsewhere = f"localhost:{server.server_port}"
+    settings = {"request.url": f"{server.url}/moved/307//{elsewhere}/there", "headers.Authorization": "Bearer key"}
+    sent(settings, Record("1", {}))
+    first, second = server.seen
+    assert second[3]["host"] == elsewhere and second[1] == "/there"
+    assert first[3]["authorization"] == "Bearer key" and "authorization" not in second[3]
+
+
+def test_redirects_end(server: Server) -> None:
+    """Go gives up after ten requests."""
+    [nack] = sent({"request.url": server.url + "/moved/302"}, Record("1", {}))
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "redirected 10 times" in nack.message
+    assert len(server.seen) == 10
+
+
+def test_the_login_of_the_url_is_sent(server: Server) -> None:
+    """As Go's client does; a header of its own wins."""
+    url = server.url.replace("//", "//user:p%40ss@")
+    sent({"request.url": url}, Record("1", {}))
+    sent({"request.url": url, "headers.authorization": "Bearer key"}, Record("1", {}))
+    assert [seen[3]["authorization"] for seen in server.seen] == ["Basic dXNlcjpwQHNz", "Bearer key"]
+
+
+def test_the_record_may_give_the_whole_url(server: Server) -> None:
+    url = server.url + "/x?b=2&a=2&a=1"
+    [record, nack] = sent(
+        {"request.url": "{{ .Payload.After.u }}"}, *(Record("1", {}, {"u": u}) for u in (url, "127.0.0.1"))
+    )
+    assert record.after == b"hello, /x?a=2&a=1&b=2"  # sorted by name alone, as in Go
+    assert isinstance(nack, Nack) and nack.code == "webhook.unreachable" and "http://" in nack.message
+
+
+def test_a_nack_has_the_payload_that_was_sent(server: Server) -> None:
+    """The dead letter of a record whose status has no place has its own payload, not the answer."""
+    record = Record("1", {}, {"a": 1})
+    [nack] = sent({"request.url": server.url, "response.status": ".Payload.After.status"}, record)
+    assert isinstance(nack, Nack) and nack.code == "field.unresolved"
+    assert record.after == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("backoff", "waits"),
+    [
+        ({"min": "1s", "max": "5s"}, [1, 2, 4, 5, 5]),
+        ({"min": "0s", "max": "0s"}, [0.1, 0.2, 0.4, 0.8, 1.6]),
+        ({"min": "1s", "max": "5s", "factor": "0.5"}, [1, 1, 1, 1, 1]),
+        ({"min": "9s", "max": "5s"}, [5, 5, 5, 5, 5]),
+        ({"min": "", "max": ""}, [0.1, 0.2, 0.4, 0.8, 1.6]),
+    ],
+)
+def test_waits(backoff: dict[str, str], waits: list[float]) -> None:
+    """Waits grow from the first to the longest; 0 stands for 100 ms and 10 s, as in Conduit."""
+    settings = {"request.url": "http://h/", **{f"backoffRetry.{name}": value for name, value in backoff.items()}}
+    assert list(islice(backoff_waits(WebhookHttpSettings.model_validate(settings)), 5)) == waits
+
+
+def test_waits_have_no_end() -> None:
+    settings = WebhookHttpSettings.model_validate({"request.url": "http://h/"})
+    assert next(islice(backoff_waits(settings), 2000, None)) == 5
 
 
 def test_it_tries_again_and_then_gives_up(server: Server) -> None:

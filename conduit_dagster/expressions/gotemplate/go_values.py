@@ -87,6 +87,11 @@ def _quoted(character: str) -> str:
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
+def is_bool(text: str) -> bool:
+    """Return whether :func:`parse_bool` takes the text."""
+    return text in _TRUE or text in _FALSE
+
+
 def parse_bool(text: str) -> bool:
     """Parse a boolean as Go's ``strconv.ParseBool`` does: no trimming, and case matters."""
     if text in _TRUE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing_extensions import override
 
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.processors.common.base64_text import decode_base64
+from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.setting_kinds import DataField, refused
 from conduit_dagster.record import Data
 from conduit_dagster.recovery.errors import FatalError
@@ -28,14 +29,14 @@ from conduit_dagster.schemas.schema_registry import (
     SchemaRegistry,
     UnknownSchemaError,
 )
-from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, ProcessorSettings, Record, Result
+from conduit_dagster.sdk import ProcessError, Processor, ProcessorContext, Record, Result
 
 MAGIC: Final = b"\x00"
 ID_BYTES: Final = 4
 _FOLDER: Final = ".conduit/schemas"
 
 
-class AvroSettings(ProcessorSettings):
+class AvroSettings(ConduitSettings):
     """Settings of both processors."""
 
     field: DataField = Describe(
@@ -159,6 +160,6 @@ def raw_bytes(value: Any) -> bytes | None:
     if isinstance(value, bytes):
         return value
     try:
-        return base64.b64decode(value, validate=True) if isinstance(value, str) else None
-    except binascii.Error:
+        return decode_base64(value) if isinstance(value, str) else None
+    except ValueError:
         return None

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 from typing_extensions import override
 
 from conduit_dagster.field_reference import FieldError, Reference
+from conduit_dagster.record import Data
 from conduit_dagster.sdk import (
     Nack,
     ProcessError,
@@ -38,6 +39,19 @@ def removing(names: Sequence[str]) -> Loop:
     return loop
 
 
+Parts = tuple[str, Data, Data, Data]
+
+
+def parts_of(record: Record) -> Parts:
+    """Return what :func:`put_back` needs: operation, key and payloads."""
+    return record.operation, record.key, record.before, record.after
+
+
+def put_back(record: Record, parts: Parts) -> None:
+    """Undo the replacement of whole parts, for a nack. As in Conduit, changes inside a document or metadata stay."""
+    record.operation, record.key, record.before, record.after = parts
+
+
 class LookAgain(Exception):  # noqa: N818  # no error: the record is special
     """Raised by a loop to leave the record to :meth:`InPlaceProcessor.change`."""
 
@@ -45,7 +59,7 @@ class LookAgain(Exception):  # noqa: N818  # no error: the record is special
 class InPlaceProcessor(Processor, ABC):
     """A processor that changes each record in place, or raises to nack it.
 
-    A record that is nacked halfway keeps the changes made so far, as in Conduit.
+    A record that is nacked halfway keeps the changes made inside its documents and metadata, as in Conduit.
     """
 
     shares_records: ClassVar[bool] = True
@@ -58,10 +72,14 @@ class InPlaceProcessor(Processor, ABC):
 
     @override
     def process(self, record: Record) -> Record:
+        parts = parts_of(record)
         try:
             self.change(record)
-        except FieldError as error:
-            raise ProcessError(str(error), code=error.code) from error
+        except Exception as error:
+            put_back(record, parts)
+            if isinstance(error, FieldError):
+                raise ProcessError(str(error), code=error.code) from error
+            raise
         return record
 
     @override

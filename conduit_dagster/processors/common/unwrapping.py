@@ -8,6 +8,7 @@ import msgspec
 from pydantic import AfterValidator
 
 from conduit_dagster.field_reference import FieldError, Reference, kind_of
+from conduit_dagster.processors.common.json_text import decode_json
 from conduit_dagster.processors.common.setting_kinds import reference, refused
 from conduit_dagster.processors.field_convert import to_string
 from conduit_dagster.record import Data, Document, Record
@@ -18,7 +19,6 @@ PAYLOADS: Final = frozenset({dict, type(None)})
 """Types of payloads that are taken unchanged."""
 _PLAIN_KEY: Final = frozenset(bytes([first]) for first in range(256) if first not in b"{ \t\n\r\v\f")
 """First bytes of raw keys that cannot be a JSON document."""
-_document = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def _in_payload(text: str) -> str:
@@ -38,12 +38,13 @@ def document_in(record: Record, field: Reference, code: str = INVALID) -> Docume
     Raises :class:`ProcessError`, with ``code`` if the value is not a document.
     """
     try:
+        field.create_way(record)
         value = field.get(record)
     except FieldError as error:
         raise ProcessError(str(error), code=error.code) from error
     if isinstance(value, bytes | str):
         try:
-            return _document(value)
+            value = decode_json(value)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ProcessError(f"{field.text} is not a JSON document: {error}", code=code) from None
     if not isinstance(value, dict):
@@ -58,7 +59,7 @@ def unwrapped_key(key: Data) -> Data:
         if key[:1] in _PLAIN_KEY:
             return key  # most keys: faster than a failed JSON decode
         try:
-            document = _document(key)
+            document = decode_json(key)
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
             return key
     if not isinstance(document, dict) or "payload" not in document:

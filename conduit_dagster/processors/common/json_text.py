@@ -1,0 +1,31 @@
+"""JSON text as Conduit takes it: control characters in text need no escape, and half a character is no error."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+_decode = msgspec.json.Decoder().decode
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+
+def decode_json(text: bytes | str) -> Any:
+    """Decode JSON; half a character (a lone surrogate) becomes U+FFFD.
+
+    Raises ``msgspec.DecodeError``, ``UnicodeError`` or ``RecursionError``.
+    """
+    try:
+        return _decode(text)
+    except msgspec.DecodeError:
+        with suppress(ValueError, msgspec.DecodeError):
+            return _decode(_escaped(text))
+        raise
+
+
+def _escaped(text: bytes | str) -> str:
+    value = json.loads(text if isinstance(text, str) else text.decode(), strict=False)
+    return _HALF.sub("\ufffd", json.dumps(value, ensure_ascii=False))
