@@ -10,7 +10,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import kind_of
-from conduit_dagster.processors.common.base64_text import decode_base64
+from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import FieldProcessor, Loop
 from conduit_dagster.processors.common.setting_kinds import ChangeableField
@@ -54,7 +54,7 @@ class Base64Decode(FieldProcessor):
         def loop(rest: Iterator[Any]) -> None:
             for record in rest:
                 document = record.after
-                document[name] = decode_base64(document[name]).decode()
+                document[name] = quick_base64(document[name]).decode()
 
         return loop
 

@@ -10,7 +10,7 @@ from pydantic import Field as Describe
 from typing_extensions import override
 
 from conduit_dagster.field_reference import Reference, kind_of
-from conduit_dagster.processors.common.base64_text import decode_base64
+from conduit_dagster.processors.common.base64_text import decode_base64, quick_base64
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, LookAgain
 from conduit_dagster.processors.common.setting_kinds import Field
@@ -77,7 +77,7 @@ def _unwrapped(rest: Iterator[Any]) -> None:
         if operation not in OPERATIONS or (metadata and set(map(type, metadata.values())) != _TEXT):
             raise LookAgain
         if type(key) is str:
-            key = decode_base64(key)
+            key = quick_base64(key)
         elif type(key) not in PAYLOADS:
             raise LookAgain
         record.operation, record.metadata = operation, metadata
