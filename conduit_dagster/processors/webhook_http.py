@@ -127,8 +127,9 @@ class WebhookHttp(Processor):
     """Send an HTTP request for each record, and put the response into the record.
 
     No response, or a status of 500 or more, is an error: the request is retried ``backoffRetry.count`` times,
-    then the record is nacked. Any other status counts as a response. Redirects are followed. A repeated step sends its
-    requests again.
+    then the record is nacked. Any other status counts as a response. At most nine redirects are followed: after
+    301, 302 and 303 with `GET` and without the body, and to another host without login and cookies. A repeated step
+    sends its requests again.
     """
 
     name: ClassVar[str] = "webhook.http"

@@ -88,6 +88,13 @@ def test_metadata_is_text_and_the_position_stays() -> None:
     assert metadata == {"m": "x"}
 
 
+def test_metadata_without_a_value_is_empty_text() -> None:
+    """As in Conduit."""
+    record = Record("1", {"a": "x"}, {})
+    assert run("rec.Metadata.a = null; rec.Metadata.b = undefined; rec.Metadata.c = 5; return rec;", record)
+    assert record.metadata == {"a": "", "b": "", "c": "5"}
+
+
 def test_null_and_nothing_drop_it() -> None:
     assert run("return null;", Record("1", {})) == run("", Record("1", {})) == [DROP]
 
