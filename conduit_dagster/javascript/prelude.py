@@ -10,6 +10,7 @@ from __future__ import annotations
 PRELUDE = r"""
 "use strict";
 (() => {
+  const { parse, stringify } = JSON;  // a script may replace them
   const bytesOf = (latin) => {
     const bytes = new Uint8Array(latin.length);
     for (let i = 0; i < latin.length; i++) bytes[i] = latin.charCodeAt(i);
@@ -101,7 +102,7 @@ PRELUDE = r"""
   globalThis.__call = (text, chance) => {
     seed = chance;
     said = [];
-    const [position, operation, metadata, kinds, key, before, after] = JSON.parse(text);
+    const [position, operation, metadata, kinds, key, before, after] = parse(text);
     const record = {
       Position: bytesOf(position), Operation: operation, Metadata: metadata, Key: given(kinds[0], key),
       Payload: { Before: given(kinds[1], before), After: given(kinds[2], after) },
@@ -109,7 +110,7 @@ PRELUDE = r"""
     let result = null, failure = null;
     try { result = written(process(record)); }
     catch (error) { failure = `${error}${error && error.stack ? " " + error.stack.trim() : ""}`; }
-    return JSON.stringify(said.length ? [result, failure, said] : [result, failure], plain);
+    return stringify(said.length ? [result, failure, said] : [result, failure], plain);
   };
 })();
 """

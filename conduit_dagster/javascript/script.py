@@ -1,24 +1,60 @@
-"""Scripts, each with its own JavaScript engine (QuickJS)."""
+"""Scripts: records to a script and back, with what happens to a record on which it fails."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final, Literal
 
 import msgspec
-import quickjs
 import structlog
 
-from conduit_dagster.javascript.prelude import PRELUDE
+from conduit_dagster.javascript.engine_client import EngineAnswer, EngineClient, EngineDied, ScriptSource, engines
+from conduit_dagster.javascript.engine_process import ANSWER, NO_MEMORY, THROWN, UNUSABLE
 from conduit_dagster.record import OPERATIONS, Data, Record
 
 _log = structlog.get_logger("conduit_dagster.javascript")
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
 _MEGABYTE = 1 << 20
+_BLOCK_RECORDS = 256
+_BLOCK_CHARS = 1 << 18
+_ATTEMPTS = 3
+
+_LOG: Final = {
+    "trace": _log.debug,
+    "debug": _log.debug,
+    "info": _log.info,
+    "warn": _log.warning,
+    "error": _log.error,
+}
+"""A script's log levels, and what writes them: a script gives a level, never the name of an attribute."""
+_INTERRUPTED: Final = EngineAnswer(THROWN, b"InternalError: interrupted")
+"""What QuickJS says when the time is over; said as well for a record at which the kernel ended the process."""
+_OURS: Final = frozenset(
+    {"self", "event", "level", "timestamp", "logger", "logger_name", "exc_info", "stack_info", "stack", "exception"}
+)
+"""Names that mean something to the logger: a script's field of that name gets a prefix."""
+
+Level = Literal["trace", "debug", "info", "warn", "error"]
+_Made = tuple[str, dict[str, str], str, Any, Any, Any]
+_Said = list[tuple[Level, str, dict[str, Any]]]
+
+
+class _Answer(msgspec.Struct, array_like=True):
+    """What the prelude says of one record. A script can tamper with its parts, so they are checked."""
+
+    made: _Made | None
+    failure: str | None
+    said: _Said = []
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+_OUT_OF_MEMORY: Final = "InternalError: out of memory"
 
 
 class ScriptError(Exception):
-    """The script is unusable: it does not compile, or defines no function ``process``."""
+    """The script is unusable: it does not compile, or defines no function ``process``, or takes too long for that."""
 
 
 class ScriptRecordError(Exception):
@@ -29,64 +65,135 @@ class ScriptRecordError(Exception):
         self.code, self.message = code, message
 
 
+Outcome = Record | None | ScriptRecordError
+"""The record, changed in place; None if the script dropped it; or why it failed."""
+
+
 class Script:
-    """A script in one engine. Only the thread that created it may use it: QuickJS watches that thread's stack."""
+    """A script, run in the process of engines, where it can be stopped whatever it does. Any thread may use it."""
 
     def __init__(self, text: str, seconds: float, megabytes: int) -> None:
         """``seconds``: CPU time limit for one record; ``megabytes``: memory limit of the script.
 
         Raises :class:`ScriptError`.
         """
-        self._text, self._seconds, self._bytes = text, seconds, megabytes * _MEGABYTE
-        self._now = 0
-        self._start()
+        self._source = ScriptSource(text, seconds, megabytes * _MEGABYTE)
+        reason = ""
+        for _ in range(_ATTEMPTS):
+            try:
+                with engines() as client:
+                    self._load(client)
+                return
+            except EngineDied as died:
+                reason = str(died)
+        raise ScriptError(f"the process that compiles it died {_ATTEMPTS} times ({reason})")
 
-    def _start(self) -> None:
-        context = quickjs.Context()
-        context.eval(PRELUDE)
-        context.set_memory_limit(self._bytes)
-        context.set_time_limit(self._seconds)
-        try:
-            context.eval(self._text)
-            if context.eval("typeof process") != "function":
-                raise ScriptError("it defines no function process(record)")
-        except quickjs.JSException as error:
-            raise ScriptError(_one_line(error)) from None
-        self._begin, self._call = context.get("__begin"), context.get("__call")
+    def run(self, records: Sequence[Record], seeds: Sequence[int], now_ns: int) -> list[Outcome]:
+        """Run the script on each record; return what became of each, in order. Raises :class:`ScriptError`.
 
-    def begin(self, now_ns: int) -> None:
-        """Set the time that the script sees from now on: the step's time, so that a repeat gives the same result."""
-        self._now = now_ns // 1_000_000
-        self._begin(self._now)
-
-    def run(self, record: Record, seed: int) -> Record | None:
-        """Run the script; return the record, changed in place, or None to drop it. Raises :class:`ScriptRecordError`.
-
-        ``seed``: seed of ``Math.random`` for this record.
+        ``seeds``: seeds of ``Math.random``. ``now_ns``: the time that the script sees, the step's, so that a repeat
+        gives the same result. A record at which the process is ended fails, and the others go on; the script has then
+        lost what it held, as after running out of memory, and records before that one may have been run twice.
         """
-        try:
-            answer: Any = _decode(self._call(_given(record), seed))
-        except quickjs.JSException as error:
-            raise self._stopped(_one_line(error)) from None
-        except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, OverflowError) as error:
-            raise ScriptRecordError("javascript.record", f"the record can't be given to a script: {error}") from None
-        for level, message, fields in answer[2] if len(answer) > 2 else ():
-            _say(level, message, fields)
-        if answer[1] is not None:
-            raise self._stopped(" ".join(answer[1].split()))
-        return None if answer[0] is None else _taken(record, answer[0])
+        outcomes: list[Outcome] = [None] * len(records)
+        given: list[tuple[str, int]] = []
+        places: list[int] = []
+        size = 0
+        for i, record in enumerate(records):
+            try:
+                text = _given(record)
+            except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, OverflowError) as error:
+                outcomes[i] = _unfit(error)
+                continue
+            given.append((text, seeds[i]))
+            places.append(i)
+            size += len(text)
+            if size >= _BLOCK_CHARS or len(given) >= _BLOCK_RECORDS:
+                self._take(places, self._answers(given, now_ns), records, outcomes)
+                given, places, size = [], [], 0
+        self._take(places, self._answers(given, now_ns), records, outcomes)
+        return outcomes
 
-    def _stopped(self, text: str) -> ScriptRecordError:
-        if text.startswith("InternalError: interrupted"):
-            return ScriptRecordError(
-                "javascript.too_long", f"the script took more than {self._seconds:g} s for the record"
-            )
-        if text.startswith("InternalError: out of memory"):
-            # discard all that the script accumulated: the next record gets a new engine
-            self._start()
-            self._begin(self._now)
-            return ScriptRecordError("javascript.memory", f"the script took more than {self._bytes // _MEGABYTE} MB")
+    def _take(
+        self, places: list[int], answers: list[EngineAnswer], records: Sequence[Record], outcomes: list[Outcome]
+    ) -> None:
+        for i, answer in zip(places, answers, strict=True):
+            try:
+                outcomes[i] = self._outcome(records[i], answer)
+            except ScriptRecordError as error:
+                outcomes[i] = error
+
+    def _answers(self, given: list[tuple[str, int]], now_ns: int) -> list[EngineAnswer]:
+        found: dict[int, EngineAnswer] = {}
+        deaths: Counter[int] = Counter()
+        batch = waiting = list(range(len(given)))
+        while waiting:
+            try:
+                with engines() as client:
+                    self._load(client)
+                    got = client.run(self._source, now_ns // 1_000_000, [given[i] for i in batch])
+            except EngineDied as died:
+                got = died.answers
+                self._blame(died, batch, deaths, found)
+            found.update(zip(batch, got, strict=False))
+            waiting = [i for i in waiting if i not in found]
+            # a process that died by itself says little about the record: each one is given alone from here on
+            batch = waiting[:1] if deaths else waiting
+        return [found[i] for i in range(len(given))]
+
+    def _blame(self, died: EngineDied, batch: list[int], deaths: Counter[int], found: dict[int, EngineAnswer]) -> None:
+        if died.limit and died.at is not None:
+            found[batch[died.at]] = _INTERRUPTED
+            return
+        culprit = batch[died.at or 0]
+        deaths[culprit] += 1
+        if deaths[culprit] >= _ATTEMPTS:
+            reason = f"the process that runs the script died {_ATTEMPTS} times at this record ({died})"
+            found[culprit] = EngineAnswer(THROWN, reason.encode())
+
+    def _load(self, client: EngineClient) -> None:
+        try:
+            wrong = client.load(self._source)
+        except EngineDied as died:
+            if not died.limit:
+                raise
+            wrong = f"its top level takes more than {self._source.seconds:g} s"
+        if wrong is not None:
+            raise ScriptError(wrong)
+
+    def _outcome(self, record: Record, answer: EngineAnswer) -> Record | None:
+        if answer.kind != ANSWER:
+            raise self._stopped(answer)
+        try:
+            found = _decode(answer.text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            raise _unfit(error) from None
+        for level, message, fields in found.said:
+            _say(level, message, fields)
+        if found.failure is not None:
+            raise self._failed(" ".join(found.failure.split()))
+        return None if found.made is None else _taken(record, found.made)
+
+    def _stopped(self, answer: EngineAnswer) -> Exception:
+        text = " ".join(answer.text.decode(errors="replace").split())
+        if answer.kind == UNUSABLE:
+            return ScriptError(text)
+        if answer.kind == NO_MEMORY:
+            return self._failed(_OUT_OF_MEMORY)
+        return self._failed(text) if answer.kind == THROWN else _unfit(text)
+
+    def _failed(self, text: str) -> ScriptRecordError:
+        if text.startswith(_INTERRUPTED.text.decode()):
+            seconds = self._source.seconds
+            return ScriptRecordError("javascript.too_long", f"the script took more than {seconds:g} s for the record")
+        if text.startswith(_OUT_OF_MEMORY):
+            megabytes = self._source.limit // _MEGABYTE
+            return ScriptRecordError("javascript.memory", f"the script took more than {megabytes} MB")
         return ScriptRecordError("javascript.failed", text)
+
+
+def _unfit(reason: object) -> ScriptRecordError:
+    return ScriptRecordError("javascript.record", f"the record can't be given to a script: {reason}")
 
 
 def _given(record: Record) -> str:
@@ -99,25 +206,33 @@ def _given(record: Record) -> str:
     return _encode([position, record.operation, record.metadata, kinds, *parts]).decode()
 
 
-def _taken(record: Record, answer: Any) -> Record:
-    operation, metadata, kinds, *parts = answer
+def _taken(record: Record, made: _Made) -> Record:
+    operation, metadata, kinds, *parts = made
     if operation not in OPERATIONS:
         known = ", ".join(OPERATIONS)
         raise ScriptRecordError(
             "javascript.result", f"the script's record has the operation {operation!r}: one of {known}"
         )
+    if len(kinds) != len(parts):
+        raise ScriptRecordError("javascript.result", "the script's record lacks a part")
+    data = [_data(kind, part) for kind, part in zip(kinds, parts, strict=True)]
     record.operation, record.metadata = operation, metadata
-    record.key, record.before, record.after = map(_data, kinds, parts)
+    record.key, record.before, record.after = data
     return record
 
 
 def _data(kind: str, part: Any) -> Data:
-    return part.encode("latin-1") if kind == "r" else part
+    try:
+        if kind == "r":
+            return part.encode("latin-1")
+    except (AttributeError, UnicodeError):
+        pass
+    else:
+        if part is None or isinstance(part, dict):
+            return part
+    raise ScriptRecordError("javascript.result", "a part of the script's record is neither a document nor raw data")
 
 
-def _say(level: str, message: str, fields: dict[str, Any]) -> None:
-    getattr(_log, "debug" if level == "trace" else "warning" if level == "warn" else level)(message, **fields)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _say(level: Level, message: str, fields: dict[str, Any]) -> None:
+    kept = {f"script_{name}" if name in _OURS or name.startswith("_") else name: fields[name] for name in fields}
+    _LOG[level](message, **kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +12,13 @@ from pydantic import model_validator
 from typing_extensions import override
 
 from conduit_dagster.config.scalars import PositiveDuration
-from conduit_dagster.javascript.script import Script, ScriptError, ScriptRecordError
+from conduit_dagster.javascript.script import Outcome, Script, ScriptError, ScriptRecordError
 from conduit_dagster.processors.common.setting_kinds import refused
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import (
     DROP,
-    Drop,
     Example,
-    ProcessError,
+    Nack,
     Processor,
     ProcessorContext,
     ProcessorSettings,
@@ -99,17 +97,19 @@ class CustomJavascript(Processor):
     def __init__(self, settings: CustomJavascriptSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._rolls = "random" in settings.script
-        self._own = threading.local()
         try:
-            self._script()
+            self._script = Script(settings.script, settings.time, settings.memory)
         except ScriptError as error:
-            raise FatalError(
-                f"the script can't be used: {error}",
-                code="javascript.invalid",
-                node=context.node_id,
-                place=settings.path or None,
-                fix="function process(record) { …; return record; }",
-            ) from None
+            raise self._invalid(error) from None
+
+    def _invalid(self, error: ScriptError) -> FatalError:
+        return FatalError(
+            f"the script can't be used: {error}",
+            code="javascript.invalid",
+            node=self.context.node_id,
+            place=self.settings.path or None,
+            fix="function process(record) { …; return record; }",
+        )
 
     @classmethod
     @override
@@ -130,25 +130,20 @@ class CustomJavascript(Processor):
             ) from None
         return {**found, "script": text}
 
-    def _script(self) -> Script:
-        # one per thread: the processors of dead letters run on the threads that publish
-        script: Script | None = getattr(self._own, "script", None)
-        if script is None:
-            script = self._own.script = Script(self.settings.script, self.settings.time, self.settings.memory)
-        return script
-
     @override
     def process_block(self, records: list[Record]) -> list[Result]:
-        self._script().begin(self.context.clock.now_ns)
-        return super().process_block(records)
-
-    @override
-    def process(self, record: Record) -> Record | Drop:
+        seeds = [self._seed(record) for record in records]
         try:
-            made = self._script().run(record, self._seed(record))
-        except ScriptRecordError as error:
-            raise ProcessError(error.message, code=error.code) from None
-        return DROP if made is None else made
+            outcomes = self._script.run(records, seeds, self.context.clock.now_ns)
+        except ScriptError as error:
+            raise self._invalid(error) from None
+        return [_result(outcome) for outcome in outcomes]
 
     def _seed(self, record: Record) -> int:
         return zlib.crc32(repr(self.context.record_key(record)).encode()) if self._rolls else 0
+
+
+def _result(outcome: Outcome) -> Result:
+    if isinstance(outcome, ScriptRecordError):
+        return Nack(outcome.code, outcome.message)
+    return DROP if outcome is None else outcome
