@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -210,7 +210,7 @@ atexit.register(_shared.close)
 
 
 @contextlib.contextmanager
-def engines() -> Iterator[EngineClient]:
+def engines() -> Generator[EngineClient]:
     """Give this thread alone the process of engines, and start it if there is none."""
     with _shared.lock:
         client = _shared.client

@@ -55,6 +55,7 @@ class _Engine:
         # beyond QuickJS's own limit: what it does not see is stopped by the kernel
         self.kill_seconds = seconds * 1.25 + 0.05
         self._now = 0
+        self._begin: Callable[[int], None] | None = None
         self._call: Callable[[str, int], str] | None = None
 
     def load(self) -> str | None:
@@ -63,6 +64,8 @@ class _Engine:
         try:
             context = quickjs.Context()
             context.eval(PRELUDE)
+            begin: Callable[[int], None] = context.get("__begin")
+            call: Callable[[str, int], str] = context.get("__call")
             context.set_memory_limit(self.limit)
             context.set_time_limit(self._seconds)
             context.eval(self._text)
@@ -70,13 +73,13 @@ class _Engine:
                 return "it defines no function process(record)"
         except (quickjs.JSException, MemoryError, UnicodeError) as error:
             return _unusable(error, self._seconds, self.limit)
-        context.get("__begin")(self._now)
-        self._begin, self._call = context.get("__begin"), context.get("__call")
+        begin(self._now)
+        self._begin, self._call = begin, call
         return None
 
     def begin(self, now_ms: int) -> None:
         self._now = now_ms
-        if self._call is not None:
+        if self._begin is not None:
             self._begin(now_ms)
 
     def run(self, text: str, seed: int) -> tuple[int, str]:
