@@ -18,6 +18,17 @@ ITEMS = 100_000
 WORK = 10_000_000
 """Characters and items that one comprehension may touch: loops over a document stay linear in practice."""
 WIDTH = 100
+MADE = 32_000_000
+"""Characters and items that one evaluation may make altogether."""
+OPERATIONS = 8
+"""Operations that make texts or lists, up to which an expression is not metered: each has its own limit."""
+REFERENCES = 16
+"""References to the record in lists and sums, up to which an expression is not metered: what it makes is then at most
+so many times as large as the record."""
+LOOP_WEIGHT = 50
+"""Weight of a loop's body up to which it is not looked at: a loop of :data:`ITEMS` turns stays within :data:`WORK`."""
+DIVISOR_BITS = 2048
+"""Size limit of a divisor, in bits: long division takes quadratic time."""
 
 
 def within(size: int, limit: int, what: str) -> None:

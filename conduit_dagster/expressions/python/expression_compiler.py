@@ -9,12 +9,17 @@ from typing import Any, cast
 
 from RestrictedPython.transformer import RestrictingNodeTransformer
 
+from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, Clock, Compiled, ExpressionError, compiled
 from conduit_dagster.expressions.python.allow_list import ExpressionChecker, ExpressionText
 from conduit_dagster.expressions.python.expression_functions import (
     AS_THEY_ARE,
     FUNCTIONS,
+    LONG_ARGUMENTS,
     METHODS,
+    PARTING,
+    SELECTING,
+    SHORT_ARGUMENT,
     TYPES,
     canonical,
     digest,
@@ -22,17 +27,25 @@ from conduit_dagster.expressions.python.expression_functions import (
     json_value,
     search,
 )
+from conduit_dagster.expressions.python.growth import is_metered, is_part_of_record, loop_weight, operations
 from conduit_dagster.expressions.python.guards import GUARDS, WorkBudget
+from conduit_dagster.expressions.python.sizes import MakingBudget, measured, weighed
+from conduit_dagster.record import Record
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
+_UNMEASURED = 2
+"""Operations whose values may be made into text unmeasured: each has a limit of its own."""
 _GLOBALS: dict[str, Any] = {
     **GUARDS,
     **{f"function_{name}": function.call for name, function in FUNCTIONS.items()},
     **{f"method_{name}": method.call for name, method in METHODS.items()},
+    **{f"bounded_{name}": call for name, call in LONG_ARGUMENTS.items()},
     **{f"type_{name}": kind for name, kind in TYPES.items()},
     "canonical": canonical,
     "digest": digest,
     "joined": joined,
+    "measured": measured,
+    "weighed": weighed,
     "position_text": str,
     "types_as_they_are": AS_THEY_ARE,
 }
@@ -43,24 +56,39 @@ def _call(name: str, *arguments: ast.expr, keywords: list[ast.keyword] | None = 
 
 
 class Guard(ast.NodeTransformer):
-    """The first pass. ``globals`` is all that the generated code can access."""
+    """The first pass. ``globals`` is all that the generated code can access.
 
-    def __init__(self) -> None:
+    A metered expression charges what it makes to ``made``, the budget of the evaluation.
+    """
+
+    def __init__(self, *, metered: bool) -> None:
         self.globals: dict[str, Any] = dict(_GLOBALS)
+        self._metered = metered
         self._loop: str | None = None
+        self._kept = False
+        """Whether the node's value becomes a part of what a loop makes."""
+        self._inner_sums: set[ast.expr] = set()
 
     def guarded(self, node: ast.expr) -> ast.expr:
         """Return ``node`` with its guards."""
-        return cast(ast.expr, self.visit(node))
+        kept, self._kept = self._kept, False
+        made = cast(ast.expr, self.visit(node))
+        self._kept = kept
+        return made
 
-    def _paid(self, node: ast.expr) -> ast.expr:
-        return _call("charge", node) if self._loop is not None else node
+    def _paid(self, node: ast.expr, made: ast.expr, *, making: bool = False) -> ast.expr:
+        """Charge ``made``, which comes of ``node``: in a loop always, outside of one if the expression is metered."""
+        if self._loop is None:
+            return _call("made", made) if making and self._metered else made
+        deep = self._kept and (self._metered or not is_part_of_record(node, self._loop))
+        return _call("charge_deep" if deep else "charge", made)
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
         """Rename a loop variable so that it cannot clash with our names; keep a part of the record."""
-        if node.id == self._loop:
-            return ast.copy_location(ast.Name(f"item_{node.id}", node.ctx), node)
-        return self._paid(node)
+        if node.id != self._loop:
+            return self._paid(node, node)
+        item = ast.copy_location(ast.Name(f"item_{node.id}", node.ctx), node)
+        return _call("charge_deep", item) if self._kept and self._metered else item
 
     def _base(self, node: ast.expr) -> ast.expr:
         bare = isinstance(node, ast.Name) and node.id != self._loop
@@ -68,20 +96,25 @@ class Guard(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         """Charge a field; RestrictedPython adds its guard."""
-        return self._paid(ast.copy_location(ast.Attribute(self._base(node.value), node.attr, node.ctx), node))
+        return self._paid(node, ast.copy_location(ast.Attribute(self._base(node.value), node.attr, node.ctx), node))
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         """Charge a field, an index or a slice; RestrictedPython adds its guard."""
         made = ast.Subscript(self._base(node.value), self.guarded(node.slice), node.ctx)
-        return self._paid(ast.copy_location(made, node))
+        return self._paid(node, ast.copy_location(made, node), making=isinstance(node.slice, ast.Slice))
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        """Guard an operator if it could build something large."""
+        """Guard an operator if it could build something large, or take long in a loop."""
+        is_sum = isinstance(node.op, ast.Add)
+        if is_sum:
+            self._inner_sums |= {node.left, node.right}
         left, right = self.guarded(node.left), self.guarded(node.right)
         name = _GUARDED.get(type(node.op))
-        if name is None or _is_safe(node):
-            return self._paid(ast.BinOp(left, node.op, right))
-        return self._paid(_call(name, left, right))
+        if self._loop is not None and isinstance(node.op, ast.FloorDiv):
+            name = "quotient"
+        safe = name is None or _is_safe(node)
+        made = ast.BinOp(left, node.op, right) if safe else _call(cast(str, name), left, right)
+        return self._paid(node, made, making=is_sum and not safe and node not in self._inner_sums)
 
     def visit_Compare(self, node: ast.Compare) -> ast.expr:
         """Guard a comparison: inside a loop, only scalars may be compared."""
@@ -91,10 +124,34 @@ class Guard(ast.NodeTransformer):
             operands = [o if s else _call("scalar", o) for o, s in zip(operands, searched, strict=True)]
         return ast.Compare(operands[0], node.ops, operands[1:])
 
+    def visit_List(self, node: ast.List) -> ast.expr:
+        """Charge a list with all that is in it."""
+        return self._display(node)
+
+    def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
+        """Charge a tuple with all that is in it."""
+        return self._display(node)
+
+    def visit_Dict(self, node: ast.Dict) -> ast.expr:
+        """Charge an object with all that is in it."""
+        return self._display(node)
+
+    def _display(self, node: ast.expr) -> ast.expr:
+        # in a loop its parts are charged
+        made = cast(ast.expr, self.generic_visit(node))
+        return _call("made", made) if self._metered and self._loop is None else made
+
     def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
         """Turn an f-string into a call, so that raw data and lists print as they do with ``str``."""
-        parts = [self.guarded(p.value if isinstance(p, ast.FormattedValue) else p) for p in node.values]
-        return self._paid(_call("joined", *parts))
+        parts = [self._printed(p.value if isinstance(p, ast.FormattedValue) else p) for p in node.values]
+        return self._paid(node, _call("joined", *parts), making=True)
+
+    def _printed(self, node: ast.expr) -> ast.expr:
+        """Measure what is made into text, unless it can be no more than a few times as large as the record."""
+        made = self.guarded(node)
+        if is_part_of_record(node) or not (self._metered or operations(node) > _UNMEASURED):
+            return made
+        return _call("measured", made)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
         """Meter a loop: it is charged for what it touches."""
@@ -107,32 +164,53 @@ class Guard(ast.NodeTransformer):
     def _scoped(self, node: ast.ListComp | ast.GeneratorExp) -> tuple[ast.expr, list[ast.comprehension]]:
         loop = node.generators[0]
         source = self.guarded(loop.iter)
+        weight = sum(map(loop_weight, (node.elt, *loop.ifs)))
+        if weight > limits.LOOP_WEIGHT:
+            source = _call("weighed", source, ast.Constant(weight))
         self._bind_meter()
         self._loop = cast(ast.Name, loop.target).id
-        made = [self.guarded(part) for part in (loop.target, node.elt, *loop.ifs)]
+        target, *conditions = [self.guarded(part) for part in (loop.target, *loop.ifs)]
+        kept, self._kept = self._kept, True
+        element = cast(ast.expr, self.visit(node.elt))
+        self._kept = kept
         self._loop = None
-        return made[1], [ast.comprehension(made[0], source, made[2:], 0)]
+        return element, [ast.comprehension(target, source, conditions, 0)]
 
     def _bind_meter(self) -> None:
         if "charge" not in self.globals:
             meter = WorkBudget()
-            self.globals |= {"charge": meter.charge, "_getiter_": meter.iterate}
+            self.globals |= {
+                "charge": meter.charge,
+                "charge_deep": meter.charge_deep,
+                "charge_parts": meter.charge_parts,
+                "_getiter_": meter.iterate,
+            }
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         """Turn a call into a call of one of our functions."""
         if isinstance(node.func, ast.Attribute):
-            arguments = [self.guarded(argument) for argument in (node.func.value, *node.args)]
-            return self._paid(_call(f"method_{node.func.attr}", *arguments))
-        return self._paid(self._function(node, cast(ast.Name, node.func).id))
+            return self._method(node, node.func)
+        name = cast(ast.Name, node.func).id
+        return self._paid(node, self._function(node, name), making=name in ("str", "sorted"))
+
+    def _method(self, node: ast.Call, called: ast.Attribute) -> ast.expr:
+        arguments = [self.guarded(argument) for argument in (called.value, *node.args)]
+        bounded = called.attr in LONG_ARGUMENTS and any(map(_may_be_long, node.args[:1]))
+        made = _call(f"{'bounded' if bounded else 'method'}_{called.attr}", *arguments)
+        if self._loop is not None and called.attr in PARTING:
+            made = _call("charge_parts", made)
+        return self._paid(node, made, making=called.attr not in SELECTING)
 
     def _function(self, node: ast.Call, name: str) -> ast.expr:
         if name == "isinstance":
             return _call("function_isinstance", self.guarded(node.args[0]), _types(node.args[1]))
         if name == "regex":
             return _call(self._pattern(node.args[0]), self.guarded(node.args[1]))
-        arguments = [self.guarded(argument) for argument in node.args]
         if name == "hash":
-            return _call("digest", self._paid(_call("canonical", *arguments)))
+            return _call("digest", self._paid(node, _call("canonical", self._printed(node.args[0])), making=True))
+        if name == "str":
+            return _call("function_str", self._printed(node.args[0]))
+        arguments = [self.guarded(argument) for argument in node.args]
         keywords = [ast.keyword(keyword.arg, self.guarded(keyword.value)) for keyword in node.keywords]
         return _call(f"function_{name}", *arguments, keywords=keywords)
 
@@ -140,6 +218,11 @@ class Guard(ast.NodeTransformer):
         name = f"pattern_{len(self.globals)}"
         self.globals[name] = search(cast(str, cast(ast.Constant, node).value))
         return name
+
+
+def _may_be_long(node: ast.expr) -> bool:
+    value = node.value if isinstance(node, ast.Constant) else None
+    return not (isinstance(value, str) and len(value) <= SHORT_ARGUMENT)
 
 
 def _types(node: ast.expr) -> ast.expr:
@@ -272,11 +355,13 @@ def _made(text: str, clock: Clock, wrap: Wrap) -> Compiled:
     body = source.parse().body
     checker = ExpressionChecker(source)
     checker.check(body)
-    guard = Guard()
+    metered = is_metered(body)
+    guard = Guard(metered=metered)
     bind = Bind()
     body = bind.visit(_restricted(guard.guarded(body)))
     scope = guard.globals | {"function_now": clock.text, "function_now_ns": clock.nanoseconds}
-    return compiled(_function(wrap(bind, body), scope), checker.names)
+    function = _function(wrap(bind, body), scope, metered=metered)
+    return compiled(_with_budget(function) if metered else function, checker.names)
 
 
 def _restricted(body: ast.expr) -> ast.expr:
@@ -289,8 +374,16 @@ def _restricted(body: ast.expr) -> ast.expr:
     return tree.body
 
 
-def _function(body: ast.expr, scope: dict[str, Any]) -> Callable[..., Any]:
-    arguments = ast.arguments([], [ast.arg("record")], None, [], [], None, [])
+def _function(body: ast.expr, scope: dict[str, Any], *, metered: bool) -> Callable[..., Any]:
+    names = [ast.arg("record"), *([ast.arg("made")] if metered else [])]
+    arguments = ast.arguments([], names, None, [], [], None, [])
     tree = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body)))
     scope |= {"__builtins__": {}, "json_value": json_value}
     return eval(compile(tree, "<expression>", "eval"), scope)
+
+
+def _with_budget(function: Callable[[Record, Any], Any]) -> Callable[[Record], Any]:
+    def call(record: Record) -> Any:
+        return function(record, MakingBudget().charge)
+
+    return call

@@ -63,7 +63,11 @@ def total(values: Iterable[Any]) -> Any:
 
 def in_order(values: Iterable[Any], *, reverse: bool = False) -> list[Any]:
     """Return ``sorted(values)`` of a list of bounded length."""
-    return sorted(guards.items(values), reverse=reverse)
+    found = guards.items(values)
+    if found and found[0].__class__ in (list, tuple):
+        # two lists are compared item by item, each list many times
+        limits.within(sum(map(len, found)), limits.ITEMS * 10, "the lists to sort")
+    return sorted(found, reverse=reverse)
 
 
 def canonical(value: Any) -> bytes:
@@ -78,8 +82,14 @@ def digest(value: bytes) -> str:
 
 def joined(*parts: Any) -> str:
     """Return the result of an f-string: each part converted by :func:`text`."""
-    texts = [text(part) for part in parts]
-    limits.within(sum(map(len, texts)), limits.TEXT_CHARS, "the f-string")
+    texts: list[str] = []
+    size = 0
+    for part in parts:
+        made = part if part.__class__ is str else str(part) if part.__class__ is int else text(part)
+        size += len(made)
+        if size > limits.TEXT_CHARS:
+            limits.within(size, limits.TEXT_CHARS, "the f-string")
+        texts.append(made)
     return "".join(texts)
 
 
@@ -152,6 +162,10 @@ FUNCTIONS: dict[str, Function] = {
 TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
 
 
+SHORT_ARGUMENT: Final = 8
+"""Characters up to which an argument is short."""
+
+
 class Method(NamedTuple):
     """A method's implementation and the arguments that it accepts."""
 
@@ -203,6 +217,43 @@ def _values(document: dict[str, Any]) -> list[Any]:
     return list(document.values())
 
 
+def _left(text: str, characters: set[str]) -> int:
+    return next((i for i, character in enumerate(text) if character not in characters), len(text))
+
+
+def _stripping(*, left: bool, right: bool) -> Callable[..., str]:
+    def strip(text: str, characters: str | None = None) -> str:
+        wanted = None if characters is None else set(characters)
+        start = 0
+        if left:
+            start = len(text) - len(text.lstrip()) if wanted is None else _left(text, wanted)
+        if not right:
+            return text[start:]
+        rest = text[start:]
+        return rest.rstrip() if wanted is None else rest[: len(rest) - _left(rest[::-1], wanted)]
+
+    return strip
+
+
+def _rfind(text: str, part: str, start: int | None = None, end: int | None = None) -> int:
+    first, last, _ = slice(start, end).indices(len(text))
+    if len(part) <= SHORT_ARGUMENT:
+        return text.rfind(part, start, end)
+    found = text[first:last][::-1].find(part[::-1])
+    return found if found < 0 else last - found - len(part)
+
+
+def _rpartition(text: str, separator: str) -> tuple[str, str, str]:
+    after, found, before = text[::-1].partition(separator[::-1])
+    return before[::-1], found, after[::-1]
+
+
+def _long_rsplit(text: str, separator: str | None = None, most: int = -1) -> list[str]:
+    if separator is None:
+        return _rsplit(text, separator, most)
+    return [part[::-1] for part in reversed(_split(text[::-1], separator[::-1], most))]
+
+
 _PLAIN = (
     "lower upper title capitalize casefold swapcase isdigit isalpha isalnum isspace isupper islower isdecimal isnumeric"
 )
@@ -222,3 +273,20 @@ METHODS: dict[str, Method] = {
     "keys": _on_object("keys", 0, 0, list),
     "values": _on_object("values", 0, 0, _values),
 }
+
+SELECTING: Final = frozenset({"get", *_SEARCHES.split(), *(name for name in _PLAIN.split() if name.startswith("is"))})
+"""Methods that make nothing."""
+PARTING: Final = frozenset({"split", "rsplit", "partition", "rpartition"})
+"""Methods that make many small texts."""
+LONG_ARGUMENTS: dict[str, Callable[..., Any]] = {
+    name: _of(str, "text", name, native)
+    for name, native in {
+        "strip": _stripping(left=True, right=True),
+        "lstrip": _stripping(left=True, right=False),
+        "rstrip": _stripping(left=False, right=True),
+        "rfind": _rfind,
+        "rsplit": _long_rsplit,
+        "rpartition": _rpartition,
+    }.items()
+}
+"""Methods for an argument that may be long: Python's own take quadratic time then. Of linear time, but slower."""

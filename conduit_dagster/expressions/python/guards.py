@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 
 from conduit_dagster.expressions import limits
 from conduit_dagster.expressions.compiled import PARTS, EvaluationError, kind
+from conduit_dagster.expressions.python.sizes import CONTAINERS, measure
 
 _NUMBERS = frozenset({int, float, bool})
 _SIZED = frozenset({str, list, tuple, dict, bytes})
-_CONTAINERS = frozenset({list, tuple, dict})
+_PART_WEIGHT = 8
 
 
 def field(value: Any, name: str) -> Any:
@@ -92,8 +93,22 @@ def multiply(left: Any, right: Any) -> Any:
 
 def remainder(left: Any, right: Any) -> Any:
     """Return ``left % right`` of numbers only: text is never formatted."""
-    _numbers("%", left, right)
+    if left.__class__ not in _NUMBERS or right.__class__ not in _NUMBERS:
+        _numbers("%", left, right)
+    if right.__class__ is int and right.bit_length() > limits.DIVISOR_BITS:
+        _long_divisor()
     return left % right
+
+
+def quotient(left: Any, right: Any) -> Any:
+    """Return ``left // right``, inside a comprehension, where long divisions add up."""
+    if right.__class__ is int and right.bit_length() > limits.DIVISOR_BITS:
+        _long_divisor()
+    return left // right
+
+
+def _long_divisor() -> NoReturn:
+    raise EvaluationError(f"the divisor has more than {limits.DIVISOR_BITS:,} bits")
 
 
 def _numbers(operator: str, left: Any, right: Any) -> None:
@@ -106,7 +121,7 @@ def scalar(value: Any) -> Any:
 
     Raises :class:`EvaluationError` for lists and objects: comparing whole ones would make the loop quadratic.
     """
-    if value.__class__ in _CONTAINERS:
+    if value.__class__ in CONTAINERS:
         raise EvaluationError(f"inside a comprehension {kind(value)} cannot be compared: compare its parts")
     return value
 
@@ -137,6 +152,17 @@ class WorkBudget:
             raise EvaluationError(f"the comprehension touches more than {limits.WORK:,} characters and items")
         return value
 
+    def charge_parts(self, value: Any) -> Any:
+        """Return the parts of a text after charging them: each takes the memory of a text of its own."""
+        self.left -= _PART_WEIGHT * len(value)
+        return self.charge(value)
+
+    def charge_deep(self, value: Any) -> Any:
+        """Return ``value``, which the comprehension's result will hold, after charging all its depth."""
+        if value.__class__ in CONTAINERS:
+            self.left -= measure(value, self.left)
+        return self.charge(value)
+
 
 def items(values: Iterable[Any]) -> list[Any]:
     """Return the values as a list of bounded length."""
@@ -152,6 +178,7 @@ GUARDS: dict[str, Any] = {
     "add": add,
     "multiply": multiply,
     "remainder": remainder,
+    "quotient": quotient,
     "scalar": scalar,
     **{f"field_of_{part}": field_of(part) for part in PARTS},
     **{f"item_of_{part}": item_of(part) for part in PARTS},

@@ -1,0 +1,85 @@
+"""How much an expression can make, counted in its syntax before it runs.
+
+An operation has a limit of its own, so an expression of a few operations needs no more than that, and pays nothing.
+One of many operations, or one that refers to the record many times in what it builds, is metered: each evaluation has
+a budget (``sizes.MakingBudget``).
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Final
+
+from conduit_dagster.expressions import limits
+from conduit_dagster.expressions.python.expression_functions import FUNCTIONS, SELECTING
+
+DISPLAYS: Final = (ast.List, ast.Tuple, ast.Dict)
+_LOOPS: Final = (ast.ListComp, ast.GeneratorExp)
+_LOOP_OPERATIONS = 2
+_MAKING_FUNCTIONS = frozenset({"str", "sorted", "hash"})
+_ITEM_WEIGHT = 4
+_SHORT_TEXT = 16
+
+
+def operations(node: ast.AST) -> int:
+    """Return how many operations in ``node`` make a text or a list; a chain of ``+`` is one, a loop is two."""
+    found = _makes(node)
+    for child in ast.iter_child_nodes(node):
+        found += operations(child)
+        if _is_sum(node) and _is_sum(child):
+            found -= 1
+    return found
+
+
+def _makes(node: ast.AST) -> int:
+    if isinstance(node, _LOOPS):
+        return _LOOP_OPERATIONS
+    if isinstance(node, ast.Call):
+        if isinstance(node.func, ast.Attribute):
+            return node.func.attr not in SELECTING
+        return isinstance(node.func, ast.Name) and node.func.id in _MAKING_FUNCTIONS
+    return isinstance(node, (ast.JoinedStr, ast.Slice)) or _is_sum(node)
+
+
+def _is_sum(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)
+
+
+def is_metered(node: ast.AST) -> bool:
+    """Return whether an expression needs a budget for each evaluation."""
+    return operations(node) > limits.OPERATIONS or _references(node, within=False) > limits.REFERENCES
+
+
+def _references(node: ast.AST, *, within: bool) -> int:
+    """Return how many names stand in displays and sums, whose values hold or repeat what the names stand for."""
+    if isinstance(node, ast.Name):
+        return within and node.id not in FUNCTIONS
+    within = within or isinstance(node, DISPLAYS) or _is_sum(node)
+    return sum(_references(child, within=within) for child in ast.iter_child_nodes(node))
+
+
+def is_part_of_record(node: ast.AST, loop: str | None = None) -> bool:
+    """Return whether the value is made by nothing: a literal, or a part of the record or of the loop's item ``loop``.
+
+    With ``loop``, parts of the record are none: what a turn of a loop repeats is to be charged.
+    """
+    if isinstance(node, ast.Constant):
+        return True
+    if isinstance(node, ast.Name):
+        return loop is None or node.id == loop
+    if isinstance(node, ast.Attribute):
+        return is_part_of_record(node.value, loop)
+    if isinstance(node, ast.Subscript):
+        return not isinstance(node.slice, ast.Slice) and is_part_of_record(node.value, loop)
+    return False
+
+
+def loop_weight(node: ast.AST) -> int:
+    """Return what one turn of a loop touches at least: long literals, and items of the lists and objects it builds."""
+    if isinstance(node, ast.Constant):
+        return len(node.value) if isinstance(node.value, str) and len(node.value) > _SHORT_TEXT else 0
+    found = sum(map(loop_weight, ast.iter_child_nodes(node)))
+    if isinstance(node, DISPLAYS):
+        items = node.values if isinstance(node, ast.Dict) else node.elts
+        found += sum(1 if isinstance(item, ast.Constant) else _ITEM_WEIGHT for item in items)
+    return found
