@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from conduit_dagster.expressions.compiled import EvaluationError
 
 EXPRESSION_CHARS = 4096
@@ -43,3 +46,22 @@ def replace(text: str, old: str, new: str, count: int = -1) -> str:
     times = found if count < 0 else min(found, count)
     within(len(text) + times * max(0, len(new) - len(old)), TEXT_CHARS, "the replaced text")
     return text.replace(old, new, count)
+
+
+def within_text(value: Any) -> Any:
+    """Return ``value``; raise :class:`EvaluationError` for a text that is too long to make a longer one of it."""
+    if value.__class__ is str and len(value) > TEXT_CHARS:
+        within(len(value), TEXT_CHARS, "the text")
+    return value
+
+
+def joined(texts: Iterable[str], separator: str = "") -> str:
+    """Join texts that are made one by one; stop making them once they are larger than :data:`TEXT_CHARS`."""
+    made: list[str] = []
+    size = 0
+    for text in texts:
+        size += len(text) + len(separator)
+        if size > TEXT_CHARS:
+            within(size, TEXT_CHARS, "the text")
+        made.append(text)
+    return separator.join(made)

@@ -75,6 +75,9 @@ def printed(value: Any) -> str:
 
 def quoted(text: str) -> str:
     """Quote text as Go's ``strconv.Quote`` does."""
+    if text.isprintable():
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
     return f'"{"".join(_ESCAPES.get(c) or _quoted(c) for c in text)}"'
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from operator import attrgetter
 from typing import Any, Final, NamedTuple, NoReturn, cast
@@ -23,6 +24,7 @@ from conduit_dagster.expressions.gotemplate.go_values import equal, format_go, p
 from conduit_dagster.expressions.gotemplate.syntax import Action, Call, Chain, Literal, Node, Parser, Path, split
 from conduit_dagster.expressions.gotemplate.template_functions import (
     BOOLEAN,
+    MAKING,
     TABLE,
     TemplateFunction,
     compile_format,
@@ -44,6 +46,54 @@ class PrintedAction(NamedTuple):
     """Function that returns the action's output."""
     field: str | None
     """The field's name if the action is just ``.Payload.After.FIELD``, else ``None``."""
+
+
+def operations(node: Node) -> int:
+    """Return how many functions in ``node`` make a text."""
+    if isinstance(node, Chain):
+        return operations(node.base)
+    return (node.function in MAKING) + sum(map(operations, node.arguments)) if isinstance(node, Call) else 0
+
+
+class TemplateBudget(threading.local):
+    """Budget of one evaluation of a template with many functions that make texts."""
+
+    left: int = 0
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        self.left = limits.MADE
+
+    def charge(self, made: Any) -> Any:
+        """Return what a function made, after charging it."""
+        self.left -= len(made)
+        if self.left < 0:
+            raise EvaluationError(f"the template makes more than {limits.MADE:,} characters")
+        return made
+
+
+_AT_ONCE = 16
+"""Pieces of a template that are printed before the size of its output is looked at."""
+
+
+def joining_many(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
+    """Return :func:`joining`, for many pieces with a limit on the output: each may print the whole record."""
+    if len(pieces) <= 2 * _AT_ONCE:
+        return joining(pieces)
+    groups = [joining(pieces[i : i + _AT_ONCE]) for i in range(0, len(pieces), _AT_ONCE)]
+
+    def call(record: Record) -> str:
+        texts: list[str] = []
+        size = 0
+        for group in groups:
+            text = group(record)
+            size += len(text)
+            if size > limits.MADE:
+                limits.within(size, limits.MADE, "the template's output")
+            texts.append(text)
+        return "".join(texts)
+
+    return call
 
 
 def joining(pieces: Sequence[str | PrintedAction]) -> Callable[[Record], str]:
@@ -208,11 +258,12 @@ def template_text(text: str) -> Compiled:
     parts = compiler.parts(text)
     if len(parts) == 1 and not isinstance(parts[0], str):
         node = parts[0]
-        return compiled(compiler.printing(node), compiler.names, json_of=_json_of(node))
+        printing = compiler.whole(compiler.printing(node))
+        return compiled(printing, compiler.names, json_of=_json_of(node))
     if all(isinstance(part, str) for part in parts):
         return _literal("".join(cast(list[str], parts)))
     pieces = [p if isinstance(p, str) else PrintedAction(compiler.printing(p), after_field(p)) for p in parts]
-    return compiled(joining(pieces), compiler.names)
+    return compiled(compiler.whole(joining_many(pieces)), compiler.names)
 
 
 def template_condition(text: str) -> Compiled:
@@ -224,7 +275,8 @@ def template_condition(text: str) -> Compiled:
         return compiled(lambda record: parse_bool(whole(record)), whole.names)
     value = compiler.value(parts[0])
     is_boolean = isinstance(parts[0], Call) and parts[0].function in BOOLEAN
-    return compiled(value if is_boolean else _truth(value, compiler.printing(parts[0])), compiler.names)
+    made = value if is_boolean else _truth(value, compiler.printing(parts[0]))
+    return compiled(compiler.whole(made), compiler.names)
 
 
 def _truth(value: Evaluate, printing: Callable[[Record], str]) -> Evaluate:
@@ -250,13 +302,29 @@ class _Compiler:
 
     def __init__(self) -> None:
         self.names: set[str] = set()
+        self._budget: TemplateBudget | None = None
 
     def parts(self, text: str) -> list[str | Node]:
         """Return the template as texts and syntax trees, without empty texts and comments."""
         if len(text) > limits.TEMPLATE_CHARS:
             raise ExpressionError(f"the template is longer than {limits.TEMPLATE_CHARS:,} characters")
         found = [part for part in split(text) if part and not (isinstance(part, Action) and not part.tokens)]
-        return [part if isinstance(part, str) else Parser(part).action() for part in found]
+        made = [part if isinstance(part, str) else Parser(part).action() for part in found]
+        if sum(operations(part) for part in made if not isinstance(part, str)) > limits.OPERATIONS:
+            self._budget = TemplateBudget()
+        return made
+
+    def whole(self, function: Evaluate) -> Evaluate:
+        """Return the function of the whole template: it begins with a full budget, if there is one."""
+        budget = self._budget
+        if budget is None:
+            return function
+
+        def call(record: Record) -> Any:
+            budget.begin()
+            return function(record)
+
+        return call
 
     def printing(self, node: Node) -> Callable[[Record], str]:
         """Return a function that prints the action.
@@ -290,7 +358,18 @@ class _Compiler:
         _check_count(node, function)
         special = getattr(self, f"_{node.function}", None)
         made = special(node) if special else None
-        return made or _applied(cast(Callable[..., Any], function.call), [self.value(a) for a in node.arguments])
+        made = made or _applied(cast(Callable[..., Any], function.call), self._arguments(node.arguments))
+        return self._charged(made) if node.function in MAKING else made
+
+    def _charged(self, made: Evaluate) -> Evaluate:
+        if self._budget is None:
+            return made
+        charge = self._budget.charge
+        return lambda record: charge(made(record))
+
+    def _arguments(self, nodes: Sequence[Node]) -> list[Evaluate]:
+        """Return the arguments' functions. A text that was made is not made into a longer one beyond its limit."""
+        return [_limited(self.value(node)) if operations(node) else self.value(node) for node in nodes]
 
     def _and(self, node: Call) -> Evaluate:
         return _choosing([self.value(argument) for argument in node.arguments], until=False)
@@ -303,7 +382,7 @@ class _Compiler:
         if not isinstance(form, Literal) or not isinstance(form.value, str):
             raise ExpressionError("printf's format is a literal text", node.column, '{{ printf "%s" .Key }}')
         call = compile_format(form.value, len(values), form.column)
-        return _applied(call, [self.value(value) for value in values])
+        return _applied(call, self._arguments(values))
 
     def _index(self, node: Call) -> Evaluate | None:
         first = node.arguments[0]
@@ -344,6 +423,10 @@ def _eq_text(value: Evaluate, wanted: str) -> Evaluate:
         return found == wanted if found.__class__ is str else equal(found, wanted)
 
     return call
+
+
+def _limited(value: Evaluate) -> Evaluate:
+    return lambda record: limits.within_text(value(record))
 
 
 def _choosing(values: list[Evaluate], *, until: bool) -> Evaluate:

@@ -39,8 +39,10 @@ def compile_format(text: str, count: int, column: int) -> Callable[..., str]:
 def _joining(pieces: list[str | Format]) -> Callable[..., str]:
     def call(*values: Any) -> str:
         following = iter(values)
-        return "".join(piece if isinstance(piece, str) else piece(next(following)) for piece in pieces)
+        return join(piece if isinstance(piece, str) else piece(next(following)) for piece in pieces)
 
+    # a few values make a text that is a few times as large as the record, at most
+    join = "".join if len(pieces) <= 2 * limits.OPERATIONS + 1 else limits.joined
     return call
 
 
@@ -184,10 +186,14 @@ def index_metadata(metadata: dict[str, str], *keys: Any) -> Any:
 
 def _print(*values: Any) -> str:
     pieces: list[str] = []
+    size = 0
     for position, value in enumerate(values):
         if position and value.__class__ is not str and values[position - 1].__class__ is not str:
             pieces.append(" ")
         pieces.append(format_go(value))
+        size += len(pieces[-1])
+        if position >= limits.OPERATIONS:
+            limits.within(size, limits.TEXT_CHARS, "the text")
     return "".join(pieces)
 
 
@@ -205,7 +211,8 @@ def _coalesce(*values: Any) -> Any:
 
 
 def _quote(*values: Any) -> str:
-    return " ".join(quoted(format_go(value)) for value in values if value is not None)
+    texts = (quoted(format_go(value)) for value in values if value is not None)
+    return " ".join(texts) if len(values) <= limits.OPERATIONS else limits.joined(texts, " ")
 
 
 def _ternary(yes: Any, no: Any, test: Any) -> Any:
@@ -241,6 +248,10 @@ def _replace(old: str, new: str, text: str) -> str:
 
 
 _MANY = 255
+MAKING = frozenset(
+    {"printf", "print", "toString", "toJson", "quote", "replace", "upper", "lower", "trim", "trimPrefix", "trimSuffix"}
+)
+"""Functions that make a text."""
 BOOLEAN = frozenset(
     {"eq", "ne", "lt", "le", "gt", "ge", "not", "empty", "hasKey", "hasPrefix", "hasSuffix", "contains"}
 )
