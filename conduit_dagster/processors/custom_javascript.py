@@ -63,7 +63,12 @@ class CustomJavascript(Processor):
 
     Numbers are JavaScript's: integers beyond 2^53 lose digits, as in Conduit. ``Date`` is the time of the step, and
     ``Math.random`` depends on the record alone, so that a repeat gives the same result. A script cannot rely on state
-    that it keeps between records: any record may be the first. There is no limit on how much a script logs.
+    that it keeps between records: any record may be the first, and a record may be run twice.
+
+    Scripts run in a process of their own, one for each worker. A record that takes more than `limit.time` or
+    `limit.memory` is nacked (`javascript.too_long`, `javascript.memory`) wherever it spends it, and the others go on;
+    `validate` refuses a script whose top level does. A log entry's field gets the prefix `script_` where its name is
+    one of the log's own, such as `event`. There is no limit on how much a script logs.
     """
 
     name: ClassVar[str] = "custom.javascript"
