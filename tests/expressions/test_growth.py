@@ -52,8 +52,8 @@ def filled(part: str, separator: str = ", ", room: int = limits.EXPRESSION_CHARS
 
 
 ARGUMENTS = ("", "after.a", "after.needle", "after.many, 'x'", "'', after.q", "'a', after.ab", "after.w", "after.docs")
-PARTS = ("after", "after.q", "after.docs", "after.lists", "after.n", "after.l", "[after, after]", "after.control")
-RECEIVERS = ("after.a", "after.q", "after.wide", "','", "after.ab", "after")
+PARTS = ("after", "after.q", "after.lists", "after.n", "after.l")
+RECEIVERS = ("after.a", "after.wide", "','")
 
 
 @pytest.mark.slow
@@ -63,11 +63,10 @@ def test_methods(evaluate: Evaluate, name: str) -> None:
     for receiver in RECEIVERS:
         for arguments in ARGUMENTS:
             call = f".{name}({arguments})"
-            check(evaluate, "expression", receiver + call)
-            check(evaluate, "expression", receiver + call * 3)
-    for arguments in ("", "'a'", "after.a", "'', after.q", "'a', 'bb'"):
+            check(evaluate, "expression", receiver + call * 2)
+    for arguments in ("", "after.a", "'', after.q"):
         call = f".{name}({arguments})"
-        for receiver in ("after.q", "after.wide", "after.docs[0]"):
+        for receiver in ("after.q", "after.docs[0]"):
             check(evaluate, "expression", "[" + filled(receiver + call) + "]")
             check(evaluate, "expression", f"[{receiver}{call} for x in after.l]")
             check(evaluate, "expression", "str([" * 10 + receiver + call + "])" * 10)
@@ -174,11 +173,12 @@ def test_template_functions(evaluate: Evaluate, name: str) -> None:
     ):
         call = f"{name} {first} {' '.join([part] * count)}"
         check(evaluate, "template", f"{{{{ {call} }}}}")
-        check(evaluate, "template", f"{{{{ {call} }}}}" * (limits.TEMPLATE_CHARS // len(f"{{{{ {call} }}}}")))
-        for escape in ("quote", "toJson", "toString", 'printf "%q"', "upper", 'replace "\\"" "\\\\\\""', name):
-            for depth in (5, 22, 45):
+        if field:
+            check(evaluate, "template", f"{{{{ {call} }}}}" * (limits.TEMPLATE_CHARS // len(f"{{{{ {call} }}}}")))
+        for escape in ("quote", "toJson", 'printf "%q"', name):
+            for depth in (5, 45) if field else (5,):
                 check(evaluate, "template", f"{{{{ {call}{f' | {escape}' * depth} }}}}")
-        if most > 200:
+        if most > 200 and field:
             values = " ".join([part] * 250)
             form = '"' + "%v" * 250 + '"' if name == "printf" else ""
             check(evaluate, "template", f"{{{{ {name} {form} {values} }}}}")

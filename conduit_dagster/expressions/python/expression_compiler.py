@@ -148,10 +148,10 @@ class Guard(ast.NodeTransformer):
 
     def _printed(self, node: ast.expr) -> ast.expr:
         """Measure what is made into text, unless it can be no more than a few times as large as the record."""
+        # counted first: visiting changes the tree
+        plain = is_part_of_record(node) or not (self._metered or operations(node) > _UNMEASURED)
         made = self.guarded(node)
-        if is_part_of_record(node) or not (self._metered or operations(node) > _UNMEASURED):
-            return made
-        return _call("measured", made)
+        return made if plain else _call("measured", made)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
         """Meter a loop: it is charged for what it touches."""
