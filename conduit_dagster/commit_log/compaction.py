@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,8 +15,10 @@ import sqlalchemy as sa
 from conduit_dagster import storage
 from conduit_dagster.commit_log.entries import Batch
 from conduit_dagster.commit_log.log_reader import read, verify
+from conduit_dagster.commit_log.retention import beyond_retention
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written, shown
 from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.state.delivery_store import EVERYTHING, ByConsumer, offsets_of
 from conduit_dagster.state.log_store import LogPart, LogStore
@@ -117,14 +120,16 @@ class Compacted(NamedTuple):
 class Compactor:
     """Compacts the log of one source, for the pipeline's owner; one at a time."""
 
-    def __init__(self, folder: LogFolder, store: LogStore, run: CompactionRun) -> None:
-        self._folder = folder
+    def __init__(
+        self, folder: LogFolder, store: LogStore, run: CompactionRun, retention: LogRetention | None = None
+    ) -> None:
+        self._folder, self._retention = folder, retention
         self._store = store
         self._run = run
         self._source = folder.source
 
-    def compact(self, consumers: Sequence[str]) -> Compacted:
-        """Compact all closed segments. ``consumers``: all readers of the log, whether they have acked or not.
+    def compact(self, consumers: Sequence[str], now_us: int | None = None) -> Compacted:
+        """Compact the closed segments beyond the retention. ``consumers``: all of the log, also without an ack.
 
         Repeating it changes nothing. Files go while others read them: a reader that finds one missing takes up the
         manifest again (:func:`read_current`).
@@ -134,6 +139,8 @@ class Compactor:
         done = Compacted()
         if anything_handled(consumers, offsets):
             highest = highest_handled(consumers, offsets)
+            now_us = time.time_ns() // 1000 if now_us is None else now_us
+            segments = beyond_retention(self._folder, segments, self._retention, now_us)
             for parts in self._run(partial(self._free, segments)):
                 if parts[0].first <= highest:
                     done = done.plus(self._compact(parts, consumers, offsets))

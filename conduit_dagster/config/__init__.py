@@ -3,7 +3,7 @@
 Imports neither Spark nor Dagster: validation answers in well under a second.
 """
 
-from conduit_dagster.config.delivery import DeliverySettings, Recovery, Trigger
+from conduit_dagster.config.delivery import DeliverySettings, LogRetention, Recovery, Trigger
 from conduit_dagster.config.findings import Finding, did_you_mean, nearest
 from conduit_dagster.config.folder import LoadedFiles, dagster_name, load
 from conduit_dagster.config.parse import ParsedFile, ParsedPipeline, parse_file, parse_text
@@ -17,6 +17,7 @@ __all__ = [
     "DeliverySettings",
     "Finding",
     "LoadedFiles",
+    "LogRetention",
     "ParsedFile",
     "ParsedPipeline",
     "Pipeline",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from conduit_dagster.config.findings import did_you_mean
 from conduit_dagster.config.model_findings import Section, refuse
-from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveDuration
+from conduit_dagster.config.scalars import ByteSize, Cron, Duration, PositiveAge, PositiveDuration
 from conduit_dagster.config.tree import Mapped
 
 Strategy = Literal["exactly-once", "at-least-once", "at-most-once"]
@@ -20,6 +20,22 @@ TriggerKind = Literal["continuous", "available-now", "every", "cron"]
 
 _KINDS = ("continuous", "available-now")
 _TIMED = ("every", "cron")
+
+
+class LogRetention(Section):
+    """How far back the commit log keeps entries that every consumer has handled. At least one limit is required."""
+
+    time: PositiveAge | None = None
+    """Age up to which entries are kept, such as `7d` or `12h`."""
+
+    bytes: ByteSize | None = None
+    """Bytes of closed segments that are kept, the newest first. With both limits, what is beyond either may go."""
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.time is None and self.bytes is None:
+            raise refuse("log-retention has no limit", expected="time, bytes or both", fix="add time: 7d")
+        return self
 
 
 class DeliverySettings(Section):
@@ -52,6 +68,9 @@ class DeliverySettings(Section):
     log_segment_size: ByteSize = 1_000_000_000
     """Size in bytes after which the commit log begins a new segment."""
 
+    log_retention: LogRetention | None = None
+    """Handled entries that compaction leaves in the commit log. Without it, all of them may be compacted."""
+
     shutdown_timeout: Duration = 30.0
     """How long a graceful stop waits for the records in flight."""
 
@@ -60,6 +79,13 @@ class DeliverySettings(Section):
         if self.drift and self.log == "positions":
             expected, fix = "records or auto", "remove log, or drift"
             raise refuse("drift needs the log of records", expected=expected, fix=fix, at="log")
+        return self
+
+    @model_validator(mode="after")
+    def _retention_needs_records(self) -> Self:
+        if self.log_retention is not None and self.log == "positions":
+            expected, fix = "records or auto", "remove log, or log-retention"
+            raise refuse("log-retention needs the log of records", expected=expected, fix=fix, at="log")
         return self
 
 

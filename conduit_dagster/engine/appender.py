@@ -101,7 +101,7 @@ class Appender:
         consumers = list(self._pipeline.consumers())
         for node in self._sources:
             folder = LogFolder(self._base, self._name, node.id)
-            Compactor(folder, self._log, self._store.transactions.run).compact(consumers)
+            Compactor(folder, self._log, self._store.transactions.run, self._settings.retention).compact(consumers)
 
     def new(self, horizons: Mapping[str, Any] | None) -> list[Append]:
         """Return the new ranges of all sources, within the limit."""

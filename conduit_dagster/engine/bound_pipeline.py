@@ -169,6 +169,8 @@ def choose_log(
         return "records", f"fan-in {config.fan_in} reads what was logged"
     if late := [connector.id for connector in config.destinations if connector.start_from == "log"]:
         return "records", f"the destination {late[0]} starts from the log"
+    if config.delivery.log_retention is not None:
+        return "records", "log-retention keeps records in the log"
     if once := [source.name for source in sources if not source.replayable]:
         return "records", f"the source {once[0]} can't be read twice"
     return "positions", "every source can be read again, and the fan-in is merge"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.archive import Archive, archive_folder
@@ -78,6 +79,8 @@ class StepSettings:
     """Seconds between two writes of a direct destination's acks."""
     segment_bytes: int
     """Size at which a log segment is closed."""
+    retention: LogRetention | None
+    """Handled entries that compaction leaves in the log."""
     staging: str
     """URL of the staging folder."""
     log: str
@@ -165,6 +168,7 @@ def make_context(
         bisect=delivery.redelivery == "bisect",
         flush_interval=delivery.offset_flush_interval,
         segment_bytes=delivery.log_segment_size,
+        retention=delivery.log_retention,
         staging=options.staging,
         log=options.log_url,
         slots=slots,

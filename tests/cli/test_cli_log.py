@@ -133,6 +133,22 @@ def test_c18_reading_from_what_is_gone_gives_the_next_surviving_entry(run, lab: 
     assert (gone["code"], "--to-offset 20" in gone["fix"]) == ("log.gone", True)
 
 
+def test_compaction_and_rewind_respect_the_retention(run, lab: Lab) -> None:
+    """Handled entries within it stay, also under ``log compact``, and a rewind delivers them again."""
+    small = {"batch-size": 20, "log-segment-size": "1KB"}
+    logged(lab, 60, **small, **{"log-retention": {"time": "1h"}})
+    assert lab.run().error is None
+    for more in ((), ("--dry-run",)):
+        (row,) = result(run("log", "compact", "p", *more, "--json"))["logs"]
+        assert (row["segments"], row["entries"]) == (0, 0)
+    assert result(run("positions", "rewind", "p", "--to-offset", "15", "--json"))
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("out.jsonl")] == [*range(60), *range(15, 60)]
+    logged(lab, 60, **small, **{"log-retention": {"bytes": "1B"}})
+    (row,) = result(run("log", "compact", "p", "--json"))["logs"]
+    assert (row["segments"], row["entries"]) == (1, 19)
+
+
 def test_an_open_step_is_not_compacted(run, lab: Lab, script: Script) -> None:
     after_bulk_error(lab, script, delivery=RECORDS)
     assert error(run("log", "compact", "p", "--json"))["code"] == "log.step_open"

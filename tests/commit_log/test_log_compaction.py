@@ -12,6 +12,7 @@ from conduit_dagster.commit_log.compaction import Compacted, Compactor, handled_
 from conduit_dagster.commit_log.entries import decode_batch
 from conduit_dagster.commit_log.log_reader import MissingPartError, read, read_current
 from conduit_dagster.commit_log.segment_layout import hidden
+from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.lease import LeaseLost, Transactions, acquire
 
@@ -126,6 +127,50 @@ def test_c18_a_removed_offset_gives_the_next_that_survives(local_log: LogLab, st
     local_log.move("c0", all=33)
     local_log.compact("c0")
     assert local_log.offsets(start)[0] == (start if start >= 14 else 14)
+
+
+def segments_of_three(log: LogLab) -> int:
+    """Four closed segments of three handled entries, and an active one; returns the bytes of the smallest."""
+    for _ in range(5):
+        log.append("AAB", size=0)
+    log.move("c0", all=14)
+    return min(part.bytes for part in log.parts())
+
+
+@pytest.mark.parametrize(("age", "gone"), [(0, 0), (6.9, 0), (7, 4), (1e6, 4)])
+def test_segments_younger_than_the_retention_stay_whole(log: LogLab, age: float, gone: int) -> None:
+    """A segment counts as old as its newest entry."""
+    segments_of_three(log)
+    done = log.compact("c0", retention=LogRetention(time=7), now=age)
+    assert (done.segments, done.entries) == (gone, gone)
+    assert len(log.offsets()) == 15 - gone
+
+
+@pytest.mark.parametrize(("bytes_kept", "whole"), [(0.5, 1), (1, 1), (1.5, 2), (2, 2), (3.5, 4), (9, 4)])
+def test_the_newest_closed_segments_stay_up_to_the_retained_bytes(log: LogLab, bytes_kept: float, whole: int) -> None:
+    """At least that many bytes, in whole segments: the log is complete from their first entry on."""
+    size = segments_of_three(log)
+    log.compact("c0", retention=LogRetention(bytes=int(size * bytes_kept)))
+    first = 12 - 3 * whole
+    assert log.offsets(first) == list(range(first, 15))
+    assert log.offsets(0, first) == [offset for offset in range(first) if offset % 3]
+
+
+def test_what_is_beyond_either_limit_is_compacted(log: LogLab) -> None:
+    size = segments_of_three(log)
+    old = LogRetention(time=7, bytes=9 * size)
+    assert log.compact("c0", retention=old, now=8).segments == 4
+    for _ in range(2):
+        log.append("AAB", size=0)
+    log.move("c0", all=20)
+    assert log.compact("c0", retention=LogRetention(time=7, bytes=size), now=1).segments == 1
+    assert log.offsets(15) == list(range(15, 21))
+
+
+def test_a_segment_compacted_before_the_retention_was_set_has_an_age_still(log: LogLab) -> None:
+    segments_of_three(log)
+    log.compact("c0")
+    assert log.compact("c0", retention=LogRetention(time=7), now=1) == Compacted()
 
 
 @pytest.mark.parametrize(("point", "times"), KILLS)

@@ -64,6 +64,7 @@ class TestOurFields:
             ("delivery", "log: record"),
             ("delivery", "drift: maybe"),
             ("delivery", "redelivery: one"),
+            ("delivery", "log-retention: 7d"),
             ("delivery", "shutdown-timeout: 30"),
             ("recovery", "min-delay: 0s"),
             ("recovery", "max-delay: -1s"),
@@ -87,6 +88,30 @@ class TestOurFields:
     def test_drift_needs_records(self) -> None:
         finding = only(pipeline("    delivery: {drift: true, log: positions}\n"))
         assert place(finding) == ("config.field_invalid", 4, 34, f"{P}/delivery/log")
+
+    def test_log_retention_needs_records(self) -> None:
+        finding = only(pipeline("    delivery: {log-retention: {time: 7d}, log: positions}\n"))
+        assert place(finding) == ("config.field_invalid", 4, 48, f"{P}/delivery/log")
+
+    @pytest.mark.parametrize(
+        ("retention", "where"),
+        [
+            ("{}", ""),
+            ("{time: 0s}", "/time"),
+            ("{time: 7}", "/time"),
+            ("{bytes: 10XB}", "/bytes"),
+            ("{bytes: 0}", "/bytes"),
+        ],
+    )
+    def test_log_retention_needs_a_limit(self, retention: str, where: str) -> None:
+        finding = only(pipeline(f"    delivery: {{log-retention: {retention}}}\n"))
+        assert (finding.code, finding.path) == ("config.field_invalid", f"{P}/delivery/log-retention{where}")
+
+    def test_log_retention_takes_days_and_sizes(self) -> None:
+        parsed = pipeline("    delivery: {log-retention: {time: 7d, bytes: 10GB}}\n")
+        assert parsed.pipelines[0].config.delivery.log_retention
+        assert kept is not None
+        assert (kept.time, kept.bytes) == (604_800, 10_000_000_000)
 
     @pytest.mark.parametrize(
         "field",

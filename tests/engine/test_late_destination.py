@@ -181,6 +181,17 @@ def test_of_a_compacted_log_it_gets_what_is_whole(tmp_path: Path, spark: SparkSe
     assert lab.documents("late.jsonl") == OLD[begun["first"] :]
 
 
+def test_with_retention_it_gets_what_other_destinations_handled_long_ago(lab: Lab) -> None:
+    """Without it, the start of a run compacts all closed segments: test_of_a_compacted_log_it_gets_what_is_whole."""
+    kept = {"log": "auto", "log-segment-size": "1KB", "batch-size": 10, "log-retention": {"time": "7d", "bytes": "1GB"}}
+    for _ in range(2):
+        build(lab, delivery=kept)
+        assert lab.run().error is None
+    build(lab, LATE, delivery=kept)
+    assert lab.run().error is None
+    assert lab.documents("late.jsonl") == lab.documents("out.jsonl") == ALL
+
+
 def test_a_file_that_asks_no_more_gives_up_what_is_left_and_says_so(lab: Lab, crashes: Crashes) -> None:
     build(lab, LATE)
     crashes(lab, "after-done:1")

@@ -13,6 +13,7 @@ from conduit_dagster.commit_log.entries import decode_entries, encode_block
 from conduit_dagster.commit_log.log_reader import read_current
 from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.commit_log.segment_writer import PartFile
+from conduit_dagster.config.delivery import LogRetention
 from conduit_dagster.record import COLLECTION, Nack, Record
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.delivery_store import move_offsets
@@ -20,6 +21,8 @@ from conduit_dagster.state.log_store import LogPart, LogStore
 
 T = TypeVar("T")
 PIPELINE, SOURCE = "p", "p:in"
+LOGGED_AT_US = 1_491_252_302_000_000
+"""When every entry was logged."""
 
 
 class Seen(NamedTuple):
@@ -93,7 +96,7 @@ class LogLab:
             for place, namespace in enumerate(namespaces)
         ]
         nacks = {offset - first: ("node", Nack("bad", "no")) for offset in nacked if 0 <= offset - first < len(records)}
-        file.write(encode_block(self.source, first, records, None, 1_491_252_302_000_000, nacks))
+        file.write(encode_block(self.source, first, records, None, LOGGED_AT_US, nacks))
         written = file.finish()
         assert written is not None
         return written.appended(segment, {"at": first + len(records)})
@@ -123,6 +126,7 @@ class LogLab:
         """The offsets of a range."""
         return [seen.offset for seen in self.read(start, stop)]
 
-    def compact(self, *consumers: str) -> Compacted:
-        """Compacts for these consumers."""
-        return Compactor(self.folder, self.store, self.run).compact(consumers)
+    def compact(self, *consumers: str, retention: LogRetention | None = None, now: float | None = None) -> Compacted:
+        """Compacts for these consumers. ``now`` is in seconds after the entries were logged."""
+        now_us = None if now is None else LOGGED_AT_US + round(now * 1_000_000)
+        return Compactor(self.folder, self.store, self.run, retention).compact(consumers, now_us)

@@ -1,7 +1,8 @@
-"""``log compact``: remove what no consumer needs from closed segments, except each namespace's last entry."""
+"""``log compact``: remove handled entries from closed segments, beyond the retention; each namespace keeps its last."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,7 @@ from conduit_dagster.commit_log.compaction import (
     anything_handled,
     highest_handled,
 )
+from conduit_dagster.commit_log.retention import beyond_retention
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
@@ -44,7 +46,8 @@ def _compact(lock: PipelineLock, view: LogView, dry_run: bool) -> dict[str, Any]
     if dry_run:
         done = _counted(lock, view, consumers)
         return {"source": view.source, "segments": done.segments, "entries": done.entries, "bytes": None}
-    done = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run).compact(consumers)
+    retention = lock.bound.config.delivery.log_retention
+    done = Compactor(view.folder, LogStore(lock.id), lock.store.transactions.run, retention).compact(consumers)
     if done.segments:
         detail = {"by": lock.by, "source": view.source, "entries": done.entries, "bytes": done.bytes}
         lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "log_compacted", **detail))
@@ -57,7 +60,8 @@ def _counted(lock: PipelineLock, view: LogView, consumers: list[str]) -> Compact
         return Compacted()
     highest, done = highest_handled(consumers, offsets), Compacted()
     held = lock.store.transactions.read(lambda connection: held_from(connection, lock.id, view.source))
-    for parts in _closed(view):
+    retention = lock.bound.config.delivery.log_retention
+    for parts in beyond_retention(view.folder, _closed(view), retention, time.time_ns() // 1000):
         if parts[0].first <= highest and (held is None or parts[-1].next <= held):
             gone = _would_go(view, parts, consumers, offsets)
             done = done.plus(Compacted(1 if gone else 0, gone))
