@@ -109,7 +109,7 @@ class TestOurFields:
 
     def test_log_retention_takes_days_and_sizes(self) -> None:
         parsed = pipeline("    delivery: {log-retention: {time: 7d, bytes: 10GB}}\n")
-        assert parsed.pipelines[0].config.delivery.log_retention
+        kept = parsed.pipelines[0].config.delivery.log_retention
         assert kept is not None
         assert (kept.time, kept.bytes) == (604_800, 10_000_000_000)
 
