@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,7 +20,13 @@ Consumer = Annotated[str, typer.Argument(metavar="CONSUMER", help="The destinati
 Only = Annotated[
     str | None, typer.Argument(metavar="[CONSUMER]", help="The destination; needed where there are several.")
 ]
-Offset = Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Up to this record, included.")]
+Offset = Annotated[
+    int | None, typer.Argument(metavar="[OFFSET]", min=0, help="Up to this record, included; or give --offset.")
+]
+Offsets = Annotated[
+    list[str] | None,
+    typer.Option("--offset", metavar="N or N-M", help="Only this record, or these; repeatable, in any order."),
+]
 Reader = Annotated[str, typer.Argument(metavar="READER", help="PIPELINE:CONNECTOR, as offsets list shows it.")]
 Force = Annotated[bool, typer.Option("--force", help="Also backwards: what lies between is sent again.")]
 
@@ -40,15 +47,22 @@ def show(pipeline: Pipeline, consumer: Only = None, files: Files = None, as_json
 def mark(
     pipeline: Pipeline,
     consumer: Consumer,
-    offset: Offset,
+    offset: Offset = None,
+    offsets: Offsets = None,
     source: Source = None,
     force: Force = False,
     dry_run: DryRun = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the open step's records up to OFFSET as handled, without sending them. They are lost there."""
-    perform("offsets mark", as_json, lambda: _mark(pipeline, consumer, offset, source, force, dry_run, files))
+    """Count the open step's records up to OFFSET, or those of --offset, as handled, unsent. They are lost there."""
+
+    def work() -> Outcome:
+        if offsets:
+            return _mark_records(pipeline, consumer, _ranges(offset, offsets, force), source, dry_run, files)
+        return _mark(pipeline, consumer, _one(offset), source, force, dry_run, files)
+
+    perform("offsets mark", as_json, work)
 
 
 @app.command("step")
@@ -102,7 +116,8 @@ def _open(delivery: dict[str, Any] | None) -> str:
     following = delivery["next"]
     ahead = f", next {following['offset']}" if following else ""
     kind = "one by one" if delivery["state"] == "split" else "in bulk"
-    return f"step {delivery['step']}, {kind}: {delivery['handled']:,} of {delivery['records']:,}{ahead}"
+    marked = f", {delivery['marked']:,} marked" if delivery["marked"] else ""
+    return f"step {delivery['step']}, {kind}: {delivery['handled']:,} of {delivery['records']:,}{marked}{ahead}"
 
 
 def _show(pipeline: str, consumer: str | None, files: list[str] | None) -> Outcome:
@@ -128,6 +143,41 @@ def _print_show(console: Console, rows: list[dict[str, Any]]) -> None:
         print_table(console, ("source", "namespace", "offset"), cells)
 
 
+def _one(offset: int | None) -> int:
+    from conduit_dagster.engine.operate.operator_errors import refused
+
+    if offset is None:
+        raise refused("usage.offset", "no record is named", "give OFFSET to mark up to it, or --offset for single ones")
+    return offset
+
+
+def _ranges(upto: int | None, offsets: list[str], force: bool) -> list[range]:
+    from conduit_dagster.engine.operate.operator_errors import refused
+
+    if upto is not None or force:
+        other = "OFFSET (up to it)" if upto is not None else "--force (backwards)"
+        raise refused("usage.offset", f"--offset marks single records and does not go with {other}", "leave one out")
+    found: list[range] = []
+    for text in offsets:
+        match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text.strip())
+        wanted = range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0)
+        if not wanted:
+            raise refused("usage.offset", f"{text!r} names no record", "--offset takes 12, or 9-11 for 9, 10 and 11")
+        found.append(wanted)
+    return found
+
+
+def _mark_records(
+    pipeline: str, consumer: str, offsets: list[range], source: str | None, dry_run: bool, files: list[str] | None
+) -> Outcome:
+    from conduit_dagster.engine.operate.mark_records import mark_records
+
+    def work(lock: PipelineLock, _: object) -> Facts:
+        return mark_records(lock, consumer, offsets, source, dry_run)
+
+    return operated(subject(pipeline, files), work, _marked, dry_run)
+
+
 def _mark(
     pipeline: str,
     consumer: str,
@@ -147,13 +197,14 @@ def _mark(
 
 def _marked(facts: Facts) -> str:
     from conduit_dagster.cli.terminal import count
+    from conduit_dagster.engine.operate.mark_records import spans
 
     who, offsets, dry_run = f"{facts['pipeline']}: {facts['consumer']}", facts["offsets"], facts["dry_run"]
     if facts["did"] == "held":
         return f"{who} has all of the open step already; it is delivered"
     if not offsets:
         return f"{who} has handled these records already; nothing changed"
-    many = f"{count(len(offsets), 'record')} ({offsets[0]} to {offsets[-1]})"
+    many = f"{count(facts['records'], 'record')} ({spans(offsets)})"
     if facts["did"] == "set back":
         return f"{who} {'would get' if dry_run else 'gets'} {many} again"
     there = f", of them {facts['delivered']} turned out to be delivered" if facts["delivered"] else ""

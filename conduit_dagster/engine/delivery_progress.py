@@ -33,6 +33,11 @@ class Shipment:
         return self.progress.split
 
     @property
+    def delivered(self) -> int:
+        """Number of records that the destination has once all are handled: neither refused nor marked."""
+        return self.staged.records - self.progress.refused
+
+    @property
     def left(self) -> list[DeliveryChild]:
         """Parts that are still to be sent."""
         done, total = self.progress.handled, self.staged.records
@@ -68,9 +73,32 @@ def after(progress: DeliveryProgress, places: int, refused: int = 0) -> Delivery
             pending.insert(0, DeliveryChild(first.skip + left, first.take - left, first.single))
             break
         left -= first.take
+    handled = progress.handled + places
+    marked = [place for place in progress.marked if place >= handled]
     return msgspec.structs.replace(
-        progress, handled=progress.handled + places, pending=pending, refused=progress.refused + refused
+        progress, handled=handled, pending=pending, refused=progress.refused + refused, marked=marked
     )
+
+
+def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
+    """Return the progress with one more record marked; it moves past the records at its front that are marked.
+
+    The offset never passes a record that is neither delivered nor marked (CASES C12).
+    """
+    return past_marked(msgspec.structs.replace(progress, marked=sorted({*progress.marked, place})))
+
+
+def past_marked(progress: DeliveryProgress) -> DeliveryProgress:
+    """Return the progress moved past marked records at its front."""
+    while progress.handled in progress.marked:
+        progress = after(progress, 1, refused=1)
+    return progress
+
+
+def before_marked(child: DeliveryChild, progress: DeliveryProgress) -> DeliveryChild:
+    """Return the beginning of a child whose first record is to be sent, up to the next record that is marked."""
+    stop = next((place for place in progress.marked if place > child.skip), child.skip + child.take)
+    return DeliveryChild(child.skip, min(stop - child.skip, child.take), child.single)
 
 
 def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
@@ -92,8 +92,9 @@ class StepLoop:
         started = self._began.pop(plan.step)
         plan, staged, resolution, refused = self._resolved(plan, staged)
         decision = self._preparer.prepare(plan, staged, resolution)
-        self.publisher.publish([Shipment(plan, decision, delivery) for delivery in decision.deliveries])
-        self.complete(plan, decision, resolution.nacks, started)
+        shipments = [Shipment(plan, decision, delivery) for delivery in decision.deliveries]
+        self.publisher.publish(shipments)
+        self.complete(plan, decision, resolution.nacks, started, {one.consumer: one.delivered for one in shipments})
         self.stager.discard(staged.staging)
         if refused is not None:
             raise refused
@@ -134,17 +135,19 @@ class StepLoop:
         decision: Decision,
         nacks: list[NackRow],
         started: float,
+        delivered: Mapping[str, int],
         void: frozenset[str] = frozenset(),
     ) -> None:
         """Run line 7, update the in-memory state, and report the step; ``started`` is on the monotonic clock.
 
+        ``delivered``: records that each consumer has, where that is not all of its delivery.
         ``void``: consumers that were retired while their delivery was open.
         """
         self.publisher.finish(plan, decision, void)
         self.context.state.finished(plan, decision)
         refused = self.refusals.take_rows()
         seconds = time.monotonic() - started
-        self._report(StepReport.of(plan, decision, nacks, refused, seconds, joined_members(plan)))
+        self._report(StepReport.of(plan, decision, nacks, refused, delivered, seconds, joined_members(plan)))
         self.restaged.discard()
         self.context.memories.forget(plan.memory, decision.memory)
 

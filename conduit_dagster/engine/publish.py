@@ -75,8 +75,7 @@ class Publisher:
             return
         target = Redelivery(context, self._refusals, shipment, self.records(shipment)).deliver()
         reached("after-publish", context.name)
-        records = shipment.staged.records - shipment.progress.refused
-        context.delivered(shipment.plan, shipment.staged, records, target, self._offsets(shipment))
+        context.delivered(shipment.plan, shipment.staged, shipment.delivered, target, self._offsets(shipment))
         reached("after-delivered", context.name)
 
     def records(self, shipment: Shipment) -> DeliveryRecords:

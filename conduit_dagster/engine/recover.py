@@ -125,7 +125,8 @@ def _finish(loop: StepLoop, step: OpenStep, decision: Decision) -> None:
     for letter in step.letters:
         loop.letters.finish(plan, decision, letter)
     loop.publisher.publish(shipments)
-    loop.complete(plan, decision, [], started, step.void)
+    delivered = {**step.sent, **{shipment.consumer: shipment.delivered for shipment in shipments}}
+    loop.complete(plan, decision, [], started, delivered, step.void)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
 
 

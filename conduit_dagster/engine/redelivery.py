@@ -7,7 +7,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_errors import is_outage, lone_error, refused_letter, shown, split_error, told
-from conduit_dagster.engine.delivery_progress import Shipment, after, cause_of, parted, pieces, progress_of, split_into
+from conduit_dagster.engine.delivery_progress import (
+    Shipment,
+    after,
+    before_marked,
+    cause_of,
+    parted,
+    past_marked,
+    pieces,
+    progress_of,
+    split_into,
+)
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
@@ -67,7 +77,11 @@ class Redelivery:
         if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
             return  # a frozen owner delivered it after all: no child is sent
         while shipment.left:
-            child = shipment.left[0]
+            if shipment.progress.handled in shipment.progress.marked:
+                shipment.progress = past_marked(shipment.progress)
+                self._keep(self._moves())
+                continue
+            child = before_marked(shipment.left[0], shipment.progress)
             if isinstance(destination, StagedDestination):
                 self._publish(destination, DeliveryChild(child.skip, 1) if child.single else child)
             else:

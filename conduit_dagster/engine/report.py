@@ -39,11 +39,13 @@ class StepReport:
         decision: Decision,
         nacks: list[NackRow],
         refused: Mapping[str, list[NackRow]],
+        delivered: Mapping[str, int],
         seconds: float,
         members: Mapping[str, Sequence[str]],
     ) -> StepReport:
         """Return the report of a step; ``refused``: nacks found at publishing, by the destination that refused.
 
+        ``delivered``: records that each consumer has; all of its delivery for one that it does not name.
         ``members``: joined sources, each of which has the counts of the join.
         """
         late = [row for rows in refused.values() for row in rows]
@@ -53,15 +55,15 @@ class StepReport:
             sources[row.source].nacked += 1
             reason = f"{row.node} {row.code}"
             nacked[reason] = nacked.get(reason, 0) + 1
-        delivered = {d.consumer: d.records - len(refused.get(d.consumer, ())) for d in decision.deliveries}
+        counts = {d.consumer: delivered.get(d.consumer, d.records) for d in decision.deliveries}
         # what a replay could not deliver is in the queue already
-        delivered[DEAD_LETTERS] = delivered.get(DEAD_LETTERS, 0) + (0 if plan.replay else len(late))
+        counts[DEAD_LETTERS] = counts.get(DEAD_LETTERS, 0) + (0 if plan.replay else len(late))
         return StepReport(
             plan.step,
             seconds,
             {name: copy(sources[of]) for of in sources for name in members.get(of, [of])},
             _positions(plan, members),
-            delivered,
+            counts,
             {delivery.consumer: sum(part.bytes for part in delivery.parts) for delivery in decision.deliveries},
             decision.filtered,
             nacked,

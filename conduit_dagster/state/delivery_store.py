@@ -269,9 +269,9 @@ def end_delivery(
     target: Mapping[str, Any],
     skip: int = 0,
 ) -> None:
-    """Mark a delivery as done, with ``records`` records sent; do nothing if it is done already."""
+    """Mark a delivery as done, with ``records`` records delivered; do nothing if it is done already."""
     still = (*_delivery(pipeline, step, consumer, skip), deliveries.c.state.in_(("open", "split")))
-    first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending=""))
+    first = connection.execute(sa.update(deliveries).where(*still).values(state="done", pending="", handled=records))
     if first.rowcount:
         who = (consumers.c.pipeline == pipeline, consumers.c.consumer == consumer)
         values = {"delivered": consumers.c.delivered + records, "step": step, "target": json.dumps(target)}

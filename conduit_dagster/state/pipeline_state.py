@@ -56,6 +56,8 @@ class OpenStep:
     """Dead letters found at publishing that are still to be published."""
     void: frozenset[str] = frozenset()
     """Consumers that were retired with their delivery open. One of them may have come back as a new consumer."""
+    sent: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Records that each consumer has whose own delivery is done: without those that were refused or marked."""
 
 
 @dataclass
@@ -138,6 +140,7 @@ def _open_step(connection: sa.Connection, pipeline: str, row: Any) -> OpenStep:
         {one["consumer"]: _progress(one) for one in own if one["state"] in ("open", "split")},
         tuple(msgspec.json.decode(one["staged"], type=LateLetter) for one in children if one["state"] == "open"),
         frozenset(one["consumer"] for one in own if one["state"] == "void"),
+        {one["consumer"]: one["handled"] for one in own if one["state"] == "done"},
     )
 
 

@@ -167,7 +167,9 @@ class DeliveryProgress(msgspec.Struct, frozen=True):
     namespaces: dict[str, int] = {}
     """Last handled place by namespace, where acks went ahead of ``handled``."""
     refused: int = 0
-    """Number of handled records that the destination refused."""
+    """Number of handled records that the destination refused, or an operator marked: they are not delivered."""
+    marked: list[int] = []
+    """Places behind ``handled`` that an operator marked, in order: they are passed over when their turn comes."""
 
 
 class LateLetter(msgspec.Struct, frozen=True):

@@ -135,7 +135,7 @@ deliveries = Table(
     Column("skip", BigInteger, primary_key=True),  # 0; a dead letter found at publishing has its own
     Column("hash", String(64), nullable=False),
     Column("state", String(8), nullable=False),  # open | split | done | void | dropped
-    Column("handled", BigInteger, nullable=False),  # number of its records that are handled, from the front
+    Column("handled", BigInteger, nullable=False),  # records handled, from the front; once done: records delivered
     Column("pending", Text, nullable=False),  # JSON: progress, and the children once it is split
     Column("staged", Text, nullable=False),  # JSON: a dead letter's own staged delivery; else empty
 )

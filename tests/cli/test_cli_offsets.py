@@ -21,7 +21,14 @@ def test_list_shows_where_each_consumer_stands(run, lab: Lab, script: Script) ->
     rows = {row["id"]: row for row in result(run("offsets", "list", "p", "--json"))["consumers"]}
     out, letters = rows["out"], rows["dead_letters"]
     assert out["sources"] == [{"id": "in", "offset": 13, "behind": 2}]
-    opened = {"step": 2, "state": "split", "handled": 5, "records": 7, "next": {"source": "in", "offset": 14}}
+    opened = {
+        "step": 2,
+        "state": "split",
+        "handled": 5,
+        "records": 7,
+        "marked": 0,
+        "next": {"source": "in", "offset": 14},
+    }
     assert out["open"] == opened
     assert out["error"]["code"] == "delivery.record_failed"
     assert (letters["sources"][0]["offset"], letters["open"], letters["error"]) == (8, None, None)

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from conduit_dagster.engine.delivery_hash import Names
 from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.operate.mark import mark
+from conduit_dagster.engine.operate.mark_records import mark_records
 from conduit_dagster.engine.operate.one_record import step
 from conduit_dagster.engine.operate.open_delivery import NackClaims, open_delivery
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
@@ -85,6 +86,38 @@ def test_marked_records_are_claimed_and_the_rest_is_delivered(
     assert rows(url) == [2, 3]
     assert offsets(lab)["out"] == 3
     assert lab.letters() == []
+
+
+def test_single_records_are_claimed_in_any_order_and_the_rest_is_delivered_once(
+    lab: Lab, spark: SparkSession, url: str, crashes: Any
+) -> None:
+    """Whatever a frozen owner still tries to publish: the whole, the piece it was in, or a marked record."""
+    crashes(lab, "before-publish")
+    with lock(lab, spark) as frozen:
+        late = open_delivery(frozen, "out")
+        assert late is not None
+    with lock(lab, spark) as held:
+        facts = mark_records(held, "out", [range(2, 3)])
+        assert (facts["did"], facts["offsets"], facts["delivered"], facts["next"]) == ("marked", [2], 0, 0)
+        assert claims(url) == ["nacked", "split"]
+        mark_records(held, "out", [range(1)])
+    names = Names(late.lock.pipeline)
+    pieces = [late.shipment.whole()]
+    pieces += [
+        late.shipment.child(names.child(late.shipment.plan, "out", skip, take), skip, take)
+        for skip, take in ((0, 1), (0, 2), (2, 1))
+    ]
+    with pytest.raises(ConduitError):  # the operator's fence ended its connection
+        late.destination.publish(pieces[0])
+    for piece in pieces:
+        with pytest.raises(AlreadyClaimed):
+            late.destination.publish(piece)
+    ran = lab.run()
+    assert ran.error is None
+    assert rows(url) == [1, 3]
+    assert offsets(lab)["out"] == 3
+    assert lab.letters() == []
+    assert ran.progress.delivered["out"] == 2
 
 
 def test_a_frozen_owner_can_deliver_nothing_that_was_marked(

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.engine.delivery_progress import Shipment, past_marked
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.log_readers import reader_facts, reader_offsets
 from conduit_dagster.engine.operate.open_delivery import prepared_step
@@ -91,6 +91,7 @@ def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> F
         "state": "split" if progress.split else "open",
         "handled": progress.handled,
         "records": staged.records,
+        "marked": len(progress.marked),
         "next": _next(step, decision, staged, progress, bound),
     }
 
@@ -101,9 +102,9 @@ def _next(
     """Return the next record of the delivery; None if its staging does not tell, or all of them are handled."""
     known = bound.compiled.consumers() if bound else {}
     destination = known.get(staged.consumer)
-    if destination is None or destination.placement == "staged" or progress.handled >= staged.records:
+    if destination is None or destination.placement == "staged" or past_marked(progress).handled >= staged.records:
         return None
-    one = Shipment(step.plan, decision, staged, progress).child(staged.hash, progress.handled, 1)
+    one = Shipment(step.plan, decision, staged, progress).child(staged.hash, past_marked(progress).handled, 1)
     try:
         record = next(staged_records(one), None)
     except OSError:

@@ -1,4 +1,4 @@
-"""``offsets mark``: count records of the open step as handled without sending them (CASES C8)."""
+"""``offsets mark PIPELINE CONSUMER OFFSET``: count records up to an offset as handled, unsent (CASES C8)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 
 from conduit_dagster import storage
-from conduit_dagster.engine.delivery_progress import after
+from conduit_dagster.engine.delivery_progress import after, past_marked
 from conduit_dagster.engine.offset_updates import is_joined, offset_of, span_of
 from conduit_dagster.engine.operate.open_delivery import (
     NackClaims,
@@ -41,12 +41,15 @@ class DeliveryPlace:
     """Number of those that the destination had acked out of order."""
 
 
-def require_within(opened: OpenDelivery, source: str, offset: int) -> None:
-    """Raise ``FatalError`` (``offsets.beyond_step``, ``.before_step``) for an offset that is not in the step."""
+def require_within(opened: OpenDelivery, source: str, offset: int, is_record: bool = False) -> None:
+    """Raise ``FatalError`` (``offsets.beyond_step``, ``.before_step``) for an offset that is not in the step.
+
+    The offset right before the step is a place to set a consumer back to, unless it is to be a record (``is_record``).
+    """
     shipment = opened.shipment
     span, count = span_of(shipment.plan, source), shipment.decision.sources.get(source)
     first, last = span.offset, span.offset + (count.read if count else 0) - 1
-    if first - 1 <= offset <= last:
+    if first - (not is_record) <= offset <= last:
         return
     side = "beyond" if offset > last else "before"
     raise refused(
@@ -145,7 +148,7 @@ def _before(progress: DeliveryProgress, place: int) -> DeliveryProgress:
     pending = list(progress.pending)
     if progress.split:
         pending.insert(0, DeliveryChild(place, progress.handled - place, single=True))
-    return DeliveryProgress(place, pending, progress.split)
+    return DeliveryProgress(place, pending, progress.split, marked=progress.marked)
 
 
 def _offsets(opened: OpenDelivery, cut: DeliveryPlace) -> list[tuple[str, int]]:
@@ -180,7 +183,7 @@ def mark(
         return {"pipeline": lock.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}
     try:
         require_divisible(opened)
-        _require_no_replay(opened)
+        require_no_replay(opened)
         name = chosen("source", source, [span.source for span in opened.shipment.plan.ranges], lock.id)
         require_within(opened, name, offset)
         return _mark(opened, cut_at(opened, name, offset), force, dry_run)
@@ -188,7 +191,8 @@ def mark(
         opened.loop.restaged.discard()
 
 
-def _require_no_replay(opened: OpenDelivery) -> None:
+def require_no_replay(opened: OpenDelivery) -> None:
+    """Raise ``FatalError`` (``offsets.replay``) if the open step sends dead letters again."""
     if opened.shipment.plan.replay:
         raise refused(
             "offsets.replay",
@@ -218,13 +222,14 @@ def _forward(opened: OpenDelivery, cut: DeliveryPlace) -> int:
     shipment = opened.shipment
     if opened.destination.placement in RESENDS:
         wanted = cut.place - shipment.progress.handled
-        shipment.progress = after(shipment.progress, wanted, refused=wanted - cut.ahead)
+        shipment.progress = past_marked(after(shipment.progress, wanted, refused=wanted - cut.ahead))
         _keep(opened, cut)
         return cut.ahead
     claiming = NackClaims(opened)
     before = shipment.progress.handled
     try:
         claiming.skip_to(cut.place)
+        shipment.progress = past_marked(shipment.progress)
     finally:
         if shipment.progress.handled > before:
             _keep(opened, cut)  # a record claimed as nacked is never sent, even if a later claim failed
@@ -244,8 +249,7 @@ def _keep(opened: OpenDelivery, cut: DeliveryPlace) -> None:
         put_progress(connection, lock.id, step, staged.consumer, shipment.progress)
         move_offsets(connection, lock.id, [staged.consumer], moves)
         if _is_done(opened):
-            sent = staged.records - shipment.progress.refused
-            end_delivery(connection, lock.id, step, staged.consumer, sent, staged.target)
+            end_delivery(connection, lock.id, step, staged.consumer, shipment.delivered, staged.target)
         record_event(
             connection, lock.id, "marked", by=lock.by, consumer=opened.consumer, source=cut.source, step=step,
             records=len(cut.named), first=cut.named[0], last=cut.named[-1],

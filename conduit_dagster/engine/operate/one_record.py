@@ -76,10 +76,11 @@ class _Stepping:
             )
 
     def _next(self) -> tuple[int, StagedRecord]:
-        """Return the number of records acked out of order before the next one to send, and that record."""
+        """Return the number of records acked or marked out of order before the next one to send, and that record."""
         progress = self._opened.shipment.progress
         for number, record in enumerate(islice(self._opened.records, progress.handled, None)):
-            if progress.handled + number > progress.namespaces.get(record.record.collection, -1):
+            place = progress.handled + number
+            if place not in progress.marked and place > progress.namespaces.get(record.record.collection, -1):
                 return number, record
         raise not_divisible(self._opened)
 
@@ -98,7 +99,8 @@ class _Stepping:
             # a frozen owner had delivered all of it: the destination said so when the delivery was claimed as split
             shipment.progress = after(before, shipment.staged.records - before.handled)
             return self._told("held", self._complete("held"))
-        did = "refused" if only.progress.refused > before.refused else "sent"
+        passed = len(before.marked) - len(only.progress.marked)
+        did = "refused" if only.progress.refused - passed > before.refused else "sent"
         return self._told(did, self._complete(did))
 
     def _split(self) -> Shipment:
@@ -123,8 +125,7 @@ class _Stepping:
         lock.store.transactions.run(lambda connection: record_event(connection, lock.id, "stepped", **detail))
         if progress.handled < shipment.staged.records:
             return False
-        sent = shipment.staged.records - progress.refused
-        target = shipment.staged.target
+        sent, target = shipment.delivered, shipment.staged.target
         lock.store.deliveries.delivered(plan.step, opened.consumer, sent, target, opened.moves(None))
         return finish_step(opened)
 

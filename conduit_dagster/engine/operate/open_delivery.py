@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_hash import Names
-from conduit_dagster.engine.delivery_progress import Shipment, after
+from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, with_mark
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import Offsets, before_next
@@ -145,7 +145,7 @@ def finish_step(opened: OpenDelivery) -> bool:
     waiting = [d for d in decision.deliveries if d.parts and d.consumer not in step.delivered and d.consumer in known]
     if waiting or step.letters:
         return False
-    loop.complete(step.plan, decision, [], time.monotonic(), step.void)
+    loop.complete(step.plan, decision, [], time.monotonic(), step.sent, step.void)
     loop.stager.discard({delivery.consumer: delivery.staging for delivery in decision.deliveries})
     return True
 
@@ -167,7 +167,7 @@ class NackClaims:
         """Skip every record before this place. If a bulk piece turns out to be delivered, it may end after it."""
         shipment = self._shipment
         if shipment.staged.records > 1:
-            self._claim_whole()
+            self._claim_whole([DeliveryChild(0, shipment.staged.records, single=True)])
         while shipment.progress.handled < wanted:
             child = shipment.left[0]
             if child.take > 1 and not child.single:
@@ -175,10 +175,45 @@ class NackClaims:
             else:
                 self._skip(child.skip)
 
-    def _claim_whole(self) -> None:
+    def mark(self, place: int) -> None:
+        """Claim one record, anywhere in the delivery, and mark it; unless the destination turns out to have it.
+
+        A record behind the first piece that turns out to be delivered stays to be sent: under its hash that does
+        nothing.
+        """
+        shipment = self._shipment
+        if shipment.staged.records > 1 and not shipment.is_split:
+            self._claim_whole(around(DeliveryChild(0, shipment.staged.records), place))
+        if not self._is_alone(place):
+            return
+        name = self._names.child(shipment.plan, shipment.consumer, place, 1)
+        if not self._claim(shipment.child(name, place, 1), "nacked"):
+            shipment.progress = with_mark(shipment.progress, place)
+        elif place == shipment.progress.handled:
+            self._found(1)
+            shipment.progress = past_marked(shipment.progress)
+
+    def _is_alone(self, place: int) -> bool:
+        """Return whether the record is sent on its own from now on; claims the bulk piece that it is in as split."""
+        shipment = self._shipment
+        child = next((one for one in shipment.left if one.skip <= place < one.skip + one.take), None)
+        if child is None:
+            return False  # delivered with the piece that it is in, as another record's mark found out
+        if child.take == 1 or child.single:
+            return True
+        name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
+        if self._claim(shipment.child(name, child.skip, child.take), "split"):
+            if child.skip == shipment.progress.handled:
+                self._found(child.take)
+            return False
+        pending = [piece for one in shipment.left for piece in (around(one, place) if one == child else [one])]
+        shipment.progress = msgspec.structs.replace(shipment.progress, pending=pending)
+        return True
+
+    def _claim_whole(self, pieces: Sequence[DeliveryChild]) -> None:
         shipment = self._shipment
         if not shipment.is_split:
-            self._split([DeliveryChild(0, shipment.staged.records, single=True)])
+            self._split(pieces)
         # a frozen owner may publish the whole delivery until its hash is claimed as split
         if self._claim(shipment.whole(), "split"):
             self._found(shipment.staged.records - shipment.progress.handled)

@@ -1,0 +1,166 @@
+"""``offsets mark --offset``: count single records of the open step as handled, in any order (reference 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from conduit_dagster.engine.delivery_progress import past_marked, with_mark
+from conduit_dagster.engine.offset_updates import offset_of
+from conduit_dagster.engine.operate.mark import RESENDS, require_no_replay, require_within
+from conduit_dagster.engine.operate.open_delivery import (
+    NackClaims,
+    OpenDelivery,
+    finish_step,
+    open_delivery,
+    require_divisible,
+)
+from conduit_dagster.engine.operate.operator_errors import chosen
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.sdk import StagedRecord
+from conduit_dagster.state.delivery_store import end_delivery, move_offsets, put_progress
+from conduit_dagster.state.history import record_event
+
+
+@dataclass(frozen=True)
+class RecordsToMark:
+    """Records of the open delivery that are not handled, by their places in it."""
+
+    source: str
+    offsets: dict[int, int]
+    """Place to offset; several places may have one offset, where a processor split a record."""
+
+
+def mark_records(
+    lock: PipelineLock,
+    consumer: str | None,
+    offsets: Sequence[range],
+    source: str | None = None,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Mark single records of the consumer's open delivery as handled; nothing is sent, and no other record is touched.
+
+    The consumer's offset moves over the contiguous run of handled records only; a marked record behind it is passed
+    over when its turn comes. What is handled already, or was filtered, is left as it is. Raises ``FatalError``
+    (``offsets.*``) for an offset outside of the open step, or if the destination takes no single records.
+    """
+    opened = open_delivery(lock, consumer, change=not dry_run)
+    if opened is None:
+        return {"pipeline": lock.id, "consumer": consumer, "did": "held", "records": 0, "offsets": []}
+    try:
+        require_divisible(opened)
+        require_no_replay(opened)
+        name = chosen("source", source, [span.source for span in opened.shipment.plan.ranges], lock.id)
+        for wanted in offsets:
+            for offset in (wanted[0], wanted[-1]):
+                require_within(opened, name, offset, is_record=True)
+        return _Marking(opened, _found(opened, name, offsets)).run(dry_run)
+    finally:
+        opened.loop.restaged.discard()
+
+
+def _found(opened: OpenDelivery, source: str, wanted: Sequence[range]) -> RecordsToMark:
+    places = {
+        place: offset
+        for place, offset, record in _places(opened)
+        if record.source == source and any(offset in some for some in wanted) and _is_waiting(opened, place, record)
+    }
+    return RecordsToMark(source, places)
+
+
+def _places(opened: OpenDelivery) -> Iterator[tuple[int, int, StagedRecord]]:
+    plan = opened.shipment.plan
+    for place, record in enumerate(opened.records):
+        yield place, offset_of(plan, record.source, record.ordinal), record
+
+
+def _is_waiting(opened: OpenDelivery, place: int, record: StagedRecord) -> bool:
+    progress = opened.shipment.progress
+    is_ahead = place <= progress.namespaces.get(record.record.collection, -1)
+    return place >= progress.handled and place not in progress.marked and not is_ahead
+
+
+class _Marking:
+    def __init__(self, opened: OpenDelivery, records: RecordsToMark) -> None:
+        self._opened, self._records, self._shipment = opened, records, opened.shipment
+
+    def run(self, dry_run: bool) -> dict[str, Any]:
+        if dry_run or not self._records.offsets:
+            return self._told("marked" if self._records.offsets else "nothing")
+        delivered = self._mark()
+        return self._told("marked", delivered, self._is_done and finish_step(self._opened))
+
+    @property
+    def _is_done(self) -> bool:
+        return self._shipment.progress.handled >= self._shipment.staged.records
+
+    def _mark(self) -> int:
+        """Mark the records; return how many the destination turned out to have."""
+        shipment = self._shipment
+        if self._opened.destination.placement in RESENDS:
+            for place in self._records.offsets:
+                shipment.progress = with_mark(shipment.progress, place)
+            self._keep()
+            return 0
+        claiming, before = NackClaims(self._opened), shipment.progress
+        try:
+            for place in self._records.offsets:
+                claiming.mark(place)
+        finally:
+            if shipment.progress != before:
+                self._keep()  # a record claimed as nacked is never sent, even if a later claim failed
+        return claiming.delivered
+
+    def _keep(self) -> None:
+        opened, shipment = self._opened, self._shipment
+        lock, step, consumer = opened.lock, shipment.plan.step, opened.consumer
+        moves = opened.moves(self._at(shipment.progress.handled))
+        detail = {"by": lock.by, "source": self._records.source, "step": step, **self._summary()}
+
+        def work(connection: sa.Connection) -> None:
+            put_progress(connection, lock.id, step, consumer, shipment.progress)
+            move_offsets(connection, lock.id, [consumer], moves)
+            if self._is_done:
+                end_delivery(connection, lock.id, step, consumer, shipment.delivered, shipment.staged.target)
+            record_event(connection, lock.id, "marked", consumer=consumer, **detail)
+
+        lock.store.transactions.run(work)
+
+    def _summary(self) -> dict[str, Any]:
+        named = sorted({*self._records.offsets.values()})
+        return {"records": len(self._records.offsets), "first": named[0], "last": named[-1], "offsets": spans(named)}
+
+    def _at(self, wanted: int) -> StagedRecord | None:
+        return next((record for place, _, record in _places(self._opened) if place == wanted), None)
+
+    def _told(self, did: str, delivered: int = 0, finished: bool = False) -> dict[str, Any]:
+        shipment = self._shipment
+        # the staging of a step that is done is gone
+        following = None if self._is_done else self._at(past_marked(shipment.progress).handled)
+        return {
+            "pipeline": self._opened.lock.id,
+            "consumer": self._opened.consumer,
+            "did": did,
+            "source": self._records.source,
+            "step": shipment.plan.step,
+            "records": len(self._records.offsets),
+            "offsets": sorted({*self._records.offsets.values()}),
+            "delivered": delivered,
+            "next": None if following is None else offset_of(shipment.plan, following.source, following.ordinal),
+            "delivery_done": self._is_done,
+            "step_done": finished,
+        }
+
+
+def spans(offsets: Sequence[int]) -> str:
+    """Return ascending offsets as ``--offset`` takes them, such as ``9-11, 14``."""
+    found: list[tuple[int, int]] = []
+    for offset in offsets:
+        if found and found[-1][1] == offset - 1:
+            found[-1] = (found[-1][0], offset)
+        else:
+            found.append((offset, offset))
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
