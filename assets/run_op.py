@@ -188,7 +188,7 @@ class _Run:
             self._journal.tick()
 
     def _conclude(self, result: RunResult, terminated: bool) -> None:
-        text = f"pipeline {result.pipeline}: {result.status} {result.reason}".strip()
+        text = f"pipeline {result.pipeline}: {result.ending}"
         self._context.log.info(text)
         if terminated:
             if result.error is not None:

@@ -109,8 +109,8 @@ def _demonstrate(folder: Path, to: Console) -> Outcome:
     to.print(f"{folder}/pipelines/orders.yaml  the pipeline\n\nrunning it; Spark takes a few seconds to start\n")
     ended = run_together(project, catalogue.bound, once=True)
     for result in ended.results:
-        show_result(to, result, ended.stopped)
-    outcome = finished(ended.results, [], ended.forced_exit, ended.stopped)
+        show_result(to, result)
+    outcome = finished(ended.results, [], ended.forced_exit)
     return outcome if outcome.error else _compared(folder, to, outcome)
 
 

@@ -125,9 +125,7 @@ def live(rows: Iterable[Row], console: Console, errors_too: bool) -> Generator[N
         yield
 
 
-def finished(
-    results: Sequence[RunResult], findings: Sequence[Finding], forced_exit: int | None, stopped: bool
-) -> Outcome:
+def finished(results: Sequence[RunResult], findings: Sequence[Finding], forced_exit: int | None) -> Outcome:
     """Return the outcome of a run. Its error is that of the first failed pipeline."""
     failed = [result for result in results if result.error is not None]
     error = failed[0].error if failed else None
@@ -139,7 +137,7 @@ def finished(
         },
         forced_exit if forced_exit is not None else FAILED if failed else OK,
         None if error is None else error.fields(),
-        lambda console: _show(console, results, stopped),
+        lambda console: _show(console, results),
     )
 
 
@@ -151,15 +149,15 @@ def _summary(results: Sequence[RunResult], failed: Sequence[RunResult]) -> str:
     return f"{pipelines} ended: {count(read, 'record')} read"
 
 
-def _show(console: Console, results: Sequence[RunResult], stopped: bool) -> None:
+def _show(console: Console, results: Sequence[RunResult]) -> None:
     for result in results:
-        show_result(console, result, stopped)
+        show_result(console, result)
 
 
-def show_result(console: Console, result: RunResult, stopped: bool = False) -> None:
-    """Print a few lines about one pipeline. ``stopped``: a stop was requested."""
+def show_result(console: Console, result: RunResult) -> None:
+    """Print a few lines about one pipeline."""
     progress = result.progress
-    console.print(Text.assemble((result.pipeline, "bold"), ": ", styled(result.status, _status(result, stopped))))
+    console.print(Text.assemble((result.pipeline, "bold"), ": ", styled(result.status, result.ending)))
     acked = f"{progress.acked:,} acked (of them {progress.filtered:,} filtered)"
     nacked = f"{progress.nacked:,} nacked, {progress.dead_lettered:,} dead-lettered"
     console.print(f"  records     {progress.read:,} read, {acked}, {nacked}")
@@ -171,12 +169,6 @@ def show_result(console: Console, result: RunResult, stopped: bool = False) -> N
         console.print("  what is open is finished at the next start: conduit-dagster run")
     if result.error is not None:
         print_error(console, result.error.fields(), "  ")
-
-
-def _status(result: RunResult, stopped: bool) -> str:
-    if result.status != PipelineStatus.STOPPED:
-        return result.status
-    return f"stopped by the {result.reason}" if stopped else "stopped, its sources are drained"
 
 
 def _print_counts(console: Console, label: str, counts: Mapping[str, int]) -> None:

@@ -71,7 +71,7 @@ def _moved(
     ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json, metrics=metrics)
     if verbose:
         print_traces(ended.results)
-    return finished(ended.results, findings, ended.forced_exit, ended.stopped)
+    return finished(ended.results, findings, ended.forced_exit)
 
 
 def relevant(catalogue: Catalogue, named: bool) -> list[Finding]:

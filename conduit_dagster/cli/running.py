@@ -43,8 +43,6 @@ class RunsEnded:
     """Result of a run."""
 
     results: list[RunResult]
-    stopped: bool
-    """Whether a stop was requested."""
     forced_exit: int | None
 
 
@@ -75,7 +73,7 @@ def run_together(
             # called for each attempt: Spark may have ended since
             session = session_opener(project, verbose, several)
             _run(project, crew, stop, signals, session, database, shown)
-    return RunsEnded([member.result for member in crew], stop.requested, signals.forced_exit)
+    return RunsEnded([member.result for member in crew], signals.forced_exit)
 
 
 def _run(

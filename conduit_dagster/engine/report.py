@@ -155,6 +155,15 @@ class RunResult:
     """Where it is ``recovering``."""
     hung: str = ""
     """Of a stop that took longer than it may: where the run still was when it was given up."""
+    drained: bool = False
+    """Whether it ended by itself: nothing told it to stop, and what its sources held is read."""
+
+    @property
+    def ending(self) -> str:
+        """How the run ended, for people."""
+        if self.status != PipelineStatus.STOPPED or not (self.drained or self.reason):
+            return self.status
+        return "finished (all input read)" if self.drained else f"stopped by the {self.reason}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the result in the shape that ``run --json`` promises (DESIGN.md, Command line)."""

@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -100,7 +100,10 @@ class RunStatusWriter:
         """Record a stop without an error."""
         if self._stop.forced:
             return self._forced()
-        return self._end(PipelineStatus.STOPPED, self._stop.reason if self._stop.requested else "system", None)
+        if self._stop.requested:
+            return self._end(PipelineStatus.STOPPED, self._stop.reason, None)
+        ended = self._end(PipelineStatus.STOPPED, "system", None)
+        return replace(ended, drained=ended.status == PipelineStatus.STOPPED)
 
     def failed(self, error: Exception) -> RunResult:
         """Whatever ended the run."""

@@ -25,7 +25,7 @@ def _failed() -> RunResult:
 
 def test_a_failed_pipeline_is_exit_code_1_and_its_error_the_envelopes() -> None:
     good = RunResult("good", "stopped", "system", None, RunProgress())
-    outcome = finished([good, _failed()], [], None, False)
+    outcome = finished([good, _failed()], [], None)
     assert outcome.exit == 1
     assert outcome.error is not None
     assert outcome.error["code"] == "x.y"
@@ -34,11 +34,11 @@ def test_a_failed_pipeline_is_exit_code_1_and_its_error_the_envelopes() -> None:
 
 
 def test_a_forced_stop_has_the_signals_exit_code() -> None:
-    assert finished([_failed()], [], 143, True).exit == 143
+    assert finished([_failed()], [], 143).exit == 143
 
 
 def test_the_summary_says_counts_error_place_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = finished([_failed()], [], None, False)
+    outcome = finished([_failed()], [], None)
     assert outcome.show is not None
     outcome.show(console())
     told = capsys.readouterr().out

@@ -128,7 +128,7 @@ def test_in_a_pipe_there_is_a_summary_and_no_escape_codes(shell, project: Path, 
     assert "\x1b" not in ran.out + ran.err
     assert "\r" not in ran.out + ran.err
     assert LIVE_HEADER not in ran.out
-    assert "orders: stopped, its sources are drained" in ran.out
+    assert "orders: finished (all input read)" in ran.out
     assert "3 read, 2 acked (of them 0 filtered), 1 nacked, 1 dead-lettered" in ran.out
     assert "first-nack: degraded" in ran.out
     assert "error json.decode.invalid" in ran.out

@@ -47,6 +47,7 @@ def test_b01_b12_b13_b15_a_source_comes_back_and_nothing_is_lost(lab: Lab) -> No
     build(lab, {"fail-on": "read", "after": 30, "times": "3"})
     result = keep(lab)
     assert (result.status, result.error, result.restart) == ("stopped", None, None)
+    assert result.ending == "finished (all input read)"
     assert ids(lab) == ALL
     assert result.progress.read == TOTAL  # over all attempts
     again = ["failed", "waiting", "restarted"]
@@ -221,7 +222,7 @@ def test_b10_a_stop_while_a_restart_is_pending_wins(lab: Lab, how: str) -> None:
             assert stop(database, "p", "operator", False, 10, 20)
     thread.join(30)
     assert time.monotonic() - began < 30 < NEVER.min_delay
-    assert [(one.status, one.reason) for one in results] == [("stopped", "user")]
+    assert [(one.status, one.reason, one.ending) for one in results] == [("stopped", "user", "stopped by the user")]
     assert status(lab) == ("stopped", "user")
     assert not waits(lab)
     assert "restarted" not in names(lab)
