@@ -308,8 +308,8 @@ def test_somebody_else_writes_to_the_destination(lab: Lab) -> None:
     assert lab.lines("out.jsonl") == ['{"i":1}', "foreign", '{"i":2}']
 
 
-def test_a_state_store_that_does_not_answer(lab: Lab) -> None:
-    """It is named; with the store back the run goes on, and every record is there once."""
+def test_a_state_store_that_lost_a_table(lab: Lab) -> None:
+    """It is named; with the table back the run goes on, and every record is there once."""
     lab.write("in.jsonl", [{"i": 1}])
     simple(lab, DECODE)
     assert lab.run().error is None
@@ -319,7 +319,7 @@ def test_a_state_store_that_does_not_answer(lab: Lab) -> None:
     store.commit()
     result = lab.run()
     assert result.error is not None
-    assert (result.error.code, result.error.fatal) == ("state.unreachable", False)
+    assert (result.error.code, result.error.fatal) == ("state.replaced", True)
     assert result.error.fix
     store.execute("ALTER TABLE away RENAME TO conduit_steps")
     store.commit()
