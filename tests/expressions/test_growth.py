@@ -146,6 +146,9 @@ SHAPES = [
     "[x for x in after.lists if x in after.lists]",
     "sorted(after.lists)",
     "sorted(after.docs)",
+    "[1 for x in after.l if sorted(after.lists)]",
+    "[1 for x in after.l if max(after.lists)]",
+    "any(min(after.lists, after.lists) == x for x in after.l)",
     "max(after.lists)",
     "after.docs == after.docs",
 ]
@@ -164,13 +167,8 @@ def test_template_functions(evaluate: Evaluate, name: str) -> None:
     least, most = TABLE[name].least, TABLE[name].most
     first = {"printf": '"%q%s%v"', "replace": '"" .Payload.After.q', "index": ".Payload.After"}.get(name, "")
     count = {"printf": 3, "replace": 1}.get(name, max(1, least))
-    for part in (
-        ".Payload.After",
-        ".Payload.After.q",
-        ".Payload.After.control",
-        ".Payload.After.wide",
-        ".Payload.Before",
-    ):
+    for field in ("", ".q", ".control"):
+        part = f".Payload.After{field}"
         call = f"{name} {first} {' '.join([part] * count)}"
         check(evaluate, "template", f"{{{{ {call} }}}}")
         if field:

@@ -33,6 +33,7 @@ from conduit_dagster.expressions.python.sizes import MakingBudget, measured, wei
 from conduit_dagster.record import Record
 
 _GUARDED: dict[type[ast.operator], str] = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}
+_COMPARING = frozenset({"min", "max", "sorted"})
 _UNMEASURED = 2
 """Operations whose values may be made into text unmeasured: each has a limit of its own."""
 _GLOBALS: dict[str, Any] = {
@@ -72,6 +73,13 @@ class Guard(ast.NodeTransformer):
     def guarded(self, node: ast.expr) -> ast.expr:
         """Return ``node`` with its guards."""
         kept, self._kept = self._kept, False
+        made = cast(ast.expr, self.visit(node))
+        self._kept = kept
+        return made
+
+    def _held(self, node: ast.expr) -> ast.expr:
+        """Return ``node`` with its guards, as a part of what a loop makes."""
+        kept, self._kept = self._kept, True
         made = cast(ast.expr, self.visit(node))
         self._kept = kept
         return made
@@ -170,9 +178,7 @@ class Guard(ast.NodeTransformer):
         self._bind_meter()
         self._loop = cast(ast.Name, loop.target).id
         target, *conditions = [self.guarded(part) for part in (loop.target, *loop.ifs)]
-        kept, self._kept = self._kept, True
-        element = cast(ast.expr, self.visit(node.elt))
-        self._kept = kept
+        element = self._held(node.elt)
         self._loop = None
         return element, [ast.comprehension(target, source, conditions, 0)]
 
@@ -210,7 +216,9 @@ class Guard(ast.NodeTransformer):
             return _call("digest", self._paid(node, _call("canonical", self._printed(node.args[0])), making=True))
         if name == "str":
             return _call("function_str", self._printed(node.args[0]))
-        arguments = [self.guarded(argument) for argument in node.args]
+        # lists are compared item by item: in a loop they are charged as what is kept
+        visit = self._held if name in _COMPARING and self._loop is not None else self.guarded
+        arguments = [visit(argument) for argument in node.args]
         keywords = [ast.keyword(keyword.arg, self.guarded(keyword.value)) for keyword in node.keywords]
         return _call(f"function_{name}", *arguments, keywords=keywords)
 
