@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from rich.console import Console
 
+    from conduit_dagster.commit_log.binary import EntryData
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 
 app = typer.Typer(no_args_is_help=True, help="The commit log.")
@@ -38,6 +39,14 @@ At = Annotated[
     str | None,
     typer.Option(
         "--position", metavar="JSON", help="Where the source goes on behind the entries; else where it stands."
+    ),
+]
+Contents = Annotated[
+    str,
+    typer.Option(
+        "--as",
+        metavar="opencdc|raw",
+        help="What the entries hold: records as exported, or any bytes (raw).",
     ),
 ]
 _WIDTH = 80
@@ -98,17 +107,19 @@ def import_(
     file: File,
     source: Source = None,
     position: At = None,
+    contents: Contents = "opencdc",
     dry_run: DryRun = False,
     accept_new: AcceptNewState = False,
     files: Files = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put an export's entries, with their offsets, at the end of a log; the next run delivers them."""
-    perform(
-        "log import",
-        as_json,
-        lambda: _import(subject(pipeline, files, accept_new), Path(file), source, position, dry_run),
-    )
+    """Put the entries of a file, with their offsets, at the end of a log; the next run delivers them."""
+
+    def work() -> Outcome:
+        one = subject(pipeline, files, accept_new)
+        return _import(one, Path(file), source, position, _data(contents), dry_run)
+
+    perform("log import", as_json, work)
 
 
 # -- reading ------------------------------------------------------------------------------------------------------
@@ -232,16 +243,26 @@ def _export(
     )
 
 
-def _import(one: Subject, file: Path, source: str | None, position: str | None, dry_run: bool) -> Outcome:
+def _data(contents: str) -> EntryData:
+    from conduit_dagster.engine.operate.operator_errors import refused
+
+    if contents == "raw" or contents == "opencdc":
+        return contents
+    raise refused("usage.contents", f"--as {contents} is not known", "--as raw for any bytes, else --as opencdc")
+
+
+def _import(
+    one: Subject, file: Path, source: str | None, position: str | None, data: EntryData, dry_run: bool
+) -> Outcome:
     from conduit_dagster.engine.operate.log_transfer import import_log, preview
 
     at = None if position is None else parsed_position(position, "--position")
     if dry_run and one.store is None:
-        facts = {"pipeline": one.id, **preview(one.sound(), file, source), "dry_run": dry_run}
+        facts = {"pipeline": one.id, **preview(one.sound(), file, source, data), "dry_run": dry_run}
         return Outcome(_imported(facts), facts)
 
     def work(lock: PipelineLock, _: object) -> Facts:
-        return {"pipeline": one.id, **import_log(lock, file, source, at, dry_run)}
+        return {"pipeline": one.id, **import_log(lock, file, source, at, data, dry_run)}
 
     return operated(one, work, _imported, dry_run, fresh=True)
 

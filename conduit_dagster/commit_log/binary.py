@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from struct import Struct
-from typing import IO, Final, NamedTuple
+from typing import IO, Final, Literal, NamedTuple
 
 import msgspec
 
 from conduit_dagster.commit_log.entries import Batch, Entry, decode_entries
-from conduit_dagster.record import MODES, Nack, decode, encode
+from conduit_dagster.record import COLLECTION, CREATED_AT, MODE, MODES, Nack, Record, decode, encode
 from conduit_dagster.recovery.errors import FatalError
 
 _LENGTH: Final = Struct(">I")
@@ -34,13 +34,18 @@ class LogRecord(NamedTuple):
     data: bytes
 
 
-def damaged(why: str, at: int) -> FatalError:
+EntryData = Literal["opencdc", "raw"]
+"""What the data of entries holds: OpenCDC records as :func:`export_entries` writes them, or any bytes."""
+_EXPORT_AGAIN: Final = "export it again; nothing of a damaged file was imported"
+
+
+def damaged(why: str, at: int, fix: str = _EXPORT_AGAIN) -> FatalError:
     """Return the error for a damaged stream; ``at`` counts its bytes from 0."""
     return FatalError(
         f"the log can't be imported: {why}",
         code="log.import_damaged",
         place=f"byte {at}",
-        fix="export it again; nothing of a damaged file was imported",
+        fix=fix,
     )
 
 
@@ -144,8 +149,11 @@ def _log_record(entry: Entry) -> LogRecord:
     return LogRecord(entry.offset, entry.timestamp_us // _SECOND, mode, entry.namespace.encode(), data)
 
 
-def import_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
-    """Yield the entries of an export, as entries of ``source``; positions are text.
+def import_entries(stream: IO[bytes], source: str, data: EntryData = "opencdc") -> Iterator[Entry]:
+    """Yield the entries of a log in the layout, as entries of ``source``; positions are text.
+
+    ``data`` raw: each entry's data, whatever it is, becomes the raw payload of a record whose position is the offset,
+    whose key is the entry's key, and whose collection is that key as text.
 
     Raises ``FatalError`` (``log.import_damaged``) with the byte, perhaps after some entries: put them to use when all
     are read.
@@ -157,7 +165,16 @@ def import_entries(stream: IO[bytes], source: str) -> Iterator[Entry]:
         if record.timestamp >= _LIMIT // _SECOND:
             raise damaged(f"the time of offset {record.offset} is {record.timestamp} s", at)
         last = record.offset
-        yield _entry(source, record, at)
+        yield _raw_entry(source, record) if data == "raw" else _entry(source, record, at)
+
+
+def _raw_entry(source: str, record: LogRecord) -> Entry:
+    mode, time_us = MODES[record.mode], record.timestamp * _SECOND
+    namespace = record.key.decode("utf-8", "backslashreplace")
+    metadata = {CREATED_AT: str(time_us * 1000), MODE: mode, **({COLLECTION: namespace} if namespace else {})}
+    operation = "create" if mode == "sync" else "snapshot"
+    read = Record(str(record.offset), metadata, record.data, record.key or None, operation=operation)
+    return Entry(source, record.offset, time_us, mode, namespace, read)
 
 
 def _entry(source: str, record: LogRecord, at: int) -> Entry:
@@ -166,6 +183,7 @@ def _entry(source: str, record: LogRecord, at: int) -> Entry:
         nack = None if refused is None else (refused.node, Nack(refused.code, refused.message))
         read = decode(record.data)
     except (ValueError, RecursionError) as error:  # no JSON, no base64, no UTF-8, or nested too deep
-        raise damaged(f"the data of offset {record.offset} is not an OpenCDC record: {error}", at) from error
+        why, fix = f"the data of offset {record.offset} is not an OpenCDC record: {error}", "import it with --as raw"
+        raise damaged(why, at, f"{fix}, if it holds other data; else {_EXPORT_AGAIN}") from error
     mode = MODES[record.mode]
     return Entry(source, record.offset, record.timestamp * _SECOND, mode, namespace, read, nack)

@@ -11,6 +11,8 @@ from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, e
 from lab.scripted import Script
 from lab.support import DECODE, Lab, destination, source
 
+from conduit_dagster.commit_log.binary import LogRecord, encode_log_record
+
 
 def value_of(entry: dict[str, Any]) -> int:
     after = entry["record"]["payload"]["after"]
@@ -244,6 +246,24 @@ def test_many_entries_become_several_segments(run, lab: Lab) -> None:
     assert (row["segments"], row["entries"], row["entry"]["offset"]) == (3, 9_000, 8_999)
     assert lab.run().error is None
     assert [row["i"] for row in lab.documents("out.jsonl")] == list(range(9_000))
+
+
+def test_entries_of_any_data_are_imported_as_raw_and_delivered(run, lab: Lab) -> None:
+    """A log in the layout that another program wrote: without ``--as raw`` it is refused, with how to import it."""
+    fresh(lab)
+    lab.pipeline(connectors=[source(), destination()], delivery=RECORDS)
+    found = [LogRecord(place, 1_491_252_302, 1, b"orders", b"line %d" % place) for place in range(3)]
+    (lab.root / "foreign.log").write_bytes(b"".join(map(encode_log_record, found)))
+    refusal = error(run("log", "import", "p", "foreign.log", "--json"))
+    assert (refusal["code"], "--as raw" in refusal["fix"]) == ("log.import_damaged", True)
+    assert error(run("log", "import", "p", "foreign.log", "--as", "row", "--json"))["code"] == "usage.contents"
+    assert result(run("log", "import", "p", "foreign.log", "--as", "raw", "--json"))["entries"] == 3
+    entries = result(run("log", "show", "p", "--json"))["entries"]
+    assert [(row["offset"], row["mode"], row["namespace"]) for row in entries] == [
+        (i, "sync", "orders") for i in range(3)
+    ]
+    assert lab.run().error is None
+    assert lab.lines("out.jsonl") == ["line 0", "line 1", "line 2"]
 
 
 def test_an_export_with_gaps_a_damaged_one_and_a_pipeline_without_a_log_are_refused(run, lab: Lab) -> None:

@@ -14,7 +14,7 @@ from conduit_dagster.commit_log.binary import LogRecord, decode_log, encode_log_
 from conduit_dagster.commit_log.entries import Entry, decode_entries, encode_entries
 from conduit_dagster.commit_log.log_reader import read
 from conduit_dagster.commit_log.segment_writer import PartFile
-from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record
+from conduit_dagster.record import COLLECTION, MODES, OPERATIONS, Nack, Record, mode_of
 from conduit_dagster.recovery.errors import FatalError
 
 texts = st.text(st.characters(codec="utf-8"), max_size=6)
@@ -106,3 +106,36 @@ def test_an_entry_that_is_not_ours_is_refused_with_its_place(changes: dict[str, 
     assert caught.value.code == "log.import_damaged"
     assert caught.value.place == f"byte {len(first)}"
     assert why in caught.value.message
+
+
+@given(
+    st.lists(
+        st.builds(LogRecord, st.just(0), st.integers(0, 2**40), st.integers(0, 2), st.binary(max_size=4), st.binary()),
+        max_size=4,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_any_entry_of_the_layout_is_imported_as_raw(found: list[LogRecord]) -> None:
+    """Its data, whatever the bytes are, is one record's payload; key, mode and time are kept, and the log takes it."""
+    found = [record._replace(offset=place) for place, record in enumerate(found)]
+    stream = io.BytesIO(b"".join(map(encode_log_record, found)))
+    entries = list(import_entries(stream, "in", "raw"))
+    if entries:
+        assert list(decode_entries(encode_entries(entries))) == entries
+    for entry, record in zip(entries, found, strict=True):
+        assert (entry.offset, entry.timestamp_us, MODES.index(entry.mode)) == (
+            record.offset,
+            record.timestamp * 1_000_000,
+            record.mode,
+        )
+        assert (entry.record.after, entry.record.key) == (record.data, record.key or None)
+        assert mode_of(entry.record) == entry.mode
+        assert entry.namespace == entry.record.collection == record.key.decode("utf-8", "backslashreplace")
+
+
+def test_c22_the_entry_of_the_reference_is_imported_as_raw() -> None:
+    text = "0000000000000000 00000010 0000000058e2b44e 00 00000003 6b6579 00000005 76616c7565"
+    (entry,) = import_entries(io.BytesIO(bytes.fromhex(text)), "in", "raw")
+    assert (entry.namespace, entry.mode, entry.record.after, entry.record.operation) == (
+        "key", "copy", b"value", "snapshot",
+    )  # fmt: skip

@@ -7,13 +7,13 @@ import secrets
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster import storage
-from conduit_dagster.commit_log.binary import export_entries, import_entries
+from conduit_dagster.commit_log.binary import EntryData, export_entries, import_entries
 from conduit_dagster.commit_log.entries import Entry, encode_entries
 from conduit_dagster.commit_log.segment_layout import LogFolder, Written
 from conduit_dagster.commit_log.segment_writer import PartFile
@@ -69,52 +69,66 @@ _BLOCK = 4096
 
 
 def import_log(
-    lock: PipelineLock, file: Path, source: str | None, position: Any = None, dry_run: bool = False
+    lock: PipelineLock,
+    file: Path,
+    source: str | None,
+    position: Any = None,
+    data: EntryData = "opencdc",
+    dry_run: bool = False,
 ) -> dict[str, Any]:
     """Append all entries of the file, with their offsets, to the log of ``source``, or none of them.
 
     The log must be empty or end right before the file's first offset; if everything in it is delivered, it may also end
     earlier. ``position``: where the real source continues; None: at its current position. Raises ``FatalError``
-    (``log.*``, ``usage.*``).
+    (``log.*``, ``usage.*``). ``data``: what the entries hold.
     """
-    facts = preview(lock.bound, file, source)
+    facts = preview(lock.bound, file, source, data)
     if not dry_run:
         register_sources(lock.pipeline, lock.store)
-    adding = _Import(lock, file, facts["source"], range(facts["first"], facts["last"] + 1))
+    imported = ImportedLog(file, facts["source"], data)
+    adding = _Import(lock, imported, range(facts["first"], facts["last"] + 1))
     adding.check()
     if not dry_run:
         adding.run(position)
     return facts
 
 
-def preview(bound: BoundPipeline, file: Path, source: str | None) -> dict[str, Any]:
+def preview(bound: BoundPipeline, file: Path, source: str | None, data: EntryData = "opencdc") -> dict[str, Any]:
     """Return a summary of the file, which is read to its end. Raises ``FatalError`` (``log.*``, ``usage.*``)."""
     name = chosen("source", source, [node.id for node in bound.compiled.sources], bound.id)
     if bound.compiled.program.log != "records":
         message = f"pipeline {bound.id} keeps no log of records, so there is nothing to import into"
         raise refused("log.positions_only", message, "set delivery.log: records in its file")
-    first, last = _looked_through(file, name)
+    first, last = _looked_through(ImportedLog(file, name, data))
     return {"source": name, "file": str(file), "first": first, "last": last, "entries": last - first + 1}
 
 
-def _entries(file: Path, source: str) -> Iterator[Entry]:
-    try:
-        with file.open("rb") as stream:
-            yield from import_entries(stream, source)
-    except OSError as error:
-        raise from_os_error(error, "importing a log") from error
+class ImportedLog(NamedTuple):
+    """A file in the binary layout, and what its entries become."""
+
+    file: Path
+    source: str
+    data: EntryData
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries. Raises ``FatalError`` (``log.import_damaged``), ``TransientError`` (``file.*``)."""
+        try:
+            with self.file.open("rb") as stream:
+                yield from import_entries(stream, self.source, self.data)
+        except OSError as error:
+            raise from_os_error(error, "importing a log") from error
 
 
-def _looked_through(file: Path, source: str) -> tuple[int, int]:
+def _looked_through(log: ImportedLog) -> tuple[int, int]:
     """Return the first and the last offset. The whole file is read before any of it is used."""
     first, expected = None, 0
-    for entry in _entries(file, source):
+    for entry in log.entries():
         first, expected = (entry.offset, entry.offset) if first is None else (first, expected)
         if entry.offset != expected:
-            raise _gap(file, expected, entry.offset)
+            raise _gap(log.file, expected, entry.offset)
         expected += 1
     if first is None:
-        raise refused("log.import_empty", f"{file} holds no entry", "export it again; nothing was imported")
+        raise refused("log.import_empty", f"{log.file} holds no entry", "export it again; nothing was imported")
     return first, expected - 1
 
 
@@ -128,11 +142,11 @@ def _gap(file: Path, expected: int, found: int) -> FatalError:
 
 
 class _Import:
-    def __init__(self, lock: PipelineLock, file: Path, source: str, offsets: range) -> None:
-        self._lock, self._file, self._source = lock, file, source
+    def __init__(self, lock: PipelineLock, imported: ImportedLog, offsets: range) -> None:
+        self._lock, self._imported, self._source = lock, imported, imported.source
         self._first, self._last = offsets[0], offsets[-1]
         self._log = LogStore(lock.id)
-        self._folder = LogFolder(lock.options.log_url, lock.id, source)
+        self._folder = LogFolder(lock.options.log_url, lock.id, self._source)
         self._state: PipelineState = lock.store.load()
 
     def check(self) -> None:
@@ -194,7 +208,7 @@ class _Import:
         )
         # an empty log's first segment begins with the file
         segment = self._first if segment == self._logged().next_offset else segment
-        entries, first = _entries(self._file, self._source), self._first
+        entries, first = self._imported.entries(), self._first
         while first <= self._last:
             made = self._part(segment, first, entries, size)
             yield made.appended(segment, None)
@@ -215,5 +229,5 @@ class _Import:
             raise
         if written is None:
             storage.remove(url)
-            raise refused("log.import_damaged", f"{self._file} changed while it was read", "import it again")
+            raise refused("log.import_damaged", f"{self._imported.file} changed while it was read", "import it again")
         return written
