@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from conduit_dagster.config.scalars import Duration
+from conduit_dagster.connectors.collection_setting import check_collection
 from conduit_dagster.connectors.formats import make_format
 from conduit_dagster.connectors.path_rules import valid_path
 from conduit_dagster.sdk import ConnectorSettings
@@ -35,8 +36,13 @@ class FileSourceSettings(ConnectorSettings):
     record of its own."""
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """Maximum line length in bytes. A longer line stops the pipeline: most likely it is not a file of lines at all."""
+    collection: str = ""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``,
+    or a regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` makes ``orders`` of
+    ``orders-2024.jsonl``. A file in whose name it is not found has none. Empty: records have no collection."""
 
     _check_path = field_validator("path")(valid_path)
+    _check_collection = field_validator("collection")(check_collection)
 
 
 class FileDestinationSettings(ConnectorSettings):

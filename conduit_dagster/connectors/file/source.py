@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.collection_setting import CollectionPattern
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, open_tracked
 from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
@@ -25,7 +26,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
 from conduit_dagster.connectors.path_rules import located
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
 
@@ -53,6 +54,7 @@ class FileSource(Source):
         super().__init__(settings, context)
         self._settings = as_source(settings)
         self._path = located(context, self._settings.path)
+        self._collections = CollectionPattern(self._settings.collection)
         self._many = is_many(self._settings.path, context.root)
         if self._many:
             require_local(self._settings.path)
@@ -212,7 +214,7 @@ class FileSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
-        labels = LineLabels(self._metadata(split.detail["url"]), self._prefix(file))
+        labels = LineLabels(self._metadata(split.detail["url"], file), self._prefix(file))
         yield from LineReader(split, self._open_split(split, file), labels, options).blocks()
 
     def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
@@ -223,10 +225,13 @@ class FileSource(Source):
             raise moved_away(file, found.url)
         return opened
 
-    def _metadata(self, url: str) -> dict[str, str]:
+    def _metadata(self, url: str, file: TrackedFile) -> dict[str, str]:
         """Return the metadata of every record of one file, with paths as written."""
+        # a followed file keeps its collection when it is rotated: its name is then another one
+        collection = self._collections.of((file.name if self._many else self._settings.path).rsplit("/", 1)[-1])
         return {
             SOURCE_CONNECTOR_ID: self.context.full_id,
+            **({COLLECTION: collection} if collection else {}),
             "file.path": self._shown(url) if self._many else self._settings.path,
             READ_AT: str(self.context.clock.now_ns),
         }

@@ -20,7 +20,7 @@ from conduit_dagster.connectors.parquet.parquet_scan import (
     parse_position,
 )
 from conduit_dagster.lazy_property import lazy_property
-from conduit_dagster.record import READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Record
 from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Rows, Source, Split
 
 _ROWS = 65_536
@@ -192,14 +192,20 @@ class RowFiles(Source):
 
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the rows of one file's range."""
-        detail = split.detail
+        detail, file = split.detail, parse_file(split.start)
+        collection = self._collection(file.name.rsplit("/", 1)[-1])
         metadata = {
             SOURCE_CONNECTOR_ID: self.context.full_id,
             **self._describe(detail["url"]),
+            **({COLLECTION: collection} if collection else {}),
             READ_AT: str(self.context.clock.now_ns),
         }
-        reader = RowFileReader(parse_file(split.start), detail, metadata, self._keys)
+        reader = RowFileReader(file, detail, metadata, self._keys)
         yield from reader.blocks(options)
+
+    @abstractmethod
+    def _collection(self, file: str) -> str:
+        """Return the collection of the records of a file with this name; empty for none."""
 
     @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:

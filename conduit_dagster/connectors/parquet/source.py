@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from pydantic import field_validator
 
 from conduit_dagster import storage
+from conduit_dagster.connectors.collection_setting import CollectionPattern, check_collection
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.connectors.file.listing import is_many, require_local
 from conduit_dagster.connectors.parquet.parquet_scan import ListedFiles, ParquetScan
@@ -22,8 +23,13 @@ class ParquetSourceSettings(RowSourceSettings):
 
     path: str
     """A file, a folder, or a glob such as ``in/*.parquet``. Files that appear later are read as they come."""
+    collection: str = ""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``,
+    or a regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` makes ``orders`` of
+    ``orders-2024.parquet``. A file in whose name it is not found has none. Empty: records have no collection."""
 
     _check_path = field_validator("path")(valid_path)
+    _check_collection = field_validator("collection")(check_collection)
 
 
 class ParquetDestinationSettings(ColumnsSettings):
@@ -63,6 +69,7 @@ class ParquetSource(RowFiles):
         self._path = located(context, self._settings.path)
         if is_many(self._settings.path, context.root):
             require_local(self._settings.path)
+        self._collections = CollectionPattern(self._settings.collection)
 
     def _made_survey(self) -> ParquetScan:
         return ParquetScan(ListedFiles(self._settings.path, self._path, self.context.root), self._path)
@@ -75,6 +82,9 @@ class ParquetSource(RowFiles):
     def unit(self) -> dict[str, Any]:
         """Absolute path, as the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
+
+    def _collection(self, file: str) -> str:
+        return self._collections.of(file)
 
     def _describe(self, url: str) -> dict[str, str]:
         """Return the file's path, relative to the project root if the setting is relative."""

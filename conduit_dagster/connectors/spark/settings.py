@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal
 from pydantic import Field, field_validator
 
 from conduit_dagster.config.scalars import Duration, names_credential
+from conduit_dagster.connectors.collection_setting import check_name
 from conduit_dagster.connectors.columnar.columns import ColumnsSettings, RowSourceSettings
 from conduit_dagster.connectors.path_rules import possible_path
 from conduit_dagster.sdk import ConnectorSettings
@@ -56,6 +57,9 @@ class SparkSourceSettings(FormatSettings, RowSourceSettings):
     All other settings are the format's options, passed on unchanged.
     """
 
+    collection: str = ""
+    """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``.
+    Empty: records have none. ``option.collection`` is the format's own option of that name."""
     read: Literal["batch", "stream"] = "batch"
     """``batch``: existing rows, once; ``stream``: existing and new rows, from formats that Spark can stream."""
     ddl: str = Field("", alias="schema")
@@ -66,6 +70,8 @@ class SparkSourceSettings(FormatSettings, RowSourceSettings):
     """With ``stream``: how long to wait before asking again after nothing was new."""
     keep: Duration = 86_400.0
     """How long landed rows stay after they were acked, for ``positions rewind``."""
+
+    _check_collection = field_validator("collection")(check_name)
 
 
 class SparkDestinationSettings(FormatSettings, ColumnsSettings):

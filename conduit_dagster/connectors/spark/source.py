@@ -91,6 +91,9 @@ class SparkSource(RowFiles):
         """Remove batches acked at least ``keep`` ago, except the newest one."""
         self._landing.acked(_batch_of(upto), generation, self._settings.keep)
 
+    def _collection(self, file: str) -> str:
+        return self._settings.collection
+
     def _describe(self, url: str) -> dict[str, str]:
         return {"spark.format": self.format}
 

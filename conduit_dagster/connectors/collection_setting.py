@@ -1,0 +1,89 @@
+"""The setting ``collection`` of sources of files: a name, or where a file's name has it."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Any, Final
+
+import re2
+from pydantic_core import PydanticCustomError
+
+from conduit_dagster.recovery.errors import FatalError
+
+COLLECTION_BYTES: Final = 255
+_NO_NAMES: Final = frozenset({".", ".."})
+
+
+class CollectionPattern:
+    """The collection of each file: a fixed name, or the group of a regular expression searched in the file's name.
+
+    A name with a parenthesis is an expression. The collection depends on the setting and the file's name only, so a
+    step that is repeated gives its records the same one.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._pattern = _compiled(text) if is_pattern(text) else None
+
+    def of(self, file: str) -> str:
+        """Return the collection for a file's name, without folders; empty if the expression is not found in it.
+
+        Raises ``FatalError`` (``source.collection_unsafe``) for a group that a path or a table must not be named.
+        """
+        if self._pattern is None:
+            return self._text
+        found = self._pattern.search(file)
+        name = (found.group(1) or "") if found else ""
+        if name and not is_safe(name):
+            raise FatalError(
+                f"the file {file!r} would have the collection {name!r}, which may name another folder",
+                code="source.collection_unsafe",
+                place=file,
+                fix="rename the file, or set collection to an expression whose group is a plain name: ^([a-z0-9_]+)",
+            )
+        return name
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a ``collection`` is an expression, and no name."""
+    return "(" in text
+
+
+def is_safe(name: str) -> bool:
+    """Return whether a name can't leave the folder that it is put in: destinations may use it in paths and tables."""
+    if name in _NO_NAMES or len(name.encode("utf-8", "surrogatepass")) > COLLECTION_BYTES:
+        return False
+    return not any(sign in "/\\" or unicodedata.category(sign) in ("Cc", "Cs") for sign in name)
+
+
+def check_collection(text: str) -> str:
+    """Return the setting. Raises for an unsafe name, or an expression without exactly one group."""
+    if is_pattern(text):
+        _compiled(text)
+    elif not is_safe(text):
+        message = "a collection is a name without slashes, backslashes and control characters"
+        raise PydanticCustomError("collection", message, {"fix": "for example orders, or ^([a-z]+)-"})
+    return text
+
+
+def check_name(text: str) -> str:
+    """Return the setting of a source whose files have no names of their own. Raises for an expression as well."""
+    if is_pattern(text):
+        message = "only a name is possible here: there is no file name to take it from"
+        raise PydanticCustomError("collection", message, {"fix": "for example orders"})
+    return check_collection(text)
+
+
+def _compiled(text: str) -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        pattern = re2.compile(text, options)
+    except re2.error as error:
+        message = f"not a regular expression: {error.args[0] if error.args else error}"
+        raise PydanticCustomError("collection", "{message}", {"message": message, "fix": "RE2 syntax"}) from error
+    if pattern.groups != 1:
+        message = f"the expression has {pattern.groups} groups instead of one"
+        fix = "put the part that names the collection in parentheses, and others in (?:...)"
+        raise PydanticCustomError("collection", "{message}", {"message": message, "fix": fix})
+    return pattern
