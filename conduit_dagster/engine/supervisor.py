@@ -18,6 +18,7 @@ from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
 from conduit_dagster.engine.registering import attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.resume import resume_sources
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import Observe, RunOptions, RunRequest, ignore_step
 from conduit_dagster.engine.run_status import AWAY, RunStatusWriter, unrecorded
@@ -162,6 +163,7 @@ class _Run:
             appender = Appender(context) if self._pipeline.program.log == "records" else None
             loop = StepLoop(context, self._report, appender)
             start_up(loop)
+            resume_sources(context)
             horizons = self._horizons() if self._options.drain else None
             with InFlightSteps(loop, depth, self._goes_on) as flight:
                 try:

@@ -29,7 +29,18 @@ from conduit_dagster.sdk.processor import (
     Result,
     Results,
 )
-from conduit_dagster.sdk.source import Block, Keys, Limit, PlainBlock, Position, ReadOptions, Replayed, Source, Split
+from conduit_dagster.sdk.source import (
+    Block,
+    Keys,
+    Limit,
+    PlainBlock,
+    Position,
+    ReadOptions,
+    Replayed,
+    ResumeState,
+    Source,
+    Split,
+)
 from conduit_dagster.sdk.staging import (
     Delivery,
     Encoder,
@@ -79,6 +90,7 @@ __all__ = [
     "Replayed",
     "Result",
     "Results",
+    "ResumeState",
     "Rows",
     "Sender",
     "SenderTask",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
-from conduit_dagster.record import Nack, Record
+from conduit_dagster.record import Mode, Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
 
 Position = Any
@@ -117,6 +117,17 @@ class ReadOptions(NamedTuple):
     """Nothing asks for a document: a block may be :class:`Rows`, of as many records as columns are fast with."""
 
 
+class ResumeState(NamedTuple):
+    """What the pipeline knows of a source when a run begins (reference 4)."""
+
+    position: Position
+    """The position from which it will be read on."""
+    last: Record | None
+    """The last record before that position, as it was logged; None without a log of records, or with an empty one."""
+    collections: Mapping[str, Mode]
+    """The mode of each collection's last record: ``copy``, ``complete`` or ``sync``."""
+
+
 class Source(ABC):
     """A source of records.
 
@@ -158,6 +169,14 @@ class Source(ABC):
     @abstractmethod
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """Yield the split's records, block by block. Runs in a task."""
+
+    def resume(self, state: ResumeState) -> None:  # noqa: B027  # most sources need their positions only
+        """Prepare to go on where an earlier run ended: collections in ``sync``, say, need no copy any more.
+
+        Called once per run on the driver, before :meth:`horizon` and the first :meth:`latest`, also when nothing was
+        read yet. A position that is given later may still be an earlier one (a rewind, a step that is cut). Tasks
+        do not see what it does: what ``read`` needs goes into the position or a split.
+        """
 
     def horizon(self) -> Any:
         """Return how far there is data now; a run that drains its sources stops there. Must not be None."""

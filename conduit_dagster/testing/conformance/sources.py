@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from conduit_dagster.record import OPERATIONS, Record
-from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source
+from conduit_dagster.record import OPERATIONS, Mode, Record, mode_of
+from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, ResumeState, Source
 
 EVERYTHING = Limit(10**9, 10**12)
 Make = Callable[[], Source]
@@ -146,6 +146,20 @@ class SourceConformance:
                 assert (str(record.position), record.key) == (str(records[place].position), records[place].key)
                 place += 1
         assert place == len(records)
+
+    def test_resuming_changes_no_record(self, make: Make, end: Position, records: list[Record]) -> None:
+        """Whatever it is told at the start of a run: what it gives depends on the positions only."""
+        half = make().latest(make().initial(), Limit(len(records) // 2, 10**12))
+        modes: dict[str, Mode] = {record.collection: mode_of(record) for record in records}
+        for position, last, collections in ((make().initial(), None, {}), (half, records[0], modes)):
+            source = make()
+            source.resume(ResumeState(_travelled(position), last, collections))
+            found = read_range(source, source.initial(), _travelled(position))
+            while (further := source.latest(_travelled(position), EVERYTHING, source.horizon())) != position:
+                found += read_range(source, position, further)
+                position = further
+            assert found == records
+            assert position == end
 
     def test_acks_may_be_repeated(self, make: Make, end: Position, records: list[Record]) -> None:
         """They are after a crash, and a lower one may follow a higher one."""
