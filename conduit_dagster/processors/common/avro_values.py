@@ -1,4 +1,4 @@
-"""Check of values that fastavro would write as something else: 5.5 as the long 5, any text as true."""
+"""Check of values that fastavro would write as something else: 5.5 as the long 5, any text as true or as a list."""
 
 from __future__ import annotations
 
@@ -61,13 +61,18 @@ def _record(schema: Any, names: dict[str, Fits]) -> Fits:
 
 
 def _list(item: Fits) -> Fits:
+    # fastavro would write text as the list of its characters, and an empty document as an empty list
+    if item is _any:
+        return _TypeCheck({list})
     if isinstance(item, _TypeCheck):
-        return lambda value: type(value) is not list or item.issuperset(map(type, value))
-    return _any if item is _any else lambda value: type(value) is not list or all(map(item, value))
+        return lambda value: type(value) is list and item.issuperset(map(type, value))
+    return lambda value: type(value) is list and all(map(item, value))
 
 
 def _map(inner: Fits) -> Fits:
-    return _any if inner is _any else lambda value: type(value) is not dict or all(map(inner, value.values()))
+    if inner is _any:
+        return _TypeCheck({dict})
+    return lambda value: type(value) is dict and all(map(inner, value.values()))
 
 
 def _any(_: Any) -> bool:
