@@ -270,5 +270,5 @@ def test_a_redirect_to_a_private_address_is_refused(server: Server, monkeypatch:
 
 def test_a_public_address_is_reached(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(public_network, "is_public", lambda address: address == "127.0.0.1")
-    settings = {"request.url": f"{server.url}/moved", "request.allowPrivate": "false"}
+    settings = {"request.url": f"{server.url}/moved/302/there", "request.allowPrivate": "false"}
     assert sent(settings, Record("1", {}))[0].after == b"hello, /there"
