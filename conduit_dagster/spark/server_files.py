@@ -68,9 +68,12 @@ class ServerFiles:
     def make(self) -> None:
         """Create the folder, readable by its user only."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.parent.mkdir(0o700, parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             self.folder.chmod(0o700)
-            self._sessions.mkdir(exist_ok=True)
+            self._sessions.mkdir(0o700, exist_ok=True)
+            for file in (self.log, self._lock):
+                os.close(_private(str(file), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC))
         except OSError as error:
             raise from_os_error(error, "the shared Spark server needs a folder") from error
 
@@ -136,7 +139,7 @@ class SessionFile:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
         # not inherited by children that exec; the lock ends with this process
-        self._file = path.open("x", encoding="utf-8")
+        self._file = os.fdopen(_private(str(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w", encoding="utf-8")
         fcntl.flock(self._file, fcntl.LOCK_EX)
         self._file.write(json.dumps(about))
         self._file.flush()
@@ -145,6 +148,10 @@ class SessionFile:
         """Delete and unlock the file: the session is closed."""
         self._path.unlink(missing_ok=True)
         self._file.close()
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def write_private(path: Path, text: str) -> None:

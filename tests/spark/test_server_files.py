@@ -38,6 +38,11 @@ def test_what_is_written_is_read_and_only_by_its_user(files: ServerFiles) -> Non
     files.write(server)
     assert files.read() == server
     assert stat.S_IMODE((files.folder / "server.json").stat().st_mode) == 0o600
+    session = files.hold_session("x")
+    made = [files.folder, *files.folder.rglob("*")]
+    assert {one.name for one in made} >= {"server.log", "lock", "sessions"}
+    assert [one.name for one in made if one.stat().st_mode & 0o077] == []
+    session.release()
     assert "secret" not in repr(server)
 
 
