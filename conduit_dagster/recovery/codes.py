@@ -41,7 +41,7 @@ _FATAL: Final = {
     "python": "invalid unreadable",
     "run": "config",
     "schemas": "refused",
-    "source": "count_wrong removed",
+    "source": "collection_unsafe count_wrong removed",
     "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
     "sql": "query",
     "state": "damaged foreign lost older replaced unusable url version",
