@@ -81,7 +81,7 @@ def server_status(home: Path) -> dict[str, Any]:
     files = ServerFiles(home)
     server = files.read()
     if server is None or not server.is_alive():
-        return {"running": False, "log": str(files.log) if files.log.exists() else None}
+        return {"running": False, "log": str(files.log) if files.has_log else None}
     version = answered(server, 10) if is_up(server.pid, server.port) else None
     return {
         "running": True,

@@ -77,6 +77,14 @@ class ServerFiles:
         except OSError as error:
             raise from_os_error(error, "the shared Spark server needs a folder") from error
 
+    @property
+    def has_log(self) -> bool:
+        """Return whether a server has written its log; the empty file is made with the folder."""
+        try:
+            return self.log.stat().st_size > 0
+        except OSError:
+            return False
+
     def read(self) -> SparkServer | None:
         """Return the server that was started last, running or not; ``None`` if the file is missing or damaged."""
         try:

@@ -12,7 +12,7 @@ from engine.matrix.kill_scenarios import FIRST
 
 from conduit_dagster.engine.report import RunResult
 
-LOSING = ("after-prepare", "before-publish", "mid-publish", "after-publish")
+LOSING = ("after-prepare", "mid-index", "before-publish", "mid-publish", "after-publish")
 """Where at-most-once may have positions behind records that no destination has yet."""
 
 
@@ -75,7 +75,7 @@ class Verdict:
     @property
     def _loses_all(self) -> bool:
         alone = self._strategy == "at-most-once" and "max-in-flight" not in self._plan.delivery
-        return alone and self._points == ["after-prepare"]
+        return alone and self._points in (["after-prepare"], ["mid-index"])
 
     # -- state --------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ REFUSED = 7
 NEVER = {
     "before-log", "after-log", "after-log-stage",  # no log of records
     "before-replan", "after-replan",  # a replay knows no window
+    "mid-index",  # no processor refuses what is replayed; tests/engine/test_letter_index.py has one that does
 }  # fmt: skip
 WITHOUT_REFUSALS = {
     "before-split", "after-split", "before-claim", "after-claim", "before-child", "after-child",
