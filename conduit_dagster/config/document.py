@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
 from ruamel.yaml.nodes import Node, ScalarNode
 from ruamel.yaml.reader import ReaderError
-from ruamel.yaml.scanner import Scanner
 
 from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.compose import compose
 from conduit_dagster.config.environment import offset_of
 from conduit_dagster.config.findings import Finding, Severity, shown
 from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
@@ -22,8 +21,6 @@ from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, Ya
 # what the YAML library raises on hostile text besides its own errors
 _REFUSALS = (YAMLError, ValueError, OverflowError, RecursionError, AssertionError, TypeError, LookupError)
 
-_DEEPEST = 100
-"""Brackets that may be open at a time."""
 _BEFORE_CONTENT = re.compile(r"(?:\s|#[^\n]*|---(?=\s))*")
 
 
@@ -124,7 +121,7 @@ def load_documents(source: ConfigText, env: Mapping[str, str]) -> tuple[list[Doc
 def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document | Finding | None:
     builder = TreeBuilder(env)
     try:
-        root = _compose(chunk.text)
+        root = compose(chunk.text)
         tree: Any = None if root is None else builder.build(root)
     except AliasLimitError as error:
         return _whole(source, chunk, "config.alias_limit", str(error), "write the values out")
@@ -138,23 +135,6 @@ def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document 
     document = Document(source, chunk, tree, [], builder.nodes, builder.keys)
     document.findings += [_flaw(document, flaw) for flaw in builder.flaws]
     return document
-
-
-class _LimitedScanner(Scanner):
-    """Scanner that stops at deep nesting: its time grows with the square of the number of open brackets."""
-
-    def fetch_flow_collection_start(self, TokenClass: Any, to_push: str) -> None:  # noqa: N803  # the library's name
-        if len(self.flow_context) >= _DEEPEST:
-            raise RecursionError
-        super().fetch_flow_collection_start(TokenClass, to_push)
-
-
-def _compose(text: str) -> Node | None:
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner = _LimitedScanner
-    # a repeated anchor is legal YAML: the last one counts
-    yaml.composer.warn_double_anchors = False
-    return yaml.compose(text)
 
 
 def _flaw(document: Document, flaw: YamlFlaw) -> Finding:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, LiteralString, Self, TypeVar, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, ValidationError, model_validator
@@ -70,10 +71,15 @@ def refuse(
     return PydanticCustomError(code, "{message}", context)
 
 
+@cache
+def _names(section: type[BaseModel]) -> frozenset[str]:
+    return frozenset(kebab(name) for name in section.model_fields)
+
+
 def _given(section: type[BaseModel], data: Any) -> Any:
     if not isinstance(data, Mapping):
         return data
-    known = {kebab(name) for name in section.model_fields}
+    known = _names(section)
     items = cast(Mapping[str, Any], data).items()
     given = {key: value for key, value in items if key not in known or (value is not None and value != "")}
     return Mapped.at(data.where, given) if isinstance(data, Mapped) else given
