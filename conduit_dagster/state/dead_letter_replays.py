@@ -1,20 +1,23 @@
-"""Replays of dead letters: one transaction selects them, the transaction of the step that sent them closes them."""
+"""Replays of dead letters: selected a few thousand a transaction, closed in that of the step that sent them."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, behind, conditions, pieces_of, up_to
+from conduit_dagster.state.dead_letters import DeadLetterQuery, Key, behind, conditions, pieces_of, up_to, update_some
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import LetterPart, Plan
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, sources
+
+_AT_ONCE = 5_000
+"""Letters updated in one transaction: other pipelines wait for it."""
 
 
 class ChosenLetter(NamedTuple):
@@ -41,19 +44,22 @@ class LetterReplays:
         """Move the selected open letters into the replay; return their number. ``names``: source to its replay's name.
 
         Letters whose record is not in the archive, or whose source is not among ``names``, are left unchanged.
+        If it is killed on the way, no step takes what it has moved: :meth:`give_back` reopens it.
         """
+        usable = (dead_letters.c.part != "", dead_letters.c.source.in_(list(names)))
+        values = {"state": "replaying", "replay": replay}
+        meant = sum(sum(self._updated([*where, *usable], values)) for where in _selections(self._id, wanted))
 
-        def work(connection: sa.Connection) -> int:
-            meant = _taken(connection, self._id, replay, list(names), wanted)
+        def work(connection: sa.Connection) -> None:
             for origin, name in names.items():
                 values = {"pipeline": self._id, "source": name, "generation": replay, "position": "null"}
                 text = json.dumps({"plugin": REPLAY, "origin": origin, **unit})
                 counts = {"records": 0, "acked": 0, "filtered": 0, "nacked": 0}
                 connection.execute(sources.insert().values(**values, unit=text, **counts))
             record_event(connection, self._id, "replay_began", replay=replay, letters=meant, **unit)
-            return meant
 
-        return self._run(work)
+        self._run(work)
+        return meant
 
     def last(self) -> int:
         """Return the highest id of a replay in the index; 0 if there is none."""
@@ -111,19 +117,20 @@ class LetterReplays:
     def give_back(self, kept: Plan | None = None) -> int:
         """Reopen letters that no step took; return their number. ``kept``: a replay's step, prepared and not done."""
 
-        def work(connection: sa.Connection) -> int:
-            mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
-            for span in kept.ranges if kept is not None else ():
-                origin = _origin(connection, self._id, span.source)
-                start = [] if span.start is None else [behind(tuple(span.start))]
-                taken = [dead_letters.c.source == origin, *start, up_to(tuple(span.end))]
-                mine.append(sa.not_(sa.and_(*taken)))
-            back = connection.execute(sa.update(dead_letters).where(*mine).values(state="open", replay=0))
-            if kept is None:
-                drop_sources(connection, self._id)
-            return back.rowcount
+        mine = self._transactions.read(lambda connection: self._without_step(connection, kept))
+        back = sum(self._updated(mine, {"state": "open", "replay": 0}))
+        if kept is None:
+            self._run(lambda connection: drop_sources(connection, self._id))
+        return back
 
-        return self._run(work)
+    def _without_step(self, connection: sa.Connection, kept: Plan | None) -> list[sa.ColumnElement[bool]]:
+        mine = [dead_letters.c.pipeline == self._id, dead_letters.c.state == "replaying"]
+        for span in kept.ranges if kept is not None else ():
+            origin = _origin(connection, self._id, span.source)
+            start = [] if span.start is None else [behind(tuple(span.start))]
+            taken = [dead_letters.c.source == origin, *start, up_to(tuple(span.end))]
+            mine.append(sa.not_(sa.and_(*taken)))
+        return mine
 
     def outcome(self, replay: int) -> list[dict[str, Any]]:
         """Return the number of a replay's letters by state, node and code, without those that were given back."""
@@ -142,32 +149,40 @@ class LetterReplays:
         self._run(lambda connection: record_event(connection, self._id, "replayed", replay=replay, **facts))
 
     def discard(self, wanted: DeadLetterQuery, note: str, by: str) -> int:
-        """Close open letters for good; return their number. Their records stay in queue and archive."""
+        """Close open letters for good; return their number. Their records stay in queue and archive.
+
+        The history has one event per transaction, so it tells what was discarded before a kill.
+        """
+        values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
+
+        def tell(connection: sa.Connection, letters: int) -> None:
+            record_event(connection, self._id, "discarded", letters=letters, note=note, by=by)
+
+        return sum(sum(self._updated(where, values, tell)) for where in _selections(self._id, wanted))
+
+    def _updated(
+        self,
+        where: Sequence[sa.ColumnElement[bool]],
+        values: Mapping[str, Any],
+        tell: Callable[..., None] | None = None,
+    ) -> Iterator[int]:
+        """Update the letters that match, which must not match afterwards; yield their number in each transaction."""
 
         def work(connection: sa.Connection) -> int:
-            values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
-            count = 0
-            for where in _selections(self._id, wanted):
-                count += connection.execute(sa.update(dead_letters).where(*where).values(**values)).rowcount
-            if count:
-                record_event(connection, self._id, "discarded", letters=count, note=note, by=by)
-            return count
+            letters = update_some(connection, self._id, where, values, _AT_ONCE)
+            if letters and tell is not None:
+                tell(connection, letters)
+            return letters
 
-        return self._run(work)
+        while letters := self._run(work):
+            yield letters
+            if letters < _AT_ONCE:
+                return
 
     def kept_parts(self) -> set[str]:
         """Return the names of all files in the index. Raises ``LeaseLost`` if another owner may add to it."""
         mine = sa.select(dead_letter_parts.c.part).where(dead_letter_parts.c.pipeline == self._id)
         return set(self._run(lambda connection: list(connection.execute(mine).scalars())))
-
-
-def _taken(connection: sa.Connection, pipeline: str, replay: int, names: list[str], wanted: DeadLetterQuery) -> int:
-    usable = (dead_letters.c.part != "", dead_letters.c.source.in_(names))
-    values = {"state": "replaying", "replay": replay}
-    return sum(
-        connection.execute(sa.update(dead_letters).where(*where, *usable).values(**values)).rowcount
-        for where in _selections(pipeline, wanted)
-    )
 
 
 def _selections(pipeline: str, wanted: DeadLetterQuery) -> Iterable[list[sa.ColumnElement[bool]]]:

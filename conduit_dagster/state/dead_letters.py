@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -179,6 +179,20 @@ def conditions(pipeline: str, wanted: DeadLetterQuery) -> list[sa.ColumnElement[
     if wanted.keys is not None:
         found.append(_KEY.in_(wanted.keys))
     return found
+
+
+def update_some(
+    connection: sa.Connection,
+    pipeline: str,
+    where: Sequence[sa.ColumnElement[bool]],
+    values: Mapping[str, Any],
+    most: int,
+) -> int:
+    """Update at most ``most`` of the pipeline's letters that match; return their number."""
+    column = dead_letters.c
+    some = sa.select(column.step, column.number).where(*where).limit(most)
+    chosen = (column.pipeline == pipeline, _KEY.in_(some))
+    return connection.execute(sa.update(dead_letters).where(*chosen).values(**values)).rowcount
 
 
 def behind(key: Key) -> sa.ColumnElement[bool]:

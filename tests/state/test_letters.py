@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from lab.leases import change_owner, silence
 
-from conduit_dagster.state import letter_index
+from conduit_dagster.state import dead_letter_replays, letter_index
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.dead_letter_replays import close_letters
 from conduit_dagster.state.dead_letters import (
@@ -22,6 +22,7 @@ from conduit_dagster.state.dead_letters import (
     reasons,
 )
 from conduit_dagster.state.delivery_store import move_offsets, offsets_of
+from conduit_dagster.state.history import events
 from conduit_dagster.state.lease import LeaseLost, acquire
 from conduit_dagster.state.letter_index import UnindexedPart
 from conduit_dagster.state.steps import DeadLetter, LetterPart, Plan, Range
@@ -95,6 +96,33 @@ def test_thousands_may_be_named(database: sa.Engine, store: PipelineStore) -> No
     assert len(newest(database, "p", DeadLetterQuery(keys=named), 2_000)) == 1_200
     assert store.replays.discard(DeadLetterQuery(keys=named), "why", "me") == 1_200
     assert begun(store, DeadLetterQuery(keys=[(1, number) for number in range(1_500)])) == 300
+
+
+def test_a_transaction_discards_or_selects_a_few_thousand_and_says_what_it_did(
+    database: sa.Engine, store: PipelineStore
+) -> None:
+    add(store, 1, *map(letter, range(12_000)))
+    assert begun(store) == 12_000 and store.replays.give_back() == 12_000
+    assert store.replays.discard(DeadLetterQuery(), "why", "me") == 12_000
+    told = [event.detail["letters"] for event in events(database, "p", 10) if event.event == "discarded"]
+    assert sorted(told) == [2_000, 5_000, 5_000]
+
+
+def test_what_a_killed_selection_has_moved_is_reopened(
+    database: sa.Engine, store: PipelineStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(store, 1, *map(letter, range(7_000)))
+    monkeypatch.setattr(dead_letter_replays, "record_event", _killed)
+    with pytest.raises(KeyboardInterrupt):
+        begun(store)
+    assert len(keys(database, "replaying")) == 7_000
+    monkeypatch.undo()
+    assert store.replays.give_back() == 7_000
+    assert begun(store) == 7_000
+
+
+def _killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_files_are_told_to_the_owner_alone(database: sa.Engine) -> None:

@@ -22,8 +22,8 @@ from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.steps import Decision, LetterPart
 
 _LONGEST = 256
-_STEP = 50_000
-"""Letters of one step: their locations are part of its plan's splits."""
+_STEP = 20_000
+"""Letters of one step: their locations are part of its plan's splits, and one transaction closes them."""
 _GRAIN = 1_000
 _WEIGHT = 1_000
 _BLOCK = 3_000
