@@ -169,7 +169,7 @@ class LetterReplays:
         """Update the letters that match, which must not match afterwards; yield their number in each transaction."""
 
         def work(connection: sa.Connection) -> int:
-            letters = update_some(connection, self._id, where, values, _AT_ONCE)
+            letters = update_some(connection, where, values, _AT_ONCE)
             if letters and tell is not None:
                 tell(connection, letters)
             return letters

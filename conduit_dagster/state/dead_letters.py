@@ -182,17 +182,15 @@ def conditions(pipeline: str, wanted: DeadLetterQuery) -> list[sa.ColumnElement[
 
 
 def update_some(
-    connection: sa.Connection,
-    pipeline: str,
-    where: Sequence[sa.ColumnElement[bool]],
-    values: Mapping[str, Any],
-    most: int,
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], values: Mapping[str, Any], most: int
 ) -> int:
-    """Update at most ``most`` of the pipeline's letters that match; return their number."""
+    """Update the first letters that match, at most ``most``; return their number."""
     column = dead_letters.c
-    some = sa.select(column.step, column.number).where(*where).limit(most)
-    chosen = (column.pipeline == pipeline, _KEY.in_(some))
-    return connection.execute(sa.update(dead_letters).where(*chosen).values(**values)).rowcount
+    ordered = sa.select(column.step, column.number).where(*where).order_by(column.step, column.number)
+    last = connection.execute(ordered.offset(most - 1).limit(1)).first()
+    # a range of keys: a list of them in a subquery takes PostgreSQL quadratic time
+    end = [] if last is None else [up_to((last[0], last[1]))]
+    return connection.execute(sa.update(dead_letters).where(*where, *end).values(**values)).rowcount
 
 
 def behind(key: Key) -> sa.ColumnElement[bool]:
