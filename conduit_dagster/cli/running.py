@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.report import StepReport
     from conduit_dagster.metrics.live import LiveMetrics
 
-_TICK = 0.05
+_TICK = 0.25
+"""Seconds between two looks at the pipelines and at the signals that came."""
 OpenSession = Callable[[], "SparkSession"]
 
 

@@ -8,9 +8,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import sqlalchemy as sa
 import structlog
@@ -53,6 +53,9 @@ def bounded(work: Callable[[], T], stop: StopFlag, timeout: float, name: str) ->
     """
     name = _below(name)
     future = _in_daemon(work, name)
+    # a run may last for months: nothing is looked at before somebody asks for its end
+    either: list[Future[Any]] = [future, stop.asked]
+    wait(either, return_when=FIRST_COMPLETED)
     while not _ended(future, _POLL):
         until = _deadline(stop, timeout)
         if until is not None and time.monotonic() > until:
@@ -187,7 +190,7 @@ class _Watch:
         self.ended = threading.Event()
 
     def cancel(self) -> None:
-        while not self._stop.wait(_POLL):
+        while not self._stop.wait(_ASK):
             if self.ended.is_set():
                 return
         left = self._timeout

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Literal
 
 Reason = Literal["user", "system"]
@@ -17,6 +19,8 @@ class StopFlag:
     """
 
     def __init__(self) -> None:
+        self.asked: Future[None] = Future()
+        """Done once a stop was requested, either way: to wait for it together with other futures."""
         self._graceful = threading.Event()
         self._forced = threading.Event()
         self.reason: Reason = "user"
@@ -30,14 +34,20 @@ class StopFlag:
         if not self._graceful.is_set():
             self.reason = reason
             self.since = time.monotonic()
-            self._graceful.set()
+            self._ask()
 
     def force(self) -> None:
         """Request a forced stop."""
         now = time.monotonic()
         self.since, self.forced_at = self.since or now, self.forced_at or now
         self._forced.set()
+        self._ask()
+
+    def _ask(self) -> None:
         self._graceful.set()
+        # a signal and another thread may both be first
+        with suppress(InvalidStateError):
+            self.asked.set_result(None)
 
     @property
     def requested(self) -> bool:
