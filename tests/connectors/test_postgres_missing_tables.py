@@ -9,9 +9,11 @@ import pytest
 from lab.postgres_lab import PostgresLab, change, child, create
 
 from conduit_dagster.connectors.postgres.destination import PostgresDestination
+from conduit_dagster.connectors.postgres.settings import STATE_TABLES
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, Rejected
+from conduit_dagster.state.tables import metadata
 
 COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
 
@@ -63,6 +65,16 @@ def test_no_record_writes_the_hash_of_a_delivery(lab: PostgresLab) -> None:
     for name in ("conduit_deliveries", "public.conduit_deliveries", '"conduit_deliveries"'):
         lab.stage(destination, [Record(1, {"opencdc.collection": name}, row)])
     assert [refusal.nack.code for refusal in lab.refused] == ["postgres.table_name"] * 3
+
+
+def test_no_record_writes_into_the_state_store(lab: PostgresLab) -> None:
+    """It may be in the same database."""
+    assert set(metadata.tables) == STATE_TABLES
+    destination = lab.destination(table=COLLECTION)
+    lab.stage(
+        destination, [Record(1, {"opencdc.collection": name}, {"pipeline": "p"}) for name in sorted(STATE_TABLES)]
+    )
+    assert [refusal.nack.code for refusal in lab.refused] == ["postgres.table_name"] * len(STATE_TABLES)
 
 
 def test_a_table_without_rights_is_a_nack_of_its_records(lab: PostgresLab) -> None:

@@ -65,6 +65,28 @@ class DatabaseServer(NamedTuple):
 
 
 NAME_BYTES = 63
+STATE_TABLES = frozenset(
+    f"conduit_{name}"
+    for name in (
+        "collections",
+        "consumers",
+        "dead_letter_parts",
+        "dead_letters",
+        "deliveries",
+        "generations",
+        "history",
+        "log_parts",
+        "logs",
+        "meta",
+        "offsets",
+        "owners",
+        "pipelines",
+        "recoveries",
+        "sources",
+        "steps",
+    )
+)
+"""Tables of the state store, which may share the destination's database and schema."""
 """Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 
 
@@ -129,10 +151,11 @@ def _checked(name: str) -> str:
 
 
 def require_user_table(name: TableName, claims: str) -> TableName:
-    """Return a name that comes from a record. Raises ``ValueError`` for a system table, and for our own ``claims``:
-    a record must not be able to write the hash of a delivery.
+    """Return a name that comes from a record. Raises ``ValueError`` for a system table, and for our own ``claims``
+    and those of the state store: a record must not be able to write the hash of a delivery, or an offset.
     """
-    if name.schema.startswith("pg_") or name.schema == "information_schema" or name.name == claims:
+    is_ours = name.name == claims or name.name in STATE_TABLES
+    if name.schema.startswith("pg_") or name.schema == "information_schema" or is_ours:
         raise ValueError(f"{name} is not a table for records")
     return name
 
