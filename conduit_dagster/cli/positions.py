@@ -80,7 +80,7 @@ def _show(pipeline: str | None, files: list[str] | None) -> Outcome:
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
     from conduit_dagster.cli.terminal import print_table
 
-    columns = ("pipeline", "source", "generation", "offset", "lag", "log", "position")
+    columns = ("pipeline", "source", "generation", "offset", "lag", "log", "counts", "position")
     cells = [
         (
             row["id"],
@@ -89,6 +89,7 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
             source["offset"] if isinstance(source["offset"], int) else words_of(source["offset"]),
             _lag(source),
             _log(source),
+            _counts(source),
             words_of(source["position"]),
         )
         for row in rows
@@ -112,6 +113,10 @@ def _lag(source: dict[str, Any]) -> str:
     from conduit_dagster.cli.progress import amount
 
     return "" if source["lag"] is None else amount(source["lag"], source["lag_unit"])
+
+
+def _counts(source: dict[str, Any]) -> str:
+    return ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in source["counts"].items())
 
 
 def _log(source: dict[str, Any]) -> str:

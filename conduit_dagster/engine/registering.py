@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
@@ -16,7 +16,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Position
+from conduit_dagster.sdk import KeptValues, Position
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.store import PipelineStore
@@ -131,6 +131,12 @@ def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     logs.drop_catch_ups({source_node.id for source_node in late})
     for source_node in late:
         logs.register_catch_up(source_node.id, source_node.origin, source_node.only)
+
+
+def attach_kept(pipeline: CompiledPipeline, kept: Callable[[str], KeptValues]) -> None:
+    """Give each source the values that its positions refer to; ``kept`` returns those of a source."""
+    for source_node in pipeline.sources:
+        blamed(node_id(pipeline.program.pipeline, source_node.id), source_node.source.attach_kept, kept(source_node.id))
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:

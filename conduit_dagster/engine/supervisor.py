@@ -16,7 +16,7 @@ from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
-from conduit_dagster.engine.registering import attach_logs, fence
+from conduit_dagster.engine.registering import attach_kept, attach_logs, fence
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.resume import resume_sources
 from conduit_dagster.engine.run_jobs import Jobs
@@ -141,8 +141,11 @@ class _Run:
             self._store.tell(spark=self._jobs.whereabouts())
             # processors of the dead-letter queue run here as well
             open_with(self._opener)
+            # those of the file as well: they are asked how far they are
+            attach_kept(self._pipeline, self._store.kept_values)
             self._bound = with_open_replay(self._bound, self._store.load())
             self._pipeline = self._bound.compiled
+            attach_kept(self._pipeline, self._store.kept_values)
             self.acks = SourceAcks(self._pipeline)
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)

@@ -30,7 +30,7 @@ _FATAL: Final = {
     "delta": "altered columns_differ path protocol table_gone transaction_taken transactions_expire unsupported",
     "destination": "owned",
     "dry_run": "join",
-    "file": "changed line_too_long name_invalid not_local not_regular path_too_long range_gone",
+    "file": "changed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
     "javascript": "invalid unreadable",
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",

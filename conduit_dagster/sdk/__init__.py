@@ -31,6 +31,7 @@ from conduit_dagster.sdk.processor import (
 )
 from conduit_dagster.sdk.source import (
     Block,
+    KeptValues,
     Keys,
     Limit,
     PlainBlock,
@@ -70,6 +71,7 @@ __all__ = [
     "Encoder",
     "Example",
     "FatalError",
+    "KeptValues",
     "Keys",
     "Limit",
     "Nack",

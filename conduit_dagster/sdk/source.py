@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
 
@@ -128,6 +128,27 @@ class ResumeState(NamedTuple):
     """The mode of each collection's last record: ``copy``, ``complete`` or ``sync``."""
 
 
+class KeptValues(Protocol):
+    """Immutable values in the state store that positions refer to by digest.
+
+    For what would otherwise be stored again with every position. A value is kept as long as a stored position has its
+    digest in it, as text.
+    """
+
+    @property
+    def is_writable(self) -> bool:
+        """False for a command that only looks: its positions are never stored."""
+        ...
+
+    def get(self, digest: str) -> bytes | None:
+        """Return a value; None if it is gone or damaged."""
+        ...
+
+    def put(self, value: bytes) -> str:
+        """Store a value durably, before any position refers to it, and return its digest (SHA-256, hex)."""
+        ...
+
+
 class Source(ABC):
     """A source of records.
 
@@ -169,6 +190,17 @@ class Source(ABC):
     @abstractmethod
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block | list[Record]]:
         """Yield the split's records, block by block. Runs in a task."""
+
+    def attach_kept(self, kept: KeptValues) -> None:  # noqa: B027  # most positions are small
+        """Take the values that positions refer to. Called on the driver before positions are given or asked for.
+
+        Not called by tests, ``validate`` and dry runs: without it positions hold everything themselves. Tasks do not
+        have it either.
+        """
+
+    def counts(self, position: Position) -> Mapping[str, int]:
+        """Return numbers that tell a reader how far a position is, such as ``{"files_read": 12}``; none by default."""
+        return {}
 
     def resume(self, state: ResumeState) -> None:  # noqa: B027  # most sources need their positions only
         """Prepare to go on where an earlier run ended: collections in ``sync``, say, need no copy any more.

@@ -14,6 +14,7 @@ from conduit_dagster.state.dead_letter_replays import LetterReplays, close_lette
 from conduit_dagster.state.dead_letters import insert_parts
 from conduit_dagster.state.delivery_store import DeliveryStore, Moves, move_collections, move_offsets
 from conduit_dagster.state.history import record_event
+from conduit_dagster.state.kept_values import KeptStore, forget_unused
 from conduit_dagster.state.lease import Lease, Transactions, owner_text
 from conduit_dagster.state.letter_index import LetterIndex
 from conduit_dagster.state.log_registry import LogRegistry
@@ -126,6 +127,8 @@ class PipelineStore:
                 self._finish(connection, plan, decision)
 
         self._run(work, window=decision.window)
+        if moves is not None:
+            self._tidy(plan)
 
     def _delivery(self, plan: Plan, delivery: StagedDelivery, once: bool) -> dict[str, Any]:
         # an empty delivery is already done
@@ -162,8 +165,17 @@ class PipelineStore:
             move_offsets(connection, self._id, names, moves)
 
         self._run(work)
+        self._tidy(plan)
+
+    def _tidy(self, plan: Plan) -> None:
+        """Delete what is not needed any more, in small transactions of their own; only now and then."""
         if plan.step % _KEPT_STEPS == 0:
             self.letter_index.forget_closed()
+            forget_unused(self.transactions, self._id, time.time_ns())
+
+    def kept_values(self, source: str) -> KeptStore:
+        """Return the values that a source's positions refer to."""
+        return KeptStore(self.transactions, self._id, source)
 
     def _finish(self, connection: sa.Connection, plan: Plan, decision: Decision) -> None:
         self._set_state(connection, plan.step, "done", done_ns=time.time_ns())

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from sqlalchemy import BigInteger, Column, Dialect, Index, Integer, MetaData, String, Table, Text, TypeDecorator
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+)
 from typing_extensions import override
 
 
@@ -46,7 +58,7 @@ class SafeKey(SafeText):
         return whole[: self.longest - len(digest)] + digest
 
 
-VERSION = 2
+VERSION = 3
 """Raised with every change to a table, together with a revision in ``migrations/versions`` that makes the change."""
 
 LONGEST = 256
@@ -186,6 +198,16 @@ log_parts = Table(
     Column("nacked", BigInteger, nullable=False),  # entries that a source processor nacked
     Column("compacted", Integer, nullable=False),  # 1 once compacted, else 0
     Column("position", Text, nullable=False),  # JSON: the source's position after its last entry
+)
+
+kept_values = Table(
+    "conduit_kept_values",
+    metadata,
+    Column("pipeline", String(128), primary_key=True),
+    Column("source", String(256), primary_key=True),
+    Column("digest", String(64), primary_key=True),  # SHA-256 of the value: positions refer to it by this
+    Column("used_ns", BigInteger, nullable=False),  # when it was put, or last seen to be referred to
+    Column("value", LargeBinary, nullable=False),
 )
 
 dead_letters = Table(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
-from conduit_dagster.connectors.file.listing import FilePosition, FoundFile, TrackedFile, list_family, list_many
+from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.finished_files import FinishedFiles
+from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, list_family, list_many
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
@@ -32,10 +35,13 @@ class Quiet:
         return time.monotonic() - known[2]
 
 
-Places = dict[str, list[FoundFile]]
+Places = dict[int | str, list[FoundFile]]
 """Existing files, by inode where they have one, else by name."""
 KnownPipeline = tuple[TrackedFile, FoundFile]
 """A file as recorded in the position, and as it is now."""
+
+
+_MOST_PLACES = 10_000
 
 
 class SeenFile(NamedTuple):
@@ -58,6 +64,21 @@ class _Match(NamedTuple):
     """Whether bytes that were seen but not read are gone from it."""
 
 
+class Survey(NamedTuple):
+    """Files that one look found."""
+
+    known: list[KnownPipeline]
+    """Tracked files that exist, without those of the lists that are as they were."""
+    fresh: Iterable[KnownPipeline]
+    """New files, numbered."""
+    listed: list[TrackedFile]
+    """The known ones that come from the lists."""
+    rewritten: list[TrackedFile]
+    """Files of the lists that do not hold any more what was read from them."""
+    newest: FoundFile | None
+    """The last file in reading order."""
+
+
 class FileScan:
     """Surveys of one source's files. Remembers the files that were already recognised."""
 
@@ -65,7 +86,7 @@ class FileScan:
         self._settings, self._path, self._root, self._many = settings, path, root, many
         self._recognised: dict[int, _Match] = {}
         self._last: dict[int, FoundFile] = {}
-        """Where the last survey found each file."""
+        """Where files were when they were last looked at."""
         self._quiet = Quiet()
 
     def files(self) -> list[FoundFile]:
@@ -77,8 +98,8 @@ class FileScan:
         except OSError as error:
             raise from_os_error(error, f"can't read {self._settings.path}") from error
 
-    def survey(self, position: FilePosition) -> list[SeenFile]:
-        """Return every file that may have something to read, in reading order.
+    def survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
+        """Look at all files; ``finished``: those in the position's lists.
 
         Raises ``FatalError`` if a range that was seen is gone, unless the settings allow that.
         """
@@ -90,36 +111,42 @@ class FileScan:
             known, gone = self._known(position, listed)
         if gone and self._settings.on_gone == "fail":
             raise gone[0]
-        files = [*known, *self._fresh(position, listed, {found.ident for _, found in known})]
-        if not files and not position.seen and not self._many:
+        candidates = listed if self._many else self._rotated(position, listed)
+        changed, rewritten, new = self._changed(_unknown(candidates, known), position, finished)
+        if not known and not changed and not new and not position.seen and not self._many:
             raise self._missing()
-        self._last = {file.number: found for file, found in files}
-        return [self._seen(file, found, self._is_followed(found, files, listed)) for file, found in files]
+        every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
+        last = listed if self._many else [*(found for _, found in every), *new]
+        fresh = _numbered(new, position.seen)
+        return Survey(every, fresh, [file for file, _ in changed], rewritten, last[-1] if last else None)
 
-    def _seen(self, file: TrackedFile, found: FoundFile, followed: bool) -> SeenFile:
-        # a later name does not mean that writing to this file has stopped: it must also have been quiet
-        return SeenFile(file, found, followed, followed and self._quiet.seconds(found) >= self._settings.rotate_wait)
-
-    def _is_followed(self, found: FoundFile, files: list[KnownPipeline], listed: list[FoundFile]) -> bool:
-        return found != (listed[-1] if self._many else files[-1][1])
+    def unread(self, survey: Survey) -> Iterator[SeenFile]:
+        """Yield the files that may have something to read, in reading order."""
+        self._forget_places(len(survey.known))
+        for file, found in chain(survey.known, survey.fresh):
+            self._last[file.number] = found
+            followed = found != survey.newest
+            # a later name does not mean that writing to this file has stopped: it must also have been quiet
+            closed = followed and self._quiet.seconds(found) >= self._settings.rotate_wait
+            yield SeenFile(file, found, followed, closed)
 
     # -- files that are known -------------------------------------------------------------------------------------
 
     def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownPipeline], list[FatalError]]:
         """Return the tracked files that exist, and an error for each file with missing bytes."""
-        places, known, gone = _places(listed), list[KnownPipeline](), list[FatalError]()
+        places, known, gone = _places(listed, position.files), list[KnownPipeline](), list[FatalError]()
         for file in position.files:
-            match = self._match(file, places)
+            match = self._match(file, places.get(_slot(file), ()))
             if match is not None:
                 known.append((file, match.found))
             if (match is None and file.size > file.offset) or (match is not None and match.lost):
                 gone.append(self._gone(file, match))
         return known, gone
 
-    def _match(self, file: TrackedFile, places: Places) -> _Match | None:
+    def _match(self, file: TrackedFile, places: Iterable[FoundFile]) -> _Match | None:
         """Return the current place of a tracked file, if it still holds what was read from it."""
         known = self._recognised.get(file.number)
-        for found in places.get(file.slot, ()):
+        for found in places:
             if known is not None and known.file == file and known.found == found:
                 return known
             if file.may_be(found) and found.size >= file.offset and (match := _recognise(file, found)):
@@ -127,30 +154,68 @@ class FileScan:
                 return match
         return None
 
+    def _changed(
+        self, unknown: list[FoundFile], position: FilePosition, finished: FinishedFiles
+    ) -> tuple[list[KnownPipeline], list[TrackedFile], list[FoundFile]]:
+        """Return the files of the lists that changed, those that were rewritten, and the new files among ``unknown``.
+
+        What is as it was is left out, and not opened.
+        """
+        changed, rewritten, new = list[KnownPipeline](), list[TrackedFile](), list[FoundFile]()
+        active = {file.number for file in position.files}
+        for found in unknown:
+            if finished.is_settled(found, active):
+                continue
+            rows = finished.may_be(found, active)
+            match = next((row for row in rows if self._match(row, (found,))), None)
+            rewritten += [row for row in rows if row is not match]
+            if match is None:
+                new.append(found)
+            else:
+                changed.append((match, found))
+        return changed, rewritten, new
+
+    def forget(self, left: Iterable[TrackedFile]) -> None:
+        """Forget files that left the position: an unchanged one is not opened again."""
+        for file in left:
+            self._recognised.pop(file.number, None)
+
+    def alive(self, files: Collection[TrackedFile]) -> set[int]:
+        """Return the numbers of the files that exist, judging by inode and birth."""
+        alive = set[int]()
+        for _ in range(2):  # a file in the middle of a rename may be missing once
+            there = {(found.inode, found.birth) for found in self.files()}
+            alive |= {file.number for file in files if (file.inode, file.birth) in there}
+            if len(alive) == len(files):
+                break
+        return alive
+
+    # -- where they are -------------------------------------------------------------------------------------------
+
     def finder(self) -> FileFinder:
         """Return an opener of tracked files, for one range of a step."""
         return FileFinder(self)
+
+    def _forget_places(self, needed: int) -> None:
+        """Forget the oldest places once there are too many: a step in flight asks for those of its own files."""
+        if len(self._last) > _MOST_PLACES + 2 * needed:
+            self._last = dict(list(self._last.items())[-_MOST_PLACES:])
 
     def last_found(self, file: TrackedFile) -> list[FoundFile]:
         """Return where the last survey found the file; empty if it did not."""
         found = self._last.get(file.number)
         return [] if found is None or not file.may_be(found) else [found]
 
-    def is_there(self, files: Iterable[TrackedFile]) -> bool:
+    def is_there(self, files: Collection[TrackedFile]) -> bool:
         """Return whether one of these files exists now: the previous listing may have missed a renamed one."""
-        places = _places(self.files())
+        places = _places(self.files(), files)
         for file in files:
-            if (opened := _open_one(file, places.get(file.slot, ()))) is not None:
+            if (opened := _open_one(file, places.get(_slot(file), ()))) is not None:
                 opened.close()
                 return True
         return False
 
     # -- files that are new ---------------------------------------------------------------------------------------
-
-    def _fresh(self, position: FilePosition, listed: list[FoundFile], known: set[str]) -> list[KnownPipeline]:
-        files = listed if self._many else self._rotated(position, listed)
-        new = [found for found in files if found.ident not in known]
-        return [(TrackedFile(f.name, position.seen + i, f.inode, birth=f.birth), f) for i, f in enumerate(new)]
 
     def _rotated(self, position: FilePosition, listed: list[FoundFile]) -> list[FoundFile]:
         """Return the path's file, preceded by files that were rotated away since the last known one.
@@ -199,11 +264,11 @@ class FileFinder:
         """
         opened = _open_one(file, self._scan.last_found(file))
         if opened is None and self._places is not None:
-            opened = _open_one(file, self._places.get(file.slot, ()))
+            opened = _open_one(file, self._places.get(_slot(file), ()))
         if opened is None:
             # it may have been renamed since the last listing
             self._places = _places(self._scan.files())
-            opened = _open_one(file, self._places.get(file.slot, ()))
+            opened = _open_one(file, self._places.get(_slot(file), ()))
         return opened
 
 
@@ -234,8 +299,27 @@ def _recognise(file: TrackedFile, found: FoundFile) -> _Match | None:
         return _Match(file, found, opened.lost(file))
 
 
-def _places(listed: Iterable[FoundFile]) -> Places:
+def _slot(file: TrackedFile | FoundFile) -> int | str:
+    return file.inode or file.name
+
+
+def _places(listed: Iterable[FoundFile], wanted: Iterable[TrackedFile] | None = None) -> Places:
+    """Return the listed files by slot; only those in the slots of ``wanted``, if that is given."""
+    slots = None if wanted is None else {_slot(file) for file in wanted}
     places: Places = {}
     for found in listed:
-        places.setdefault(str(found.inode) if found.inode else found.name, []).append(found)
+        slot = found.inode or found.name
+        if slots is None or slot in slots:
+            places.setdefault(slot, []).append(found)
     return places
+
+
+def _unknown(listed: list[FoundFile], known: list[KnownPipeline]) -> list[FoundFile]:
+    """Return the listed files that are not among the known ones."""
+    idents, slots = {found.ident for _, found in known}, {_slot(found) for _, found in known}
+    return [found for found in listed if (found.inode or found.name) not in slots or found.ident not in idents]
+
+
+def _numbered(new: list[FoundFile], first: int) -> Iterator[KnownPipeline]:
+    for number, found in enumerate(new, first):
+        yield TrackedFile(found.name, number, found.inode, birth=found.birth), found

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from conduit_dagster.connectors.file.listing import MARK, FilePosition, TrackedFile, parse_tracked
+from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.finished_files import FileLists, FinishedFiles
+from conduit_dagster.connectors.file.listing import MARK, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record
@@ -109,15 +111,29 @@ def read_lines(file: Readable, start: int, end: int, piece: int) -> Iterator[lis
         yield [b"".join(rest)]
 
 
-def advanced(start: FilePosition, end: FilePosition) -> Iterator[tuple[TrackedFile, TrackedFile]]:
-    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order."""
-    before = {file.number: file for file in start.files}
-    for last in end.files:
-        first = before.get(last.number) or TrackedFile(last.name, last.number, last.inode)
+def advanced(start: FilePosition, end: FilePosition, lists: FileLists) -> Iterator[tuple[TrackedFile, TrackedFile]]:
+    """Yield each file with a non-empty part in the range, at its start and at its end, in reading order.
+
+    A file is looked up in the lists of both positions as well: one that grew goes on where it was read up to.
+    """
+    before, finished = {file.number: file for file in start.files}, lists.of(start)
+    for last in _at(end, finished, lists.of(end)):
+        first = before.get(last.number) or finished.find(last.number) or TrackedFile(last.name, last.number, last.inode)
         if last.offset > first.offset:
             # the end of its range was observed later: from now on compare the file with that observation
             seen = {"birth": last.birth, "modified": last.modified, "changed": last.changed}
             yield msgspec.structs.replace(first, **seen), last
+
+
+def _at(end: FilePosition, before: FinishedFiles, finished: FinishedFiles) -> Iterable[TrackedFile]:
+    """Return the files of a position, and those in its lists that are not the same in the lists ``before``."""
+    if finished is before:
+        return end.files
+    here = {file.number for file in end.files}
+    # rows that both lists have are one object, unless the lists were loaded separately
+    rows = (row for number, row in finished.rows.items() if before.rows.get(number) is not row)
+    later = [row for row in rows if row.number not in here]
+    return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
 
 
 def cut_at(cut: TrackedFile, last: TrackedFile) -> TrackedFile:

@@ -1,4 +1,4 @@
-"""Files that a path currently refers to, in reading order, and a source's position: how far each of them is read."""
+"""Files that a path currently refers to, in reading order, and what a source knows of one that it read."""
 
 from __future__ import annotations
 
@@ -162,10 +162,6 @@ def _once(files: Iterable[FoundFile]) -> list[FoundFile]:
 
 MARK = 256
 """Bytes at either end that a mark covers."""
-_OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
-"""Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
-_NAMED = 8
-"""Most files that a place names one by one; more of them are digested."""
 
 
 class TrackedFile(msgspec.Struct, frozen=True):
@@ -199,11 +195,6 @@ class TrackedFile(msgspec.Struct, frozen=True):
     ahead_mark: str = ""
     """Mark of the file up to ``ahead``: lines that existed and were not read."""
 
-    @property
-    def slot(self) -> str:
-        """Key of the file among the existing files: its inode where it has one, else its name."""
-        return str(self.inode) if self.inode else self.name
-
     def may_be(self, found: FoundFile) -> bool:
         """Return whether a found file can be this one, judging by inode, birth and times, not by content."""
         if not self.inode or not found.inode:
@@ -216,38 +207,6 @@ class TrackedFile(msgspec.Struct, frozen=True):
         return found.modified >= self.modified and found.changed >= self.changed
 
 
-class FilePosition(msgspec.Struct, frozen=True):
-    """Position of a file source: every tracked file that still matters, in reading order."""
-
-    seen: int = 0
-    files: tuple[TrackedFile, ...] = ()
-
-    def with_files(self, files: dict[int, TrackedFile]) -> FilePosition:
-        """Return the position with these files in their new states, new ones at the end."""
-        kept = [files.get(file.number, file) for file in self.files]
-        known = {file.number for file in self.files}
-        fresh = [file for number, file in files.items() if number not in known]
-        return FilePosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON value that the engine stores."""
-        return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
-
-    def place(self) -> dict[str, Any]:
-        """Return the position without merely observed fields, which may differ at another observation."""
-        rows = [msgspec.structs.asdict(file) for file in self.files]
-        files = [{k: v for k, v in row.items() if k not in _OBSERVED} for row in rows]
-        if len(files) <= _NAMED:
-            return {"seen": self.seen, "files": files}
-        # each consumer's delivery hash covers all of it
-        return {"seen": self.seen, "files": hashlib.sha256(msgspec.json.encode(files)).hexdigest()}
-
-
-def parse_position(value: Any) -> FilePosition:
-    """Return the position from its stored JSON value."""
-    return msgspec.convert(value, FilePosition)
-
-
 def parse_tracked(value: Any) -> TrackedFile:
     """Return the file from a split's start or a boundary."""
     return msgspec.convert(value, TrackedFile)
@@ -258,4 +217,4 @@ def mark_of(head: bytes, tail: bytes) -> str:
     return hashlib.sha256(head + tail).hexdigest()[:16]
 
 
-learn(FilePosition, TrackedFile)
+learn(TrackedFile)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.collection_setting import CollectionPattern
-from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, open_tracked
+from conduit_dagster.connectors.file.file_position import FilePosition, parse_position
+from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey, open_tracked
+from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
 from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
 from conduit_dagster.connectors.file.listing import (
-    FilePosition,
     FoundFile,
     TrackedFile,
     is_many,
-    parse_position,
     parse_tracked,
     require_local,
 )
@@ -28,7 +28,7 @@ from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps,
 from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.recovery.errors import FatalError, TransientError
-from conduit_dagster.sdk import Block, ConnectorContext, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
 
 _LOOKS = 3
 _MOST_FILES = 1_000
@@ -61,11 +61,16 @@ class FileSource(Source):
         self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
         self._steps = FileSteps(self._settings.max_line)
         self._drain = Drain(self._surveyor, self._settings)
+        self._lists = FileLists(context)
 
     @property
     def unit(self) -> dict[str, Any]:
         """Absolute path, as the spelling in the pipeline file does not change the data."""
         return {"plugin": self.name, "path": self._path}
+
+    def attach_kept(self, kept: KeptValues) -> None:
+        """Keep the files that were read completely there, not in the position; only those of a folder or glob."""
+        self._lists.attach(kept)
 
     def initial(self) -> Position:
         """Return the position before the first file."""
@@ -100,9 +105,9 @@ class FileSource(Source):
     def _latest(self, start: Position, limit: Limit, horizon: Any) -> Position:
         """Try :meth:`latest` once. Raises ``FileChanged`` if a file is not the one that was listed."""
         position, left = parse_position(start), limit
-        survey = self._surveyor.survey(position)
+        survey = self._surveyor.survey(position, self._lists.of(position))
         changed: dict[int, TrackedFile] = {}
-        for seen in survey:
+        for seen in self._surveyor.unread(survey):
             bound = None if horizon is None else horizon.get(seen.found.ident, Bound())
             step = self._steps.take(seen, left, bound)
             if step.after is not None:
@@ -113,31 +118,37 @@ class FileSource(Source):
                 break  # later files come after this file's lines
         if not changed:
             return start
-        return self._kept(position, survey).with_files(changed).as_json()
+        return self._kept(position, survey, changed).as_json()
 
     def _must_wait(self, seen: SeenFile, step: Step) -> bool:
         """Return whether this file has lines that must be read before those of the next one."""
         unfinished = seen.followed and step.done < step.upto
         return step.limited or (unfinished and not self._many)
 
-    def _kept(self, position: FilePosition, survey: list[SeenFile]) -> FilePosition:
-        """Return the position with only the files that still exist."""
-        births = {seen.file.number: seen.found.birth for seen in survey}
-        gone = [file for file in position.files if file.number not in births]
+    def _kept(self, position: FilePosition, survey: Survey, changed: dict[int, TrackedFile]) -> FilePosition:
+        """Return the position after a step, with only the files that still exist."""
+        here = {file.number: found for file, found in survey.known}
+        gone = [file for file in position.files if file.number not in here]
         # a file renamed into an already listed part of the folder must not be taken for a new one later
-        if gone and self._surveyor.is_there(gone):
+        if (gone or survey.rewritten) and self._surveyor.is_there([*gone, *survey.rewritten]):
             raise FileChanged
-        here = [file for file in position.files if file.number in births]
+        there = [file for file in position.files if file.number in here]
         # versions without birth times stored none
-        files = [msgspec.structs.replace(f, birth=f.birth or births[f.number]) for f in here]
-        return FilePosition(position.seen, tuple(files))
+        files = [msgspec.structs.replace(file, birth=file.birth or here[file.number].birth) for file in there]
+        kept = msgspec.structs.replace(position, files=tuple(files))
+        if self._many and self._lists.is_writable:
+            states = FileStates(here, gone, survey.listed, survey.rewritten)
+            kept = self._lists.left(kept, states, changed, self._surveyor.alive)
+        elif position.read is not None:
+            kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
+        return kept.with_files(changed, self._lists.back(position, changed))
 
     # -- ranges that were given -----------------------------------------------------------------------------------
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless all files of the range still hold it, unchanged as far as their marks tell."""
         finder = self._surveyor.finder()
-        for _, last in advanced(parse_position(start), parse_position(end)):
+        for _, last in self._ranges(start, end):
             self._open(last, finder).close()
 
     def gives_up(self, start: Position, end: Position) -> bool:
@@ -149,6 +160,9 @@ class FileSource(Source):
         except FatalError:
             return True
         return False
+
+    def _ranges(self, start: Position, end: Position) -> Iterator[tuple[TrackedFile, TrackedFile]]:
+        return advanced(parse_position(start), parse_position(end), self._lists)
 
     def _open(self, file: TrackedFile, finder: FileFinder) -> OpenFile:
         opened = finder.open(file)
@@ -163,20 +177,22 @@ class FileSource(Source):
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
-        cut, before = parse_tracked(boundary), parse_position(start)
+        cut, before, after = parse_tracked(boundary), parse_position(start), parse_position(end)
         changed: dict[int, TrackedFile] = {}
-        for first, last in advanced(before, parse_position(end)):
+        for first, last in advanced(before, after, self._lists):
             if last.number == cut.number:
                 if cut.offset > first.offset:
                     changed[cut.number] = cut_at(cut, last)
                 break
             changed[last.number] = last
-        return before.with_files(changed).as_json() if changed else start
+        if not changed:
+            return start
+        return before.like(after).with_files(changed, self._lists.back(before, changed)).as_json()
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal bytes."""
         finder, splits, ordinal = self._surveyor.finder(), list[Split](), 0
-        ranges = list(advanced(parse_position(start), parse_position(end)))
+        ranges = list(self._ranges(start, end))
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
         for first, last in ranges:
             with self._open(last, finder) as opened:
@@ -248,5 +264,14 @@ class FileSource(Source):
 
     def lag(self, position: Position) -> int | None:
         """Return the number of bytes not read yet."""
-        survey = self._surveyor.survey(parse_position(position))
-        return sum(max(0, seen.found.size - seen.file.offset) for seen in survey)
+        where = parse_position(position)
+        survey = self._surveyor.survey(where, self._lists.of(where))
+        return sum(max(0, seen.found.size - seen.file.offset) for seen in self._surveyor.unread(survey))
+
+    def counts(self, position: Position) -> Mapping[str, int]:
+        """Return how many files are read completely, as far as they were looked at, and how many are not."""
+        where = parse_position(position)
+        active = {file.number for file in where.files}
+        finished = sum(number not in active for number in self._lists.of(where).rows)
+        unread = sum(file.size > file.offset for file in where.files)
+        return {"files_read": finished + len(active) - unread, "files_unread": unread}

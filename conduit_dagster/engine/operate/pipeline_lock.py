@@ -17,7 +17,7 @@ from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.operator_errors import never_ran
-from conduit_dagster.engine.registering import attach_logs
+from conduit_dagster.engine.registering import attach_kept, attach_logs
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.engine.run_jobs import Jobs
 from conduit_dagster.engine.run_options import RunOptions
@@ -105,6 +105,7 @@ def owned(
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
         bound = with_open_replay(bound, store.load())
+        attach_kept(bound.compiled, store.kept_values)
         yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
     finally:
         SourceAcks(bound.compiled).close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,8 +16,10 @@ from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
+from conduit_dagster.engine.registering import attach_kept
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
 from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load
@@ -132,6 +135,8 @@ def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
     state = stored(database, pipeline)
     if state is None:
         return []
+    if bound is not None:
+        attach_kept(bound.compiled, partial(KeptReader, database, pipeline))
     logs = {view.source: view for view in logs_of(database, pipeline, base)}
     joined = joined_of(state)
     collections = collection_rows(database, pipeline)
@@ -174,6 +179,7 @@ def _facts(
         "joined": join,
         "log": None if log is None else _log_facts(log, position),
         "lag": None if source is None else lag_of(source, read),
+        "counts": {} if source is None else _counts(source, read),
         "lag_unit": None if source is None else source.lag_unit,
     }
 
@@ -186,6 +192,13 @@ def _log_facts(log: LogView, position: int) -> Facts:
         "waiting": state.next_offset - position,
         "source_position": state.position,
     }
+
+
+def _counts(source: Source, position: Any) -> dict[str, int]:
+    try:
+        return dict(source.counts(position))
+    except Exception:  # noqa: BLE001  # any plugin's code
+        return {}
 
 
 def lag_of(source: Source, position: Any) -> int | None:

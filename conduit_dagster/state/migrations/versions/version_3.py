@@ -1,0 +1,21 @@
+"""Version 3: values that positions refer to by digest. It also stops an older program, which would not look there."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0003"
+down_revision = "0002"
+
+
+def upgrade() -> None:
+    """Add the table. Stored positions stay as they are: the next step of a source writes the new form."""
+    op.create_table(
+        "conduit_kept_values",
+        sa.Column("pipeline", sa.String(128), primary_key=True),
+        sa.Column("source", sa.String(256), primary_key=True),
+        sa.Column("digest", sa.String(64), primary_key=True),
+        sa.Column("used_ns", sa.BigInteger(), nullable=False),
+        sa.Column("value", sa.LargeBinary(), nullable=False),
+    )

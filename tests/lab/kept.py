@@ -1,0 +1,33 @@
+"""Values that positions refer to, without a state store."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from conduit_dagster.connectors.file import finished_files
+
+
+class MemoryValues:
+    """Values in memory, for tests that make thousands of positions."""
+
+    is_writable = True
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.written = 0
+
+    def get(self, digest: str) -> bytes | None:
+        return self.values.get(digest)
+
+    def put(self, value: bytes) -> str:
+        digest = hashlib.sha256(value).hexdigest()
+        self.values[digest] = value
+        self.written += len(value)
+        return digest
+
+
+def leave_at(patch: pytest.MonkeyPatch, files: int) -> None:
+    """So many finished files leave the position together."""
+    patch.setattr(finished_files, "LEAVES_AT", files)
