@@ -45,10 +45,10 @@ MOVES = st.one_of(
 class Twin:
     """A reader whose finished files leave the position once there are so many, and what it was given."""
 
-    def __init__(self, root: Path, leaves_at: int) -> None:
+    def __init__(self, root: Path, leaves_at: int, on_gone: str) -> None:
         self.leaves_at = leaves_at
         self.kept = MemoryValues()
-        self.reader = Reader(root, "in/", self.kept, **WAITS)
+        self.reader = Reader(root, "in/", self.kept, **{**WAITS, "on-gone": on_gone})
         self.earlier: list[Any] = [self.reader.position]
 
     def latest(self, limit: Limit) -> Any:
@@ -88,10 +88,10 @@ class Twin:
 class Folder:
     """A folder that others change, and two readers of it: files leave the position of only one."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, on_gone: str) -> None:
         self.inbox = root / "in"
         self.inbox.mkdir()
-        self.twins = Twin(root, 1), Twin(root, NEVER)
+        self.twins = Twin(root, 1, on_gone), Twin(root, NEVER, on_gone)
         self.lines = 0
         self.before: list[bytes] = [b"x\n"]
 
@@ -187,18 +187,35 @@ class Gone(Exception):  # noqa: N818  # both readers say it
     """Lines that were seen are gone."""
 
 
-@settings(max_examples=150, deadline=None)
-@given(moves=st.lists(MOVES, max_size=40))
-def test_the_same_records_and_places_whether_files_leave_or_stay(moves: list[tuple[str, int, int]]) -> None:
-    """Late older names, renames, files that grow again or are rewritten, inodes used again, restarts and cut steps."""
+def compare(moves: list[tuple[str, int, int]], on_gone: str) -> None:
     root = Path(tempfile.mkdtemp())
     try:
-        folder = Folder(root)
+        folder = Folder(root, on_gone)
         try:
             for name, one, other in moves:
                 getattr(folder, name.replace(" ", "_"))(one, other)
             folder.read_up(0, 0)
         except Gone:
-            return
+            assert on_gone == "fail"
     finally:
         shutil.rmtree(root)
+
+
+HISTORIES = st.lists(MOVES, min_size=15, max_size=40)
+
+
+@settings(max_examples=60)
+@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
+def test_the_same_records_and_places_whether_files_leave_or_stay(
+    moves: list[tuple[str, int, int]], on_gone: str
+) -> None:
+    """Late older names, renames, files that grow again or are rewritten, inodes used again, restarts and cut steps."""
+    compare(moves, on_gone)
+
+
+@pytest.mark.slow
+@settings(max_examples=1_500)
+@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
+def test_many_histories(moves: list[tuple[str, int, int]], on_gone: str) -> None:
+    """As above."""
+    compare(moves, on_gone)

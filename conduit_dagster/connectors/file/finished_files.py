@@ -181,9 +181,7 @@ class FileLists:
         hidden += [void(file.number) for file in states.rewritten]
         read = read.moved([*leaving, *states.gone], ())
         if leaving or hidden:
-            again = [
-                row for file in states.survey.listed if file.number not in changed for row in states.finished(file)
-            ]
+            again = [row for file in states.listed if file.number not in changed for row in states.finished(file)]
             read = self._added(finished, read, [*leaving, *hidden, *again], alive)
         numbers = {row.number for row in leaving}
         files = tuple(file for file in position.files if file.number not in numbers)
