@@ -21,7 +21,7 @@ from conduit_dagster.sdk import Block, Limit, ReadOptions
 
 NEVER = 10**9
 WAITS = {"rotate-wait": "0s", "unterminated-wait": "0s"}
-FILES = st.integers(0, 5)
+FILES = st.integers(0, 3)
 MOVES = st.one_of(
     st.tuples(st.just("create"), FILES, st.integers(1, 4)),
     st.tuples(st.just("append"), FILES, st.integers(1, 4)),
@@ -219,3 +219,215 @@ def test_the_same_records_and_places_whether_files_leave_or_stay(
 def test_many_histories(moves: list[tuple[str, int, int]], on_gone: str) -> None:
     """As above."""
     compare(moves, on_gone)
+
+
+# -- single histories -------------------------------------------------------------------------------------------------
+
+
+class Inbox:
+    """A folder and a reader of it, of which finished files leave at once."""
+
+    def __init__(self, root: Path, patch: pytest.MonkeyPatch, leaves_at: int = 1) -> None:
+        leave_at(patch, leaves_at)
+        self.folder, self.kept = root / "in", MemoryValues()
+        self.folder.mkdir()
+        self.reader = Reader(root, "in/", self.kept, **WAITS)
+        self.others = 0
+
+    def write(self, name: str, *lines: str) -> None:
+        (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
+
+    def step(self) -> list[str]:
+        return self.reader.step()
+
+    def leave(self) -> None:
+        """Another file is read: what was read before it leaves."""
+        self.others += 1
+        self.write(f"z{self.others}", "other")
+        assert self.step() == ["other"]
+
+    @property
+    def names(self) -> list[str]:
+        return [file["name"] for file in self.reader.position["files"]]
+
+
+@pytest.fixture
+def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    return Inbox(tmp_path, monkeypatch)
+
+
+def test_a_finished_file_leaves_and_comes_back_when_it_grows(inbox: Inbox) -> None:
+    """It goes on where it was read up to, under its number, also in a new process."""
+    inbox.write("a", "1", "2")
+    inbox.step()
+    inbox.leave()
+    assert inbox.names == ["z1"]
+    append(inbox.folder / "a", "3\n")
+    inbox.reader.restart()
+    (record,) = inbox.reader.records(inbox.reader.source.latest(inbox.reader.position, MUCH))
+    assert (record.after, record.position, record.key) == (b"3", "0:a:6", b"3")
+    assert inbox.step() == ["3"]
+    assert inbox.names == ["a"]
+    inbox.leave()
+    assert inbox.names == ["z2"]
+    assert inbox.reader.source.counts(inbox.reader.position) == {"files_read": 3, "files_unread": 0}
+
+
+def test_a_file_that_is_written_again_as_it_was_is_read_again(inbox: Inbox) -> None:
+    """Its row is true no more once another content was read from it."""
+    inbox.write("a", "old 1", "old 2")
+    inbox.step()
+    inbox.leave()
+    inbox.write("a", "new")
+    assert inbox.step() == ["new"]
+    inbox.leave()
+    inbox.write("a", "old 1", "old 2")
+    assert inbox.step() == ["old 1", "old 2"]
+
+
+def test_a_row_that_came_back_is_not_found_as_it_was_before(inbox: Inbox) -> None:
+    inbox.write("a", "1")
+    inbox.step()
+    inbox.leave()
+    append(inbox.folder / "a", "2\n")
+    assert inbox.step() == ["2"]
+    inbox.write("a", "other")
+    assert inbox.step() == ["other"]
+    inbox.write("a", "1")
+    assert inbox.step() == ["1"]
+
+
+def test_a_step_that_reads_nothing_returns_its_start(inbox: Inbox) -> None:
+    """Also where files could leave: else an idle pipeline would plan steps for ever."""
+    inbox.write("a", "1")
+    inbox.step()
+    source, start = inbox.reader.source, inbox.reader.position
+    assert source.latest(start, MUCH) is start
+    assert inbox.kept.written == 0
+
+
+def test_a_few_finished_files_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list for each file of a trickle would be as many rows of the store."""
+    inbox = Inbox(tmp_path, monkeypatch, 10)
+    for _ in range(10):
+        inbox.leave()
+    assert (len(inbox.names), inbox.kept.values) == (10, {})
+    inbox.leave()
+    assert (inbox.names, len(inbox.kept.values)) == (["z11"], 1)
+
+
+def test_a_file_without_a_birth_time_stays(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next file that gets its inode would be taken for it, long after it was deleted."""
+    monkeypatch.setattr("conduit_dagster.connectors.file.birth.birth_of", lambda file: 0)
+    monkeypatch.setattr("conduit_dagster.connectors.file.birth._known", {})
+    inbox.write("a", "1")
+    inbox.step()
+    inbox.leave()
+    assert inbox.names == ["a", "z1"]
+
+
+def test_positions_without_lists_are_read_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position of the version before, and its place: the names of stored plans depend on it."""
+    inbox = Inbox(tmp_path, monkeypatch)
+    before = Reader(tmp_path, "in/", **WAITS)
+    inbox.write("a", "1")
+    inbox.write("b", "2")
+    before.step()
+    place = before.source.place(before.position)
+    assert place["files"][0]["name"] == "a"
+    inbox.reader.position = before.position
+    assert inbox.reader.source.place(before.position) == place
+    inbox.write("c", "3")
+    append(inbox.folder / "a", "more\n")
+    assert inbox.step() == ["more", "3"]
+    assert inbox.names == ["a", "c"]
+
+
+def test_lists_are_merged_and_deleted_files_are_forgotten(inbox: Inbox) -> None:
+    """An inbox whose files are deleted once they are read does not grow for ever."""
+    for _ in range(64):
+        inbox.leave()
+        (inbox.folder / f"z{max(1, inbox.others - 1)}").unlink(missing_ok=True)
+    read = parse_position(inbox.reader.position).read
+    assert read is not None
+    assert sum(rows for _, rows in read.lists) <= 4
+    assert inbox.reader.position["seen"] == 64
+
+
+def test_missing_list_says_what_to_do(inbox: Inbox) -> None:
+    inbox.write("a", "1")
+    inbox.step()
+    inbox.leave()
+    inbox.kept.values.clear()
+    inbox.reader.restart()
+    with pytest.raises(FatalError, match="list of files that were read") as caught:
+        inbox.step()
+    assert (caught.value.code, caught.value.node) == ("file.list_gone", "p:in")
+    assert "conduit-dagster positions rewind p in --to-start" in (caught.value.fix or "")
+
+
+def test_a_place_tells_apart_what_differs(inbox: Inbox) -> None:
+    """A file that grows and is finished again is at another place: else a delivery would have the name of an earlier."""
+    places = list[Any]()
+    inbox.write("a", "1")
+    for number in range(4):
+        inbox.step()
+        inbox.leave()
+        places.append(inbox.reader.source.place(inbox.reader.position)["sum"])
+        append(inbox.folder / "a", f"{number}\n")
+    assert len(set(places)) == 4
+
+
+@pytest.mark.parametrize("leaves_at", [1, 5, NEVER])
+def test_the_place_of_a_boundary_does_not_depend_on_the_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: int
+) -> None:
+    """Steps of one record, of seven, and of everything; from files that leave at once, late, or never."""
+    inbox = Inbox(tmp_path, monkeypatch, leaves_at)
+    for number in range(30):
+        inbox.write(f"{number:02d}", *(f"{number}.{i}" for i in range(number % 4 + 1)))
+    places = list[Any]()
+    for most in (1, 7, 1_000):
+        reader = Reader(tmp_path, "in/", MemoryValues(), **WAITS)
+        while reader.step(Limit(most, 10_000)):
+            pass
+        places.append(reader.source.place(reader.position))
+    assert places[0] == places[1] == places[2]
+    assert places[0]["seen"] == 30
+
+
+def test_ranges_over_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rewind asks for them, in a new process: from the beginning, and from a position in between."""
+    inbox = Inbox(tmp_path, monkeypatch)
+    positions = [inbox.reader.position]
+    for number in range(12):
+        inbox.write(f"{number:02d}", f"{number}")
+        append(inbox.folder / "00", f"more {number}\n")
+        inbox.step()
+        positions.append(inbox.reader.position)
+    for begin in (0, 3, 9):
+        reader = Reader(tmp_path, "in/", inbox.kept, **WAITS)
+        reader.position = positions[begin]
+        found = {record.after.decode() for record in reader.records(positions[-1])}
+        lines = {f"{number}" for number in range(begin, 12)} | {f"more {number}" for number in range(begin, 12)}
+        assert found == lines
+        reader.source.verify(positions[begin], positions[-1])
+        assert reader.source.split(positions[-1], positions[begin], 1) == []
+
+
+@pytest.mark.slow
+def test_what_a_step_stores_does_not_grow_with_the_files(tmp_path: Path) -> None:
+    """From 1,000 to 20,000 files, a thousand a step: the position and its lists, in bytes."""
+    (tmp_path / "in").mkdir()
+    kept = MemoryValues()
+    reader, sizes = Reader(tmp_path, "in/", kept, **WAITS), list[int]()
+    for step in range(20):
+        for number in range(1_000):
+            (tmp_path / "in" / f"{step:02d}-{number:03d}").write_text("{}\n")
+        before = kept.written
+        assert len(reader.step(Limit(10**6, 10**9))) == 1_000
+        sizes.append(len(json.dumps(reader.position)))
+        # a merge writes more at once, and seldom
+        assert kept.written - before <= 20 * 20_000
+    assert max(sizes[1:]) < 1.01 * sizes[0]
+    assert kept.written / 20 < 100_000
