@@ -159,6 +159,7 @@ def test_letters_of_a_store_of_version_1_count_as_indexed(database: sa.Engine, d
         connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_part")
         connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_end")
         connection.exec_driver_sql("ALTER TABLE conduit_dead_letter_parts DROP COLUMN indexed")
+        connection.exec_driver_sql("DROP TABLE conduit_kept_values")
         connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0001'")
         older = tables.dead_letter_parts
         connection.execute(sa.insert(sa.table(older.name, *map(sa.column, part))).values(**part))
@@ -167,4 +168,21 @@ def test_letters_of_a_store_of_version_1_count_as_indexed(database: sa.Engine, d
     with opened.connect() as connection:
         assert differences(connection) == []
         assert connection.execute(sa.select(older.c.indexed)).scalar_one() == 7
+    opened.dispose()
+
+
+def test_a_store_of_version_2_gets_a_table_of_values(database: sa.Engine, database_url: str) -> None:
+    """Its rows stay as they are; its own program refuses the store from then on, as it would not find the values."""
+    position = '{"seen": 1, "files": []}'
+    row = {"pipeline": "p", "source": "in", "next_offset": 1, "position": position}
+    with database.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE conduit_kept_values")
+        connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0002'")
+        connection.execute(sa.insert(tables.logs).values(**row))
+    database.dispose()
+    opened = open_database(database_url)
+    with opened.connect() as connection:
+        assert differences(connection) == []
+        assert connection.execute(sa.select(tables.logs.c.position)).scalar_one() == position
+    assert version(opened) == tables.VERSION > 2
     opened.dispose()
