@@ -30,6 +30,9 @@ _MOST_RUNS = 4
 class Editing:
     """One pipeline. An action that makes no sense where it stands does nothing: lists of them can be shortened."""
 
+    folders = False
+    """Whether a unit is a folder: what is appended becomes a new file, or lies behind its newest one."""
+
     def __init__(self, lab: Lab, database: Callable[[], str], batch: int, log: str, kinds: dict[str, str]) -> None:
         """``database``: makes one for destinations that need it; ``kinds`` of destinations by id."""
         self._lab, self._database, self._kinds = lab, database, kinds
@@ -40,6 +43,7 @@ class Editing:
         self._crash: str | None = ""
         for unit in UNITS:
             lab.write(f"{unit}.jsonl", [])
+            (lab.root / unit).mkdir()
         self._add(next(iter(kinds)), False, False)
 
     def do(self, action: Action) -> None:
@@ -54,12 +58,13 @@ class Editing:
     def _append(self, unit: str, count: int) -> None:
         values = range(self._values, self._values + count)
         self._values += count
-        self._lab.write(f"{unit}.jsonl", [{"i": value} for value in values], mode="a")
+        name = f"{unit}/{self._values // 3:03d}.jsonl" if self.folders else f"{unit}.jsonl"
+        self._lab.write(name, [{"i": value} for value in values], mode="a")
         self.oracle.files[unit].extend(values)
 
     def _rotate(self, unit: str) -> None:
         path = self._lab.root / f"{unit}.jsonl"
-        if self.oracle.may_rotate(unit):
+        if not self.folders and self.oracle.may_rotate(unit):
             path.rename(f"{path}.{len(list(path.parent.glob(f'{path.name}.*')))}")
             self._lab.write(path.name, [])
             self.oracle.rotated(unit)
@@ -198,7 +203,10 @@ class Editing:
     def _write(self) -> None:
         config = self.config
         self._lab.pipeline(
-            connectors=[source(f"./{config.unit}.jsonl"), *map(self._connector, config.outputs.values())],
+            connectors=[
+                source(f"./{config.unit}" + ("/" if self.folders else ".jsonl")),
+                *map(self._connector, config.outputs.values()),
+            ],
             processors=[DECODE, *_filter(config.drops), *_error("bad", NACK, config.nacks)],
             delivery={"strategy": "exactly-once", "log": config.log, "batch-size": config.batch},
             **{"dead-letter-queue": queue()},

@@ -31,6 +31,7 @@ from engine.edits.oracle import FILTER, NACK, REFUSE
 from hypothesis import HealthCheck, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from lab.kept import leave_at
 from lab.postgres_server import PostgresServer
 from lab.support import Lab
 from pyspark.sql import SparkSession
@@ -303,8 +304,7 @@ def make(tmp_path: Path, spark: SparkSession, request: pytest.FixtureRequest) ->
     return new
 
 
-def test_edits_and_crashes(make: Make) -> None:
-    """Whatever is edited and wherever a run is killed: everything comes once, and in order."""
+def _explore(make: Make) -> None:
     print(f"EDITS={EXAMPLES} EDITS_SEED={SEED}")
 
     class Machine(EditedPipeline):
@@ -319,3 +319,15 @@ def test_edits_and_crashes(make: Make) -> None:
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     )
     run_state_machine_as_test(seed(SEED)(Machine), settings=how)
+
+
+def test_edits_and_crashes(make: Make) -> None:
+    """Whatever is edited and wherever a run is killed: everything comes once, and in order."""
+    _explore(make)
+
+
+def test_edits_of_folders(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, from folders: each file that was read completely leaves the position at once."""
+    leave_at(monkeypatch, 1)
+    monkeypatch.setattr(Editing, "folders", True)
+    _explore(make)

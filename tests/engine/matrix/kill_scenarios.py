@@ -14,6 +14,8 @@ STEP = 10
 """Records of one source in one step."""
 FIRST = {"in": 0, "in2": 100}
 """The number of each source's first record."""
+_OF_A_FILE = 4
+"""Records of a file where a folder is read."""
 CHECK = 'ALTER TABLE "{table}" ADD CONSTRAINT no_seven CHECK (i % 10 <> 7)'
 DEFERRED = """
     CREATE FUNCTION "{table}_refuse"() RETURNS trigger LANGUAGE plpgsql AS
@@ -56,6 +58,8 @@ class Scenario:
     """Whether of each three numbers in a row only the first one goes on; some of these lie in two steps."""
     query: bool = False
     """Whether both are a query's doing, which Spark computes while the stage runs."""
+    files: bool = False
+    """Whether it reads a folder, some files of which end within a step."""
     chained: bool = False
     """Whether it reads the log of another pipeline instead of the file."""
     refused: str = ""
@@ -118,7 +122,7 @@ class Scenario:
     def _source(self, source: str) -> dict[str, Any]:
         if self.chained:
             return chained(name=source, processors=[DECODE])
-        settings = {"path": f"./{source}{self.steps}.jsonl"}
+        settings = {"path": f"./{source}{self.steps}" + ("/" if self.files else ".jsonl")}
         return {"id": source, "type": "source", "plugin": "builtin:file", "settings": settings, "processors": [DECODE]}
 
     def _outputs(self, name: str, places: list[Place]) -> list[dict[str, Any]]:
@@ -159,7 +163,10 @@ def write_sources(lab: Lab) -> None:
     """The files that all pipelines of a project read."""
     for source, first in FIRST.items():
         for steps in {scenario.steps for scenario in SCENARIOS.values()}:
-            lab.write(f"{source}{steps}.jsonl", [{"i": first + i} for i in range(steps * STEP)])
+            rows = [{"i": first + i} for i in range(steps * STEP)]
+            lab.write(f"{source}{steps}.jsonl", rows)
+            for begin in range(0, len(rows), _OF_A_FILE):
+                lab.write(f"{source}{steps}/{begin:03d}.jsonl", rows[begin : begin + _OF_A_FILE])
 
 
 # the last record of a step and the first of the next are among them
@@ -179,6 +186,8 @@ _ALL = (
     Scenario("once", ("file", "postgres"), ("exactly-once",), once=True, nacked=(9,)),
     Scenario("query", ("file", "parquet"), ("exactly-once",), nacked=_BAD, filtered=True, query=True),
     Scenario("chain", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, chained=True),
+    # what was read completely leaves the position (kill_runs: at once)
+    Scenario("files", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, files=True),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

@@ -89,7 +89,7 @@ def _live(life: Callable[[str], object], pipeline: str, deaths: Deaths) -> None:
 
 def main(root: str, url: str, cases: str, report: str, does: str) -> NoReturn:
     """Never returns."""
-    runs = Runs(Path(root), open_session(SparkSettings(url=url), "victim"))
+    runs = Runs(Path(root), open_session(SparkSettings(url=url), "victim")).__enter__()
     wanted: dict[str, str] = json.loads(Path(cases).read_text())
     deaths = Deaths(wanted)
     life = runs.replay if does == "replay" else runs.to_the_end
