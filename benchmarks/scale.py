@@ -26,6 +26,7 @@ from conduit_dagster.sdk import ConnectorContext, Limit
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.dead_letters import insert_parts
+from conduit_dagster.state.kept_values import KeptStore
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.steps import Plan, Range, encode
 from conduit_dagster.state.store import PipelineStore
@@ -83,28 +84,48 @@ def _files(root: Path, size: int) -> dict[str, Any]:
         path = root / "in" / f"{number:08d}.jsonl"
         path.write_bytes(b'{"n":%d}\n' % number)
         os.utime(path, (quiet, quiet))
+    database = open_database(f"sqlite:///{root}/state.db")
+    lease = acquire(database, "p", 30)
+    kept = _Kept(PipelineStore(database, lease).kept_values("in"))
     context = ConnectorContext("p", "in", str(root), Clock(7))
     source = FileSource(FileSourceSettings.model_validate({"path": "in/"}), context)
+    source.attach_kept(kept)
     start, end = source.initial(), source.initial()
-    plan_ms = 0.0
+    steps, plan_ms = 0, 0.0
     while True:
         following, ms = _timed(lambda: source.latest(end, _LIMIT))  # noqa: B023  # called at once
         if following == end:
             idle_ms = ms
             break
-        start, end, plan_ms = end, following, ms
+        start, end, plan_ms, steps = end, following, ms, steps + 1
     place, place_ms = _timed(lambda: (source.place(start), source.place(end)))
     split_ms = _timed(lambda: source.split(start, end, 2))[1]
     verify_ms = _timed(lambda: source.verify(start, end))[1]
     named = [{"source": "in", "generation": 1, "start": place[0], "end": place[1]}]
     stored = len(encode(Plan(1, 1, [Range("in", 1, start, end, 0)], named=named)))
+    lease.release()
+    database.dispose()
     return {
         "files": size,
         "step_ms": round(plan_ms + place_ms + split_ms + verify_ms),
+        "plan_ms": round(plan_ms),
         "idle_look_ms": round(idle_ms),
         "plan_bytes": stored,
         "position_bytes": len(json.dumps(end)),
+        "list_bytes_per_step": kept.written // steps,
     }
+
+
+class _Kept:
+    """The values of a source, with the bytes that were put."""
+
+    def __init__(self, store: KeptStore) -> None:
+        self._store, self.get, self.is_writable = store, store.get, store.is_writable
+        self.written = 0
+
+    def put(self, value: bytes) -> str:
+        self.written += len(value)
+        return self._store.put(value)
 
 
 # -- dead letters of a step -------------------------------------------------------------------------------------------

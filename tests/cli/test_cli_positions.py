@@ -5,9 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+import sqlalchemy as sa
+from lab.kept import leave_at
 from lab.operating import NAMESPACE, RECORDS, after_bulk_error, append, build, error, events, offsets, result, snapshot
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, destination, queue, source
+
+from conduit_dagster.state.tables import kept_values
 
 
 def source_row(run: Any, name: str = "in") -> Any:
@@ -187,3 +192,58 @@ def test_a_second_pass_reaches_a_destination_that_keeps_hashes(run, lab: Lab, sc
     second = lab.documents("out.sent")[len(first) :]
     assert [row["values"] for row in second] == [row["values"] for row in first]
     assert second[0]["hash"] != first[0]["hash"]
+
+
+def many_files(lab: Lab, count: int) -> None:
+    """A folder, of which each step reads two files."""
+    for number in range(count):
+        lab.write(f"in/{number:02d}.jsonl", [{"i": number}])
+    delivery = {"batch-size": 2}
+    lab.pipeline(connectors=[source("./in/"), destination()], delivery=delivery, **{"dead-letter-queue": queue()})
+
+
+def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewind(
+    run, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are no longer in the position: it refers to lists of them, which rewinds and lags look into."""
+    leave_at(monkeypatch, 1)
+    many_files(lab, 8)
+    assert lab.run().error is None
+    row = source_row(run)
+    assert [file["name"] for file in row["position"]["files"]] == ["06.jsonl", "07.jsonl"]
+    assert (row["counts"], row["lag"]) == ({"files_read": 8, "files_unread": 0}, 0)
+    assert "8 files read, 0 files unread" in " ".join(run("positions", "show").out.split())
+    early = json.dumps(row["position"])
+    many_files(lab, 13)
+    assert source_row(run)["lag"] == sum(
+        (lab.root / "in" / f"{number:02d}.jsonl").stat().st_size for number in range(8, 13)
+    )
+    assert lab.run().error is None
+    late = json.dumps(source_row(run)["position"])
+    assert result(run("positions", "rewind", "p", "--to", early, "--json"))["changed"] is True
+    refusal = error(run("positions", "rewind", "p", "--to", late, "--json"))
+    assert (refusal["code"], "5 records" in refusal["message"]) == ("positions.forward", True)
+    assert lab.run().progress.read == 5
+    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["changed"] is True
+    assert lab.run().progress.read == 13
+
+
+def test_a_position_whose_lists_are_gone_is_refused(run, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So is a run that needs them; it says how to begin anew."""
+    leave_at(monkeypatch, 1)
+    many_files(lab, 8)
+    assert lab.run().error is None
+    printed = json.dumps(source_row(run)["position"])
+    many_files(lab, 10)
+    assert lab.run().error is None
+    with lab.store() as database, database.begin() as connection:
+        connection.execute(sa.delete(kept_values))
+    assert source_row(run)["lag"] is None
+    refusal = error(run("positions", "rewind", "p", "--to", printed, "--json"))
+    assert (refusal["code"], "list of files" in refusal["message"]) == ("positions.invalid", True)
+    failed = lab.run().error
+    assert failed is not None
+    assert (failed.code, failed.node, failed.fatal) == ("file.list_gone", "p:in", True)
+    assert "conduit-dagster positions rewind p in --to-start" in (failed.fix or "")
+    assert result(run("positions", "rewind", "p", "in", "--to-start", "--json"))["changed"] is True
+    assert lab.run().progress.read == 10

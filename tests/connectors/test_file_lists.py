@@ -367,7 +367,7 @@ def test_missing_list_says_what_to_do(inbox: Inbox) -> None:
 
 
 def test_a_place_tells_apart_what_differs(inbox: Inbox) -> None:
-    """A file that grows and is finished again is at another place: else a delivery would have the name of an earlier."""
+    """A file that grows and is finished again is at another place: else two deliveries would have one name."""
     places = list[Any]()
     inbox.write("a", "1")
     for number in range(4):

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from lab.commit_log_lab import LogLab
 from lab.conformance_runs import Make, context, run_check
+from lab.kept import MemoryValues, leave_at
 from pyspark.sql import SparkSession
 
 from conduit_dagster.builtin_plugins import SOURCES
@@ -44,6 +45,25 @@ class TestFile(SourceConformance):
             (tmp_path / f"in{number}.jsonl").write_text("\n".join([*lines, "", "no json", ""]))
         path = "in0.jsonl" if request.param == "one" else "in*.jsonl"
         return lambda: FileSource(FileSourceSettings.model_validate({"path": path}), context(tmp_path))
+
+
+class TestFilesThatLeave(SourceConformance):
+    """A folder whose finished files leave the position at once, into a store that all instances share."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+        leave_at(monkeypatch, 1)
+        for number in range(9):
+            lines = [json.dumps({"file": number, "i": i}) for i in range(5)]
+            (tmp_path / f"in{number}.jsonl").write_text("\n".join([*lines, ""]))
+        kept = MemoryValues()
+
+        def made() -> FileSource:
+            source = FileSource(FileSourceSettings.model_validate({"path": "in*.jsonl"}), context(tmp_path))
+            source.attach_kept(kept)
+            return source
+
+        return made
 
 
 class TestGenerator(SourceConformance):

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
-from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, list_family, list_many
+from conduit_dagster.connectors.file.folder_look import FolderLooks
+from conduit_dagster.connectors.file.listing import (
+    FolderEntry,
+    FoundFile,
+    TrackedFile,
+    list_entries,
+    list_family,
+    list_many,
+)
 from conduit_dagster.connectors.file.opened import OpenFile, open_found
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
@@ -88,6 +96,13 @@ class FileScan:
         self._last: dict[int, FoundFile] = {}
         """Where files were when they were last looked at."""
         self._quiet = Quiet()
+        self._folder = FolderLooks(self._entries)
+
+    def _entries(self) -> list[FolderEntry]:
+        try:
+            return list_entries(self._settings.path, self._root)
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._settings.path}") from error
 
     def files(self) -> list[FoundFile]:
         """Return all existing files in reading order."""
@@ -103,6 +118,17 @@ class FileScan:
 
         Raises ``FatalError`` if a range that was seen is gone, unless the settings allow that.
         """
+        if self._many:
+            look = self._folder.look(position, finished)
+            known, gone = self._known(position, look.examined)
+            if not gone and len(known) == len(position.files):
+                changed, rewritten, new = self._changed(_unknown(look.examined, known), position, finished)
+                fresh = _numbered(_once_each(look.unknown(new), known), position.seen)
+                return _survey(known, changed, rewritten, fresh, look.newest)
+        return self._whole_survey(position, finished)
+
+    def _whole_survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
+        """Survey all files, each examined: one of the position is not where it was."""
         listed = self.files()
         known, gone = self._known(position, listed)
         if gone:
@@ -115,17 +141,23 @@ class FileScan:
         changed, rewritten, new = self._changed(_unknown(candidates, known), position, finished)
         if not known and not changed and not new and not position.seen and not self._many:
             raise self._missing()
-        every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
-        last = listed if self._many else [*(found for _, found in every), *new]
-        fresh = _numbered(new, position.seen)
-        return Survey(every, fresh, [file for file, _ in changed], rewritten, last[-1] if last else None)
+        last = listed if self._many else [*(found for _, found in (*known, *changed)), *new]
+        return _survey(known, changed, rewritten, _numbered(new, position.seen), last[-1] if last else None)
+
+    def examine_all(self) -> None:
+        """Let the next survey examine every file, also those that were found unchanged a moment ago."""
+        self._folder.forget()
 
     def unread(self, survey: Survey) -> Iterator[SeenFile]:
-        """Yield the files that may have something to read, in reading order."""
+        """Yield the files that may have something to read, in reading order.
+
+        Raises ``FileChanged`` if another file has come to a place since the survey.
+        """
         self._forget_places(len(survey.known))
+        newest = None if survey.newest is None else survey.newest.ident
         for file, found in chain(survey.known, survey.fresh):
             self._last[file.number] = found
-            followed = found != survey.newest
+            followed = found.ident != newest
             # a later name does not mean that writing to this file has stopped: it must also have been quiet
             closed = followed and self._quiet.seconds(found) >= self._settings.rotate_wait
             yield SeenFile(file, found, followed, closed)
@@ -164,7 +196,9 @@ class FileScan:
         changed, rewritten, new = list[KnownPipeline](), list[TrackedFile](), list[FoundFile]()
         active = {file.number for file in position.files}
         for found in unknown:
-            if finished.is_settled(found, active):
+            row = finished.settled(found, active)
+            if row is not None:
+                self._folder.settle(found, row)
                 continue
             rows = finished.may_be(found, active)
             match = next((row for row in rows if self._match(row, (found,))), None)
@@ -320,6 +354,26 @@ def _unknown(listed: list[FoundFile], known: list[KnownPipeline]) -> list[FoundF
     return [found for found in listed if (found.inode or found.name) not in slots or found.ident not in idents]
 
 
-def _numbered(new: list[FoundFile], first: int) -> Iterator[KnownPipeline]:
+def _survey(
+    known: list[KnownPipeline],
+    changed: list[KnownPipeline],
+    rewritten: list[TrackedFile],
+    fresh: Iterable[KnownPipeline],
+    newest: FoundFile | None,
+) -> Survey:
+    every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
+    return Survey(every, fresh, [file for file, _ in changed], rewritten, newest)
+
+
+def _once_each(new: Iterable[FoundFile], known: list[KnownPipeline]) -> Iterator[FoundFile]:
+    """Yield each new file once: it may have two names, of which a known file has the other."""
+    seen = {found.ident for _, found in known}
+    for found in new:
+        if found.ident not in seen:
+            seen.add(found.ident)
+            yield found
+
+
+def _numbered(new: Iterable[FoundFile], first: int) -> Iterator[KnownPipeline]:
     for number, found in enumerate(new, first):
         yield TrackedFile(found.name, number, found.inode, birth=found.birth), found

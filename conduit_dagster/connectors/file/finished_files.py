@@ -33,8 +33,12 @@ class FinishedFiles:
         """Return the file with this number, as it was when it was read completely."""
         return self.rows.get(number)
 
-    def is_settled(self, found: FoundFile, active: Collection[int]) -> bool:
-        """Return whether the found file is one of these, unchanged since; ``active``: numbers to leave out.
+    def has(self, inode: int) -> bool:
+        """Return whether one of these files has, or had, this inode."""
+        return inode in self._slots
+
+    def settled(self, found: FoundFile, active: Collection[int]) -> TrackedFile | None:
+        """Return the file that the found one is, if it is unchanged since; ``active``: numbers to leave out.
 
         No tool can set the time of an inode's last change, so an equal state means equal content.
         """
@@ -47,8 +51,8 @@ class FinishedFiles:
                 and row.birth == found.birth
                 and number not in active
             ):
-                return True
-        return False
+                return row
+        return None
 
     def may_be(self, found: FoundFile, active: Collection[int]) -> list[TrackedFile]:
         """Return the files that a found one may be, newest first, without those whose numbers are ``active``."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -94,31 +96,57 @@ def require_local(path: str) -> None:
         )
 
 
-def list_many(path: str, root: str) -> list[FoundFile]:
-    """Return the files of a folder or glob by name, without hidden and ``_`` files, as Spark does.
+class FolderEntry(NamedTuple):
+    """An entry of a folder that was not examined: it may be a folder, or gone."""
 
-    A file with two names, such as a link to the newest one, is listed once.
-    """
+    path: str
+    inode: int
+    """As the folder tells it, which some file systems do otherwise than the file itself; 0 if unknown."""
+
+
+def list_entries(path: str, root: str) -> list[FolderEntry]:
+    """Return the entries of a folder or glob by name, without hidden and ``_`` ones, as Spark does."""
     require_local(path)
     written = path.removeprefix("file://")
     pattern = written if GLOB & set(written) else os.path.join(glob.escape(written), "*")  # noqa: PTH118
-    names = sorted(glob.glob(pattern, root_dir=root))  # noqa: PTH207  # Path.glob takes no absolute pattern
-    return _once(_files(os.path.join(root, name) for name in names))  # noqa: PTH118  # a hundred thousand of them
+    folder = os.path.split(pattern if GLOB & set(written) else os.path.join(written, "*"))[0]  # noqa: PTH118
+    if GLOB & set(folder) and GLOB & set(written):
+        names = sorted(glob.glob(pattern, root_dir=root))  # noqa: PTH207  # Path.glob takes no absolute pattern
+        return [FolderEntry(os.path.join(root, name), 0) for name in names if _is_shown(name.rpartition("/")[2])]  # noqa: PTH118
+    begin = os.path.join(root, folder, "")  # noqa: PTH118
+    wanted = re.compile(fnmatch.translate(pattern.rpartition("/")[2])).match
+    try:
+        with os.scandir(begin) as entries:
+            found = [(entry.name, entry.inode()) for entry in entries if _is_shown(entry.name) and wanted(entry.name)]
+    except OSError:
+        return []  # as a glob: it may be made later
+    return [FolderEntry(begin + name, inode) for name, inode in sorted(found)]
+
+
+def _is_shown(name: str) -> bool:
+    return not name.startswith((".", "_"))
+
+
+def list_many(path: str, root: str) -> list[FoundFile]:
+    """Return the files of a folder or glob by name; one with two names, such as a link to the newest one, once."""
+    return _once(_files(entry.path for entry in list_entries(path, root)))
 
 
 def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
-    """Yield the files among the paths, each looked at once: a folder may have a hundred thousand."""
-    for path in paths:
-        name = path.rpartition("/")[2]
-        if name.startswith((".", "_")):
-            continue
-        try:
-            state = os.stat(path)  # noqa: PTH116  # see above
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISDIR(state.st_mode):
-            _require_regular(path, state)
-            yield found_of(path, _checked(name), state, birth.known_birth(path, state))
+    """Yield the files among the paths."""
+    return (found for path in paths if (found := examine(path)) is not None)
+
+
+def examine(path: str) -> FoundFile | None:
+    """Return the state of the file at a path, looked at once; None for a folder, and if there is none."""
+    try:
+        state = os.stat(path)  # noqa: PTH116  # a folder may have a hundred thousand
+    except FileNotFoundError:
+        return None
+    if stat.S_ISDIR(state.st_mode):
+        return None
+    _require_regular(path, state)
+    return found_of(path, _checked(path.rpartition("/")[2]), state, birth.known_birth(path, state))
 
 
 def _checked(name: str) -> str:

@@ -82,6 +82,7 @@ class FileSource(Source):
 
     def horizon(self) -> Any:
         """Return how much of each existing file to read, after giving half-written last lines time to be ended."""
+        self._surveyor.examine_all()
         return self._drain.horizon()
 
     # -- how far ------------------------------------------------------------------------------------------------

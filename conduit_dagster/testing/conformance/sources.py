@@ -98,7 +98,7 @@ class SourceConformance:
             found += step
             position = _travelled(further)
         assert found == records
-        assert position == end
+        assert make().place(position) == make().place(end)
 
     def test_it_goes_on_at_any_record(self, make: Make, end: Position, records: list[Record]) -> None:
         """A nack that exceeds the window cuts a step right there."""
@@ -159,7 +159,7 @@ class SourceConformance:
                 found += read_range(source, position, further)
                 position = further
             assert found == records
-            assert position == end
+            assert make().place(position) == make().place(end)
 
     def test_acks_may_be_repeated(self, make: Make, end: Position, records: list[Record]) -> None:
         """They are after a crash, and a lower one may follow a higher one."""

@@ -1,0 +1,107 @@
+"""Looks at a folder with many files, most of which were read completely: those are examined in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
+
+from conduit_dagster.connectors.file.file_position import FilePosition
+from conduit_dagster.connectors.file.finished_files import FinishedFiles
+from conduit_dagster.connectors.file.listing import FolderEntry, FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.opened import FileChanged
+
+EXAMINED_AT_ONCE: Final = 2_000
+"""Finished files that one look examines: of more than these, each one comes up again after a few looks."""
+_MISTAKES: Final = 3
+"""Files that may have another inode than their entries: they may have been replaced between two system calls."""
+
+
+class FolderLook(NamedTuple):
+    """The entries of a folder, as one look found them."""
+
+    examined: list[FoundFile]
+    """Files that the position may know, those whose turn it is, and the first of the others."""
+    entries: list[FolderEntry]
+    """Entries in reading order, without finished files whose turn it is not."""
+    later: frozenset[str]
+    """Paths of entries that were not examined yet: no file that the position knows has their inodes."""
+    newest: FoundFile | None
+    """The last file in reading order."""
+    distrust: Callable[[], None]
+    """Called when a file has another inode than its entry."""
+
+    def unknown(self, new: list[FoundFile]) -> Iterator[FoundFile]:
+        """Yield the new files in reading order: ``new`` of those that were examined, and the others, examined now.
+
+        Raises ``FileChanged`` if a file is not the one that its entry told of: it may be a known one.
+        """
+        found = {file.url: file for file in new}
+        for entry in self.entries:
+            if entry.path not in self.later:
+                file = found.get(entry.path)
+            elif (file := examine(entry.path)) is not None and file.inode != entry.inode:
+                self.distrust()
+                raise FileChanged
+            if file is not None:
+                yield file
+
+
+class FolderLooks:
+    """Looks at one folder or glob. Remembers which entries are finished files that were found unchanged."""
+
+    def __init__(self, entries: Callable[[], list[FolderEntry]]) -> None:
+        self._entries = entries
+        self._settled: dict[str, tuple[int, TrackedFile]] = {}
+        """By path: the inode of an entry, and its file as it is in the lists."""
+        self._turn = self._mistaken = 0
+
+    def _distrust(self) -> None:
+        self._mistaken += 1
+
+    def forget(self) -> None:
+        """Examine every file at the next look."""
+        self._settled.clear()
+
+    def settle(self, found: FoundFile, row: TrackedFile) -> None:
+        """Remember that the file at a path is finished, and as it is in the lists."""
+        self._settled[found.url] = found.inode, row
+
+    def look(self, position: FilePosition, finished: FinishedFiles) -> FolderLook:
+        """List the entries, and examine those that may be other than they were."""
+        entries = self._entries()
+        if len(self._settled) > 2 * len(entries) + EXAMINED_AT_ONCE:
+            self._settled = {e.path: self._settled[e.path] for e in entries if e.path in self._settled}
+        waits = self._waiting(entries, position, finished)
+        left = [entry for entry in entries if entry.path not in waits] if waits else entries
+        inodes = {file.inode for file in position.files}
+        # some file systems tell other inodes for entries than for their files
+        trusted = self._mistaken < _MISTAKES
+        later, examined, unknown = set[str](), dict[str, FoundFile](), 0
+        for entry in left:
+            if trusted and entry.inode and entry.inode not in inodes and not finished.has(entry.inode):
+                unknown += 1
+                if unknown > EXAMINED_AT_ONCE:
+                    later.add(entry.path)
+                    continue
+            found = examine(entry.path)
+            if found is not None:
+                examined.setdefault(found.ident, found)
+        newest = next((found for entry in reversed(entries) if (found := examine(entry.path)) is not None), None)
+        return FolderLook(list(examined.values()), left, frozenset(later), newest, self._distrust)
+
+    def _waiting(self, entries: list[FolderEntry], position: FilePosition, finished: FinishedFiles) -> set[str]:
+        """Return the paths of finished files whose turn it is not."""
+        active, rows, known = {file.number for file in position.files}, finished.rows, self._settled
+        settled = [
+            entry.path
+            for entry in entries
+            if (one := known.get(entry.path)) is not None
+            and one[0] == entry.inode
+            and rows.get(one[1].number) is one[1]
+            and one[1].number not in active
+        ]
+        if len(settled) <= EXAMINED_AT_ONCE:
+            return set()
+        begin = self._turn if self._turn < len(settled) else 0
+        self._turn = begin + EXAMINED_AT_ONCE
+        return {*settled[:begin], *settled[self._turn :]}
