@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from lab.file_reading import MUCH, Reader, append
 from lab.kept import MemoryValues, leave_at
 
+from conduit_dagster.connectors.file import folder_look
 from conduit_dagster.connectors.file.file_position import parse_position
+from conduit_dagster.connectors.file.listing import FolderEntries
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Block, Limit, ReadOptions
 
@@ -51,15 +53,16 @@ class Twin:
         self.reader = Reader(root, "in/", self.kept, **{**WAITS, "on-gone": on_gone})
         self.earlier: list[Any] = [self.reader.position]
 
-    def latest(self, limit: Limit) -> Any:
+    def latest(self, limit: Limit, drain: bool) -> Any:
+        source = self.reader.source
         with pytest.MonkeyPatch.context() as patch:
             leave_at(patch, self.leaves_at)
-            return self.reader.source.latest(self.reader.position, limit)
+            return source.latest(self.reader.position, limit, source.horizon() if drain else None)
 
-    def step(self, limit: Limit, cut: int | None = None) -> list[tuple[str, Any]]:
+    def step(self, limit: Limit, cut: int | None, drain: bool) -> list[tuple[str, Any]]:
         """Read one step, or up to its record ``cut``."""
         source, start = self.reader.source, self.reader.position
-        end = json.loads(json.dumps(self.latest(limit)))
+        end = json.loads(json.dumps(self.latest(limit, drain)))
         if end == start:
             assert source.split(start, end, 2) == []
             return []
@@ -88,7 +91,8 @@ class Twin:
 class Folder:
     """A folder that others change, and two readers of it: files leave the position of only one."""
 
-    def __init__(self, root: Path, on_gone: str) -> None:
+    def __init__(self, root: Path, on_gone: str, drain: bool) -> None:
+        self.drain = drain
         self.inbox = root / "in"
         self.inbox.mkdir()
         self.twins = Twin(root, 1, on_gone), Twin(root, NEVER, on_gone)
@@ -167,7 +171,7 @@ class Folder:
         found, errors = list[Any](), list[str]()
         for twin in self.twins:
             try:
-                found.append(twin.step(limit, cut))
+                found.append(twin.step(limit, cut, self.drain))
             except FatalError as error:
                 assert error.code == "file.range_gone"
                 errors.append(error.message)
@@ -187,10 +191,10 @@ class Gone(Exception):  # noqa: N818  # both readers say it
     """Lines that were seen are gone."""
 
 
-def compare(moves: list[tuple[str, int, int]], on_gone: str) -> None:
+def compare(moves: list[tuple[str, int, int]], on_gone: str, drain: bool = False) -> None:
     root = Path(tempfile.mkdtemp())
     try:
-        folder = Folder(root, on_gone)
+        folder = Folder(root, on_gone, drain)
         try:
             for name, one, other in moves:
                 getattr(folder, name.replace(" ", "_"))(one, other)
@@ -211,6 +215,15 @@ def test_the_same_records_and_places_whether_files_leave_or_stay(
 ) -> None:
     """Late older names, renames, files that grow again or are rewritten, inodes used again, restarts and cut steps."""
     compare(moves, on_gone)
+
+
+@settings(max_examples=40)
+@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
+def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]], on_gone: str) -> None:
+    """As above, in folders of which one look examines one file: a run's horizon examines all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folder_look, "EXAMINED_AT_ONCE", 1)
+        compare(moves, on_gone, drain=True)
 
 
 @pytest.mark.slow
@@ -413,6 +426,64 @@ def test_ranges_over_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found == lines
         reader.source.verify(positions[begin], positions[-1])
         assert reader.source.split(positions[-1], positions[begin], 1) == []
+
+
+# -- folders of which one look examines a part -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def large(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    """Twenty finished files in lists; a look examines three of them."""
+    monkeypatch.setattr(folder_look, "EXAMINED_AT_ONCE", 3)
+    for number in range(20):
+        inbox.write(f"{number:02d}", f"{number}")
+    while inbox.step():
+        pass
+    inbox.leave()
+    assert inbox.step() == []
+    return inbox
+
+
+def test_a_file_that_grows_is_found_when_its_turn_comes(large: Inbox) -> None:
+    append(large.folder / "13", "more\n")
+    found = [large.step() for _ in range(7)]
+    assert sorted(map(str, found)) == [*["['more']"], *["[]"] * 6]
+
+
+def test_a_run_that_drains_finds_all_that_was_there_when_it_began(large: Inbox) -> None:
+    append(large.folder / "13", "more\n")
+    assert large.reader.step(drain=True) == ["more"]
+
+
+def test_a_renamed_or_new_file_is_found_at_once(large: Inbox) -> None:
+    """It is another entry of the folder. Of the renamed one nothing is read again."""
+    (large.folder / "05").rename(large.folder / "a")
+    append(large.folder / "a", "more\n")
+    large.write("00 before all others", "new")
+    assert large.step() == ["more", "new"]
+
+
+def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:
+    """Also those that no look has examined before they are reached, and one that has two names."""
+    for number in range(9):
+        large.write(f"b{number}", f"b{number}")
+    (large.folder / "b8x").hardlink_to(large.folder / "b2")
+    (large.folder / "b5x").mkdir()
+    assert large.reader.step(Limit(4, 1_000)) == ["b0", "b1", "b2", "b3"]
+    assert large.step() == ["b4", "b5", "b6", "b7", "b8"]
+    assert large.step() == []
+
+
+def test_a_folder_that_tells_other_inodes_than_its_files(large: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As layers of some file systems do: nothing is taken for another file, and nothing left out."""
+    real = FolderEntries.now
+    monkeypatch.setattr(FolderEntries, "now", lambda self: [(path, inode + 10**9) for path, inode in real(self)])
+    for number in range(9):
+        large.write(f"b{number}", f"b{number}")
+    append(large.folder / "13", "more\n")
+    large.reader.restart()
+    found = [line for _ in range(5) for line in large.step()]
+    assert sorted(found) == ["b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "more"]
 
 
 @pytest.mark.slow

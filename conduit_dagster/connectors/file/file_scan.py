@@ -11,10 +11,9 @@ from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
 from conduit_dagster.connectors.file.folder_look import FolderLooks
 from conduit_dagster.connectors.file.listing import (
-    FolderEntry,
+    FolderEntries,
     FoundFile,
     TrackedFile,
-    list_entries,
     list_family,
     list_many,
 )
@@ -96,13 +95,7 @@ class FileScan:
         self._last: dict[int, FoundFile] = {}
         """Where files were when they were last looked at."""
         self._quiet = Quiet()
-        self._folder = FolderLooks(self._entries)
-
-    def _entries(self) -> list[FolderEntry]:
-        try:
-            return list_entries(self._settings.path, self._root)
-        except OSError as error:
-            raise from_os_error(error, f"can't read {self._settings.path}") from error
+        self._folder = FolderLooks(FolderEntries(settings.path, root)) if many else None
 
     def files(self) -> list[FoundFile]:
         """Return all existing files in reading order."""
@@ -118,7 +111,7 @@ class FileScan:
 
         Raises ``FatalError`` if a range that was seen is gone, unless the settings allow that.
         """
-        if self._many:
+        if self._folder is not None:
             look = self._folder.look(position, finished)
             known, gone = self._known(position, look.examined)
             if not gone and len(known) == len(position.files):
@@ -146,7 +139,8 @@ class FileScan:
 
     def examine_all(self) -> None:
         """Let the next survey examine every file, also those that were found unchanged a moment ago."""
-        self._folder.forget()
+        if self._folder is not None:
+            self._folder.forget()
 
     def unread(self, survey: Survey) -> Iterator[SeenFile]:
         """Yield the files that may have something to read, in reading order.
@@ -198,7 +192,8 @@ class FileScan:
         for found in unknown:
             row = finished.settled(found, active)
             if row is not None:
-                self._folder.settle(found, row)
+                if self._folder is not None:
+                    self._folder.settle(found, row)
                 continue
             rows = finished.may_be(found, active)
             match = next((row for row in rows if self._match(row, (found,))), None)

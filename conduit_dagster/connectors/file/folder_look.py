@@ -7,10 +7,10 @@ from typing import Final, NamedTuple
 
 from conduit_dagster.connectors.file.file_position import FilePosition
 from conduit_dagster.connectors.file.finished_files import FinishedFiles
-from conduit_dagster.connectors.file.listing import FolderEntry, FoundFile, TrackedFile, examine
+from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, FoundFile, TrackedFile, examine
 from conduit_dagster.connectors.file.opened import FileChanged
 
-EXAMINED_AT_ONCE: Final = 2_000
+EXAMINED_AT_ONCE = 2_000
 """Finished files that one look examines: of more than these, each one comes up again after a few looks."""
 _MISTAKES: Final = 3
 """Files that may have another inode than their entries: they may have been replaced between two system calls."""
@@ -36,10 +36,10 @@ class FolderLook(NamedTuple):
         Raises ``FileChanged`` if a file is not the one that its entry told of: it may be a known one.
         """
         found = {file.url: file for file in new}
-        for entry in self.entries:
-            if entry.path not in self.later:
-                file = found.get(entry.path)
-            elif (file := examine(entry.path)) is not None and file.inode != entry.inode:
+        for path, inode in self.entries:
+            if path not in self.later:
+                file = found.get(path)
+            elif (file := examine(path)) is not None and file.inode != inode:
                 self.distrust()
                 raise FileChanged
             if file is not None:
@@ -49,7 +49,7 @@ class FolderLook(NamedTuple):
 class FolderLooks:
     """Looks at one folder or glob. Remembers which entries are finished files that were found unchanged."""
 
-    def __init__(self, entries: Callable[[], list[FolderEntry]]) -> None:
+    def __init__(self, entries: FolderEntries) -> None:
         self._entries = entries
         self._settled: dict[str, tuple[int, TrackedFile]] = {}
         """By path: the inode of an entry, and its file as it is in the lists."""
@@ -61,6 +61,7 @@ class FolderLooks:
     def forget(self) -> None:
         """Examine every file at the next look."""
         self._settled.clear()
+        self._entries.forget()
 
     def settle(self, found: FoundFile, row: TrackedFile) -> None:
         """Remember that the file at a path is finished, and as it is in the lists."""
@@ -68,35 +69,35 @@ class FolderLooks:
 
     def look(self, position: FilePosition, finished: FinishedFiles) -> FolderLook:
         """List the entries, and examine those that may be other than they were."""
-        entries = self._entries()
+        entries = self._entries.newest()
         if len(self._settled) > 2 * len(entries) + EXAMINED_AT_ONCE:
-            self._settled = {e.path: self._settled[e.path] for e in entries if e.path in self._settled}
+            self._settled = {path: self._settled[path] for path, _ in entries if path in self._settled}
         waits = self._waiting(entries, position, finished)
-        left = [entry for entry in entries if entry.path not in waits] if waits else entries
+        left = [entry for entry in entries if entry[0] not in waits] if waits else entries
         inodes = {file.inode for file in position.files}
         # some file systems tell other inodes for entries than for their files
         trusted = self._mistaken < _MISTAKES
         later, examined, unknown = set[str](), dict[str, FoundFile](), 0
-        for entry in left:
-            if trusted and entry.inode and entry.inode not in inodes and not finished.has(entry.inode):
+        for path, inode in left:
+            if trusted and inode and inode not in inodes and not finished.has(inode):
                 unknown += 1
                 if unknown > EXAMINED_AT_ONCE:
-                    later.add(entry.path)
+                    later.add(path)
                     continue
-            found = examine(entry.path)
+            found = examine(path)
             if found is not None:
                 examined.setdefault(found.ident, found)
-        newest = next((found for entry in reversed(entries) if (found := examine(entry.path)) is not None), None)
+        newest = next((found for path, _ in reversed(entries) if (found := examine(path)) is not None), None)
         return FolderLook(list(examined.values()), left, frozenset(later), newest, self._distrust)
 
     def _waiting(self, entries: list[FolderEntry], position: FilePosition, finished: FinishedFiles) -> set[str]:
         """Return the paths of finished files whose turn it is not."""
         active, rows, known = {file.number for file in position.files}, finished.rows, self._settled
         settled = [
-            entry.path
-            for entry in entries
-            if (one := known.get(entry.path)) is not None
-            and one[0] == entry.inode
+            path
+            for path, inode in entries
+            if (one := known.get(path)) is not None
+            and one[0] == inode
             and rows.get(one[1].number) is one[1]
             and one[1].number not in active
         ]

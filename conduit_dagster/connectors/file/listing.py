@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,40 +97,72 @@ def require_local(path: str) -> None:
         )
 
 
-class FolderEntry(NamedTuple):
-    """An entry of a folder that was not examined: it may be a folder, or gone."""
+FolderEntry = tuple[str, int]
+"""Path and inode of an entry of a folder, not examined: it may be a folder, or gone.
 
-    path: str
-    inode: int
-    """As the folder tells it, which some file systems do otherwise than the file itself; 0 if unknown."""
-
-
-def list_entries(path: str, root: str) -> list[FolderEntry]:
-    """Return the entries of a folder or glob by name, without hidden and ``_`` ones, as Spark does."""
-    require_local(path)
-    written = path.removeprefix("file://")
-    pattern = written if GLOB & set(written) else os.path.join(glob.escape(written), "*")  # noqa: PTH118
-    folder = os.path.split(pattern if GLOB & set(written) else os.path.join(written, "*"))[0]  # noqa: PTH118
-    if GLOB & set(folder) and GLOB & set(written):
-        names = sorted(glob.glob(pattern, root_dir=root))  # noqa: PTH207  # Path.glob takes no absolute pattern
-        return [FolderEntry(os.path.join(root, name), 0) for name in names if _is_shown(name.rpartition("/")[2])]  # noqa: PTH118
-    begin = os.path.join(root, folder, "")  # noqa: PTH118
-    wanted = re.compile(fnmatch.translate(pattern.rpartition("/")[2])).match
-    try:
-        with os.scandir(begin) as entries:
-            found = [(entry.name, entry.inode()) for entry in entries if _is_shown(entry.name) and wanted(entry.name)]
-    except OSError:
-        return []  # as a glob: it may be made later
-    return [FolderEntry(begin + name, inode) for name, inode in sorted(found)]
+The inode is as the folder tells it, which some file systems do otherwise than the file itself; 0 if unknown.
+"""
+_COARSEST = 2_500_000_000
+"""Nanoseconds within which two changes of a folder may get the same time, on any file system."""
+_LISTED_FOR = 10_000_000_000
+"""Nanoseconds after which a folder is listed again in any case: a file system may tell its changes late."""
 
 
-def _is_shown(name: str) -> bool:
-    return not name.startswith((".", "_"))
+class FolderEntries:
+    """Entries of a folder or glob by name, without hidden and ``_`` ones, as Spark does."""
+
+    def __init__(self, path: str, root: str) -> None:
+        """``path`` as written, against the project's ``root``. Raises ``FatalError`` if it is not local."""
+        require_local(path)
+        written = path.removeprefix("file://")
+        self._root = root
+        is_glob = bool(GLOB & set(written))
+        self._pattern = written if is_glob else os.path.join(glob.escape(written), "*")  # noqa: PTH118
+        folder, self._last = os.path.split(written if is_glob else os.path.join(written, "*"))  # noqa: PTH118
+        self._folder = None if is_glob and GLOB & set(folder) else os.path.join(root, folder, "")  # noqa: PTH118
+        self._listed: list[FolderEntry] = []
+        self._at = self._changed = 0
+
+    def forget(self) -> None:
+        """List the entries anew at the next look."""
+        self._changed = 0
+
+    def newest(self) -> list[FolderEntry]:
+        """Return the entries. Those of a folder that has not changed are not listed again for some seconds."""
+        if self._folder is None:
+            return self.now()
+        try:
+            changed = os.stat(self._folder).st_mtime_ns  # noqa: PTH116  # its path may be empty
+        except OSError:
+            return []
+        now = time.time_ns()
+        # a change right after the listing may leave the time as it was
+        is_certain = self._at - changed > _COARSEST
+        if changed != self._changed or not is_certain or not 0 <= now - self._at < _LISTED_FOR:
+            self._listed, self._at, self._changed = self.now(), now, changed
+        return self._listed
+
+    def now(self) -> list[FolderEntry]:
+        """Return the entries as they are now."""
+        if self._folder is None:
+            names = sorted(glob.glob(self._pattern, root_dir=self._root))  # noqa: PTH207  # no absolute pattern there
+            shown = (name for name in names if not name.rpartition("/")[2].startswith((".", "_")))
+            return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
+        try:
+            with os.scandir(self._folder) as entries:
+                found = sorted((entry.name, entry.inode()) for entry in entries if entry.name[0] not in "._")
+        except OSError:
+            return []  # as a glob: it may be made later
+        if self._last != "*":
+            wanted = re.compile(fnmatch.translate(self._last)).match
+            found = [entry for entry in found if wanted(entry[0])]
+        begin = self._folder
+        return [(begin + name, inode) for name, inode in found]
 
 
 def list_many(path: str, root: str) -> list[FoundFile]:
     """Return the files of a folder or glob by name; one with two names, such as a link to the newest one, once."""
-    return _once(_files(entry.path for entry in list_entries(path, root)))
+    return _once(_files(path for path, _ in FolderEntries(path, root).now()))
 
 
 def _files(paths: Iterable[str]) -> Iterator[FoundFile]:
