@@ -23,6 +23,7 @@ from conduit_dagster.sdk import Block, Limit, ReadOptions
 
 NEVER = 10**9
 WAITS = {"rotate-wait": "0s", "unterminated-wait": "0s"}
+ALL = ReadOptions()
 FILES = st.integers(0, 3)
 MOVES = st.one_of(
     st.tuples(st.just("create"), FILES, st.integers(1, 4)),
@@ -308,6 +309,30 @@ def test_a_row_that_came_back_is_not_found_as_it_was_before(inbox: Inbox) -> Non
     assert inbox.step() == ["other"]
     inbox.write("a", "1")
     assert inbox.step() == ["1"]
+
+
+def test_a_row_whose_file_was_read_anew_by_a_step_that_was_cut(inbox: Inbox) -> None:
+    """The step's own lists, which hide the row, are not those of the position where it was cut."""
+    inbox.write("a", "1", "2", "3")
+    inbox.step()
+    inbox.leave()
+    with (inbox.folder / "a").open("r+") as file:
+        file.truncate(2)
+    inbox.write("b", "other")
+    source, start = inbox.reader.source, inbox.reader.position
+    end = source.latest(start, MUCH)
+    boundaries = [block.boundary(0) for split in source.split(start, end, 1) for block in source.read(split, ALL)]
+    inbox.reader.position = source.within(start, end, boundaries[0])
+    assert inbox.names == ["z1", "a"]
+    append(inbox.folder / "a", "2\n3\n")
+    assert inbox.step() == ["2", "3", "other"]
+    inbox.leave()
+    append(inbox.folder / "a", "4\n")
+    assert inbox.step() == ["4"]
+    inbox.leave()
+    with (inbox.folder / "a").open("r+") as file:
+        file.truncate(6)
+    assert inbox.step() == ["1", "2", "3"]
 
 
 def test_a_step_that_reads_nothing_returns_its_start(inbox: Inbox) -> None:

@@ -82,8 +82,19 @@ class Survey(NamedTuple):
     """The known ones that come from the lists."""
     rewritten: list[TrackedFile]
     """Files of the lists that do not hold any more what was read from them."""
+    superseded: list[TrackedFile]
+    """Files of the lists in whose place another tracked file is by now: their content was another one since."""
     newest: FoundFile | None
     """The last file in reading order."""
+
+
+class _Changes(NamedTuple):
+    """Files that are not as they are in the position, nor as in its lists."""
+
+    changed: list[KnownPipeline]
+    rewritten: list[TrackedFile]
+    superseded: list[TrackedFile]
+    new: list[FoundFile]
 
 
 class FileScan:
@@ -115,9 +126,9 @@ class FileScan:
             look = self._folder.look(position, finished)
             known, gone = self._known(position, look.examined)
             if not gone and len(known) == len(position.files):
-                changed, rewritten, new = self._changed(_unknown(look.examined, known), position, finished)
-                fresh = _numbered(_once_each(look.unknown(new), known), position.seen)
-                return _survey(known, changed, rewritten, fresh, look.newest)
+                changes = self._changes(look.examined, known, position, finished)
+                fresh = _once_each(look.unknown(changes.new), known)
+                return _survey(known, changes, _numbered(fresh, position.seen), look.newest)
         return self._whole_survey(position, finished)
 
     def _whole_survey(self, position: FilePosition, finished: FinishedFiles) -> Survey:
@@ -131,11 +142,11 @@ class FileScan:
         if gone and self._settings.on_gone == "fail":
             raise gone[0]
         candidates = listed if self._many else self._rotated(position, listed)
-        changed, rewritten, new = self._changed(_unknown(candidates, known), position, finished)
-        if not known and not changed and not new and not position.seen and not self._many:
+        changes = self._changes(candidates, known, position, finished)
+        last = listed if self._many else [*(found for _, found in (*known, *changes.changed)), *changes.new]
+        if not last and not position.seen and not self._many:
             raise self._missing()
-        last = listed if self._many else [*(found for _, found in (*known, *changed)), *new]
-        return _survey(known, changed, rewritten, _numbered(new, position.seen), last[-1] if last else None)
+        return _survey(known, changes, _numbered(changes.new, position.seen), last[-1] if last else None)
 
     def examine_all(self) -> None:
         """Let the next survey examine every file, also those that were found unchanged a moment ago."""
@@ -180,29 +191,30 @@ class FileScan:
                 return match
         return None
 
-    def _changed(
-        self, unknown: list[FoundFile], position: FilePosition, finished: FinishedFiles
-    ) -> tuple[list[KnownPipeline], list[TrackedFile], list[FoundFile]]:
-        """Return the files of the lists that changed, those that were rewritten, and the new files among ``unknown``.
-
-        What is as it was is left out, and not opened.
-        """
-        changed, rewritten, new = list[KnownPipeline](), list[TrackedFile](), list[FoundFile]()
-        active = {file.number for file in position.files}
-        for found in unknown:
+    def _changes(
+        self, listed: list[FoundFile], known: list[KnownPipeline], position: FilePosition, finished: FinishedFiles
+    ) -> _Changes:
+        """Look for the listed files that are not ``known`` in the lists. What is as it was is not opened."""
+        changes, active = _Changes([], [], [], []), {file.number for file in position.files}
+        for _, found in known:
+            changes.superseded.extend(finished.may_be(found, active))
+        for found in _unknown(listed, known):
             row = finished.settled(found, active)
-            if row is not None:
-                if self._folder is not None:
-                    self._folder.settle(found, row)
-                continue
-            rows = finished.may_be(found, active)
-            match = next((row for row in rows if self._match(row, (found,))), None)
-            rewritten += [row for row in rows if row is not match]
-            if match is None:
-                new.append(found)
-            else:
-                changed.append((match, found))
-        return changed, rewritten, new
+            if row is None:
+                self._judge(found, finished.may_be(found, active), changes)
+            elif self._folder is not None:
+                self._folder.settle(found, row)
+        return changes
+
+    def _judge(self, found: FoundFile, rows: list[TrackedFile], changes: _Changes) -> None:
+        """Add a file that is not as any of the lists' ``rows`` that it may be, which are given newest first."""
+        match = next((row for row in rows if self._match(row, (found,))), None)
+        if match is None:
+            changes.new.append(found)
+            changes.rewritten.extend(rows)
+        else:
+            changes.changed.append((match, found))
+            changes.superseded.extend(row for row in rows if row is not match)
 
     def forget(self, left: Iterable[TrackedFile]) -> None:
         """Forget files that left the position: an unchanged one is not opened again."""
@@ -350,14 +362,11 @@ def _unknown(listed: list[FoundFile], known: list[KnownPipeline]) -> list[FoundF
 
 
 def _survey(
-    known: list[KnownPipeline],
-    changed: list[KnownPipeline],
-    rewritten: list[TrackedFile],
-    fresh: Iterable[KnownPipeline],
-    newest: FoundFile | None,
+    known: list[KnownPipeline], changes: _Changes, fresh: Iterable[KnownPipeline], newest: FoundFile | None
 ) -> Survey:
+    changed, rewritten, superseded, _ = changes
     every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
-    return Survey(every, fresh, [file for file, _ in changed], rewritten, newest)
+    return Survey(every, fresh, [file for file, _ in changed], rewritten, superseded, newest)
 
 
 def _once_each(new: Iterable[FoundFile], known: list[KnownPipeline]) -> Iterator[FoundFile]:

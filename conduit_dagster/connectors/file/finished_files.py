@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -101,8 +102,8 @@ class FileStates(NamedTuple):
     """Files of the position that do not exist."""
     listed: Sequence[TrackedFile]
     """Files of the lists that changed, and still hold what was read from them."""
-    rewritten: Sequence[TrackedFile]
-    """Files of the lists that do not hold it any more."""
+    untrue: Sequence[TrackedFile]
+    """Files of the lists that do not hold it any more, or had another content since."""
 
     def finished(self, file: TrackedFile) -> Iterator[TrackedFile]:
         """Yield the file with its newest observations, if it is read completely, and no other file can ever be it."""
@@ -120,6 +121,8 @@ class FileLists:
         self._context = context
         self._kept: KeptValues | None = None
         self._views: OrderedDict[tuple[str, ...], FinishedFiles] = OrderedDict()
+        # one thread plans, another stages or cuts an earlier step
+        self._lock = threading.RLock()
 
     def attach(self, kept: KeptValues) -> None:
         """Set where the lists are."""
@@ -135,16 +138,18 @@ class FileLists:
         names = tuple(name for name, _ in position.read.lists) if position.read else ()
         if not names:
             return NO_FILES
-        view = self._views.get(names)
-        if view is None:
-            view = NO_FILES.with_rows(row for name in names for row in self._rows(name))
-        return self._remembered(names, view)
+        with self._lock:
+            view = self._views.get(names)
+            if view is None:
+                view = NO_FILES.with_rows(row for name in names for row in self._rows(name))
+            return self._remembered(names, view)
 
     def _remembered(self, names: tuple[str, ...], view: FinishedFiles) -> FinishedFiles:
-        self._views[names] = view
-        self._views.move_to_end(names)
-        while len(self._views) > _VIEWS:
-            self._views.popitem(last=False)
+        with self._lock:
+            self._views[names] = view
+            self._views.move_to_end(names)
+            while len(self._views) > _VIEWS:
+                self._views.popitem(last=False)
         return view
 
     def _rows(self, name: str) -> list[TrackedFile]:
@@ -182,7 +187,7 @@ class FileLists:
         gone = {file.number for file in states.gone}
         # a row that is not true any more must not be found again: the file's next content may begin as that one did
         hidden = [void(number) for number in gone if number in finished.rows]
-        hidden += [void(file.number) for file in states.rewritten]
+        hidden += [void(file.number) for file in states.untrue]
         read = read.moved([*leaving, *states.gone], ())
         if leaving or hidden:
             again = [row for file in states.listed if file.number not in changed for row in states.finished(file)]

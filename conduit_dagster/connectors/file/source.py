@@ -138,7 +138,7 @@ class FileSource(Source):
         files = [msgspec.structs.replace(file, birth=file.birth or here[file.number].birth) for file in there]
         kept = msgspec.structs.replace(position, files=tuple(files))
         if self._many and self._lists.is_writable:
-            states = FileStates(here, gone, survey.listed, survey.rewritten)
+            states = FileStates(here, gone, survey.listed, [*survey.rewritten, *survey.superseded])
             kept = self._lists.left(kept, states, changed, self._surveyor.alive)
         elif position.read is not None:
             kept = msgspec.structs.replace(kept, read=position.read.moved(gone, ()))
