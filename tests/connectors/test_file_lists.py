@@ -499,6 +499,31 @@ def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:
     assert large.step() == []
 
 
+def test_links_to_files_elsewhere(large: Inbox) -> None:
+    """An entry that is a link has an inode of its own. One that leads nowhere is no file yet."""
+    for number in range(9):
+        (large.folder.parent / f"real{number}").write_text(f"b{number}\n")
+        (large.folder / f"b{number}").symlink_to(large.folder.parent / f"real{number}")
+    (large.folder / "c").symlink_to(large.folder.parent / "nowhere")
+    assert large.reader.step(drain=True) == [f"b{number}" for number in range(9)]
+    large.leave()
+    append(large.folder.parent / "real4", "more\n")
+    large.reader.restart()
+    assert large.step() == ["more"]
+
+
+def test_a_folder_that_is_away_for_a_moment_is_not_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A merge of all lists forgets the files that are gone, but not all files: they would be read again."""
+    for _ in range(3):
+        inbox.leave()
+    monkeypatch.setattr("conduit_dagster.connectors.file.file_scan.list_many", lambda *_: [])
+    inbox.leave()
+    monkeypatch.undo()
+    inbox.reader.restart()
+    assert inbox.step() == []
+    assert inbox.reader.source.counts(inbox.reader.position)["files_read"] == 4
+
+
 def test_a_folder_that_tells_other_inodes_than_its_files(large: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """As layers of some file systems do: nothing is taken for another file, and nothing left out."""
     real = FolderEntries.now

@@ -222,11 +222,12 @@ class FileScan:
             self._recognised.pop(file.number, None)
 
     def alive(self, files: Collection[TrackedFile]) -> set[int]:
-        """Return the numbers of the files that exist, judging by inode and birth."""
+        """Return the numbers of the files that exist, judging by inode and birth; all of them if nothing is listed."""
         alive = set[int]()
         for _ in range(2):  # a file in the middle of a rename may be missing once
             there = {(found.inode, found.birth) for found in self.files()}
-            alive |= {file.number for file in files if (file.inode, file.birth) in there}
+            # a folder that can't be read, say because its disk is away, looks like an empty one
+            alive |= {file.number for file in files if not there or (file.inode, file.birth) in there}
             if len(alive) == len(files):
                 break
         return alive

@@ -12,7 +12,7 @@ from conduit_dagster.connectors.file.opened import FileChanged
 
 EXAMINED_AT_ONCE = 2_000
 """Finished files that one look examines: of more than these, each one comes up again after a few looks."""
-_MISTAKES: Final = 3
+_MISTAKES: Final = 2
 """Files that may have another inode than their entries: they may have been replaced between two system calls."""
 
 

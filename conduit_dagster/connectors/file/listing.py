@@ -150,7 +150,8 @@ class FolderEntries:
             return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
         try:
             with os.scandir(self._folder) as entries:
-                found = sorted((entry.name, entry.inode()) for entry in entries if entry.name[0] not in "._")
+                shown = (entry for entry in entries if entry.name[0] not in "._")
+                found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
         except OSError:
             return []  # as a glob: it may be made later
         if self._last != "*":
