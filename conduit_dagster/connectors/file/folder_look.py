@@ -46,6 +46,20 @@ class FolderLook(NamedTuple):
                 yield file
 
 
+class _Sorted(NamedTuple):
+    """Entries of a folder by what is known of them, and from what that follows."""
+
+    basis: tuple[list[FolderEntry], FinishedFiles, frozenset[int], int]
+    settled: list[int]
+    """Places of the entries that are finished files, as they were when they were examined."""
+    others: list[int]
+
+    def is_of(self, entries: list[FolderEntry], finished: FinishedFiles, active: frozenset[int], changes: int) -> bool:
+        """Return whether it follows from these, too."""
+        basis = self.basis
+        return basis[0] is entries and basis[1] is finished and basis[2:] == (active, changes)
+
+
 class FolderLooks:
     """Looks at one folder or glob. Remembers which entries are finished files that were found unchanged."""
 
@@ -53,7 +67,8 @@ class FolderLooks:
         self._entries = entries
         self._settled: dict[str, tuple[int, TrackedFile]] = {}
         """By path: the inode of an entry, and its file as it is in the lists."""
-        self._turn = self._mistaken = 0
+        self._sorted: _Sorted | None = None
+        self._turn = self._mistaken = self._changes = 0
 
     def _distrust(self) -> None:
         self._mistaken += 1
@@ -61,19 +76,19 @@ class FolderLooks:
     def forget(self) -> None:
         """Examine every file at the next look."""
         self._settled.clear()
+        self._changes += 1
         self._entries.forget()
 
     def settle(self, found: FoundFile, row: TrackedFile) -> None:
         """Remember that the file at a path is finished, and as it is in the lists."""
-        self._settled[found.url] = found.inode, row
+        if self._settled.get(found.url) != (found.inode, row):
+            self._settled[found.url] = found.inode, row
+            self._changes += 1
 
     def look(self, position: FilePosition, finished: FinishedFiles) -> FolderLook:
         """List the entries, and examine those that may be other than they were."""
         entries = self._entries.newest()
-        if len(self._settled) > 2 * len(entries) + EXAMINED_AT_ONCE:
-            self._settled = {path: self._settled[path] for path, _ in entries if path in self._settled}
-        waits = self._waiting(entries, position, finished)
-        left = [entry for entry in entries if entry[0] not in waits] if waits else entries
+        left = self._turned(entries, self._sort(entries, position, finished))
         inodes = {file.inode for file in position.files}
         # some file systems tell other inodes for entries than for their files
         trusted = self._mistaken < _MISTAKES
@@ -90,19 +105,26 @@ class FolderLooks:
         newest = next((found for path, _ in reversed(entries) if (found := examine(path)) is not None), None)
         return FolderLook(list(examined.values()), left, frozenset(later), newest, self._distrust)
 
-    def _waiting(self, entries: list[FolderEntry], position: FilePosition, finished: FinishedFiles) -> set[str]:
-        """Return the paths of finished files whose turn it is not."""
-        active, rows, known = {file.number for file in position.files}, finished.rows, self._settled
-        settled = [
-            path
-            for path, inode in entries
-            if (one := known.get(path)) is not None
-            and one[0] == inode
-            and rows.get(one[1].number) is one[1]
-            and one[1].number not in active
-        ]
+    def _sort(self, entries: list[FolderEntry], position: FilePosition, finished: FinishedFiles) -> _Sorted:
+        active, known, rows = frozenset(file.number for file in position.files), self._settled, finished.rows
+        if self._sorted is not None and self._sorted.is_of(entries, finished, active, self._changes):
+            return self._sorted
+        if len(known) > 2 * len(entries) + EXAMINED_AT_ONCE:
+            known = self._settled = {path: known[path] for path, _ in entries if path in known}
+        settled, others = list[int](), list[int]()
+        for place, (path, inode) in enumerate(entries):
+            one = known.get(path)
+            # a row that is not this position's own says nothing of it
+            is_settled = one is not None and one[0] == inode and rows.get(one[1].number) is one[1]
+            (settled if is_settled and one is not None and one[1].number not in active else others).append(place)
+        self._sorted = _Sorted((entries, finished, active, self._changes), settled, others)
+        return self._sorted
+
+    def _turned(self, entries: list[FolderEntry], known: _Sorted) -> list[FolderEntry]:
+        """Return the entries, of the settled ones only those whose turn it is."""
+        settled = known.settled
         if len(settled) <= EXAMINED_AT_ONCE:
-            return set()
+            return entries
         begin = self._turn if self._turn < len(settled) else 0
         self._turn = begin + EXAMINED_AT_ONCE
-        return {*settled[:begin], *settled[self._turn :]}
+        return [entries[place] for place in sorted([*known.others, *settled[begin : self._turn]])]
