@@ -139,7 +139,8 @@ steps = Table(
 )
 
 deliveries = Table(
-    "conduit_deliveries",
+    # not conduit_deliveries: that is the destination's table of hashes, which may be in the same schema
+    "conduit_step_deliveries",
     metadata,
     Column("pipeline", String(128), primary_key=True),
     Column("step", BigInteger, primary_key=True),

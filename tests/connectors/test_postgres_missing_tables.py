@@ -13,6 +13,7 @@ from conduit_dagster.connectors.postgres.settings import STATE_TABLES
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Delivery, Rejected
+from conduit_dagster.state.migrations import VERSION_TABLE
 from conduit_dagster.state.tables import metadata
 
 COLLECTION = '{{ index .Metadata "opencdc.collection" }}'
@@ -69,7 +70,7 @@ def test_no_record_writes_the_hash_of_a_delivery(lab: PostgresLab) -> None:
 
 def test_no_record_writes_into_the_state_store(lab: PostgresLab) -> None:
     """It may be in the same database."""
-    assert set(metadata.tables) == STATE_TABLES
+    assert {*metadata.tables, VERSION_TABLE} == STATE_TABLES
     destination = lab.destination(table=COLLECTION)
     lab.stage(
         destination, [Record(1, {"opencdc.collection": name}, {"pipeline": "p"}) for name in sorted(STATE_TABLES)]

@@ -51,9 +51,12 @@ spark:
 """
 
 
-@pytest.mark.parametrize(("table", "state"), [("numbers", ""), ("nowhere.numbers", 'state: {url: "${ZQ_DB}"}')])
+@pytest.mark.parametrize(("table", "state"), [("numbers", 'state: {url: "${ZQ_DB}"}'), ("nowhere.numbers", "")])
 def test_no_secret_is_told(folder: Folder, postgres_server: PostgresServer, table: str, state: str) -> None:
-    """Where the run succeeds, with a record that the webhook refuses, and where the destination fails the run."""
+    """Where the run succeeds, with a record that the webhook refuses, and where the destination fails the run.
+
+    The state store may share database and schema with the destination.
+    """
     url = postgres_server.create_database()
     password = url.split("@")[0].rpartition(":")[2]
     events = folder.root / "events"

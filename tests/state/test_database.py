@@ -23,7 +23,8 @@ print("ready", flush=True)
 sys.stdin.read()
 engine = open_database(sys.argv[1])
 with engine.connect() as connection:
-    print(connection.exec_driver_sql("SELECT count(*) FROM conduit_deliveries").scalar_one(), "alembic" in sys.modules)
+    count = connection.exec_driver_sql("SELECT count(*) FROM conduit_step_deliveries").scalar_one()
+    print(count, "alembic" in sys.modules)
 """
 
 

@@ -160,6 +160,7 @@ def test_letters_of_a_store_of_version_1_count_as_indexed(database: sa.Engine, d
         connection.exec_driver_sql("DROP INDEX conduit_dead_letters_by_end")
         connection.exec_driver_sql("ALTER TABLE conduit_dead_letter_parts DROP COLUMN indexed")
         connection.exec_driver_sql("DROP TABLE conduit_kept_values")
+        connection.exec_driver_sql("ALTER TABLE conduit_step_deliveries RENAME TO conduit_deliveries")
         connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0001'")
         older = tables.dead_letter_parts
         connection.execute(sa.insert(sa.table(older.name, *map(sa.column, part))).values(**part))
@@ -177,6 +178,7 @@ def test_a_store_of_version_2_gets_a_table_of_values(database: sa.Engine, databa
     row = {"pipeline": "p", "source": "in", "next_offset": 1, "position": position}
     with database.begin() as connection:
         connection.exec_driver_sql("DROP TABLE conduit_kept_values")
+        connection.exec_driver_sql("ALTER TABLE conduit_step_deliveries RENAME TO conduit_deliveries")
         connection.exec_driver_sql(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '0002'")
         connection.execute(sa.insert(tables.logs).values(**row))
     database.dispose()

@@ -65,6 +65,7 @@ class DatabaseServer(NamedTuple):
 
 
 NAME_BYTES = 63
+"""Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 STATE_TABLES = frozenset(
     f"conduit_{name}"
     for name in (
@@ -72,22 +73,23 @@ STATE_TABLES = frozenset(
         "consumers",
         "dead_letter_parts",
         "dead_letters",
-        "deliveries",
         "generations",
         "history",
+        "kept_values",
         "log_parts",
         "logs",
         "meta",
+        "migrations",
         "offsets",
         "owners",
         "pipelines",
         "recoveries",
         "sources",
+        "step_deliveries",
         "steps",
-    )
+    )  # fmt: skip
 )
 """Tables of the state store, which may share the destination's database and schema."""
-"""Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 
 
 class TableName(msgspec.Struct, frozen=True, order=True):

@@ -1,4 +1,7 @@
-"""Version 3: values that positions refer to by digest. It also stops an older program, which would not look there."""
+"""Version 3: values that positions refer to by digest, and another name for the deliveries of steps.
+
+It also stops an older program, which would not look there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,11 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """Add the table. Stored positions stay as they are: the next step of a source writes the new form."""
+    """Add the table. Stored positions stay as they are: the next step of a source writes the new form.
+
+    A destination in the store's own schema could not have its table ``conduit_deliveries``.
+    """
+    op.rename_table("conduit_deliveries", "conduit_step_deliveries")
     op.create_table(
         "conduit_kept_values",
         sa.Column("pipeline", sa.String(128), primary_key=True),
