@@ -23,6 +23,11 @@ def _kind(kind: str, **more: Any) -> Settings:
     return {"destinations": (kind,), "queue": kind, **more}
 
 
+def _named(records: tuple[int, ...], **more: Any) -> Settings:
+    """One step of these records, for destinations that name all that they refuse."""
+    return {"names": True, "records": records, "batch": max(records), **more}
+
+
 _FIXED: dict[str, Settings] = {
     "pg 2 crashes flip": _at({"verdicts": _N, "flipped": "n d d f"}, crash=2, flip=1),
     "file takeover crash flip": _at(_kind("file", verdicts=_N, flipped="d d n d"), crash=1, freeze=1, flip=1),
@@ -116,6 +121,18 @@ _FIXED: dict[str, Settings] = {
          "flipped": "d d d n d d", "window": 3, "threshold": 1, "in_flight": 2},
         crash=1, error=2, flip=1, restart=1,
     ),
+    "named pg takeover": _at(_named((3,)), error=2, freeze=1),
+    "named pg crash": _at(_named((3,), queue="file"), error=2, crash=2),
+    "named folder file dlq takeover": _at(_named((3,), destinations=("folder",), queue="file"), error=2, freeze=1),
+    "named pg takeover crash": _at(_named((2,), queue="folder"), error=2, freeze=1, crash=1),
+    "named pg two takeovers": _at(_named((2,)), error=1, freeze=2),
+    "named 2 dests": _at(_named((2,), destinations=("pg", "folder")), error=2, crash=1),
+    "named and nack": _at(_named((3,), verdicts="d n d"), error=3, crash=1),
+    "named window restart": _at(_named((3,), queue="file", window=3, threshold=1), error=3, crash=1, restart=1),
+    "named window two steps": _at(
+        {"names": True, "records": (4,), "window": 3, "threshold": 1}, error=2, crash=1, restart=1
+    ),
+    "named four takeover": _at(_named((4,)), error=1, freeze=1),
     "power cut file folder": _at(
         {"destinations": ("file", "folder"), "queue": "file", "verdicts": _N}, power=1, crash=1
     ),
@@ -126,6 +143,7 @@ _SHORT = frozenset(
         "pg 2 crashes flip", "file takeover crash flip", "folder takeover lose flip", "file crash lose flip",
         "lose flip window", "pg errors takeover", "nack and rejection", "window rejections mif2",
         "threshold flip crash restart", "default window mif2 crash", "rotation", "rewind zombie",
+        "named and nack", "named window restart", "named window two steps",
         "amo file takeover", "power cut file folder",
     }
 )  # fmt: skip
@@ -201,6 +219,18 @@ _MUTANTS: list[tuple[Rule, str, Settings]] = [
     (Rule.LETTER_HASH, "record 2 acked but missing in consumer 1", _FIXED["nack and rejection"]),
     (Rule.ACK_MONOTONE, "source ack went backwards", _FIXED["file takeover crash flip"]),
     (Rule.ACK_GENERATION, "source acked ahead of the stored position", _FIXED["rewind zombie"]),
+    (Rule.CLAIM_FIRST, "record 2 twice in destination 0", _at(_named((3,)), error=2, crash=1)),
+    (Rule.BATCH_CLAIMS, "record 1 in consumer 0 but decided 'a'", _at(_named((3,)), error=2, freeze=1)),
+    (Rule.BATCH_FOUND, "record 1 in consumer 0 but decided 'a'", _at(_named((3,)), error=2, freeze=1)),
+    (Rule.BATCH_WHOLE, "record 1 acked but missing in consumer 1", _at(_named((3,)), error=1, crash=1)),
+    (Rule.BATCH_PREFIX, "threshold not obeyed over the history", _at(_named((3,), window=3, threshold=1), error=1)),
+    (Rule.CLAIM_PARENT, "record 1 twice in destination 0", _at(_named((3,)), error=2, freeze=1)),
+    (Rule.CLAIM_CHILD, "record 1 in consumer 0 but decided 'a'", _at(_named((3,)), error=2, freeze=1)),
+    (
+        Rule.ONE_NACK,
+        "record 1 twice in dead letters 2",
+        _at(_named((2,), destinations=("pg", "pg"), queue="file"), error=2),
+    ),
     (Rule.ONCE_BASE, "overwrote another record's bytes", _FIXED["amo file takeover"]),
     (Rule.ONCE_NO_RESEND, "record 1 twice in destination 0", _FIXED["amo direct errors"]),
     (Rule.HOLDS_FIRST, "needless fatal stop", _FIXED["folder by rename"]),
@@ -241,6 +271,7 @@ _UNSEEN: list[tuple[Rule, Settings]] = [
     ),
     (Rule.END_CONNECTIONS, _at({"records": (2,)}, error=2, freeze=1, crash=1)),
     (Rule.LETTERS_FIRST, _at({"verdicts": _N}, crash=2, freeze=1)),
+    (Rule.BATCH_NAME, _at(_named((3,)), error=2, freeze=1)),
     (Rule.NEVER_ANEW, _FIXED["planned anew without zombies"]),
 ]  # fmt: skip
 """Configurations in which a missing rule does no harm: it gives order, or others guard the same."""

@@ -40,7 +40,7 @@ def _name(place: Place, child: int) -> tuple[Any, ...]:
     return delivery_hash(place.config, step_of(place.process), place.consumer, child, 1)
 
 
-def _stored(place: Place, name: Any, value: Any) -> Any:
+def stored(place: Place, name: Any, value: Any) -> Any:
     """Return what a destination holds with a mark under a hash."""
     if place.kind == "pg":
         return (put(place.held[0], name, value), place.held[1])
@@ -69,7 +69,7 @@ def _claim_parent(place: Place, thread: Thread) -> Moves:
     name = whole_hash(place.config, step, consumer)
     known = found(place.config, place.state, step, consumer, name)
     if known is None:
-        after = with_consumer(place.state, consumer, _stored(place, name, SPLIT))
+        after = with_consumer(place.state, consumer, stored(place, name, SPLIT))
         return [(f"claim {consumer} as split", turn(place, Thread("children"), after))]
     return [(f"parent of {consumer} is {known}", turn(place, Thread("children" if known == SPLIT else "mark")))]
 
@@ -128,10 +128,10 @@ def _mark_child(place: Place, thread: Thread) -> Moves:
 # -- rejections ---------------------------------------------------------------------------------------------------
 
 
-def _is_known(place: Place, record: int) -> bool:
+def is_known(place: Place, record: int) -> bool:
     """Return whether the record has a dead letter in this step already."""
     step = step_of(place.process)
-    return record in step.decision[-1] or any(letter.record == record for letter in step.letters)
+    return record in step.decision[-1] or any(record in letter.records for letter in step.letters)
 
 
 def _exceeds(place: Place, record: int) -> Moves:
@@ -145,12 +145,12 @@ def _claim_child(place: Place, thread: Thread) -> Moves:
     record, name = step.decision[consumer][thread.at], _name(place, thread.at)
     if not place.owns:
         return [("zombie ends", turn(place, ZOMBIE))]
-    if not _is_known(place, record) and window_with_nack(place.config, place.state) is None:
+    if not is_known(place, record) and window_with_nack(place.config, place.state) is None:
         return _exceeds(place, record)
     known = found(place.config, place.state, step, consumer, name)
     if known is not None and known != NACKED:
         return [("child was delivered", turn(place, Thread("mark child", thread.at)))]
-    after = with_consumer(place.state, consumer, _stored(place, name, NACKED))
+    after = with_consumer(place.state, consumer, stored(place, name, NACKED))
     return [(f"claim {record} as nacked by {consumer}", turn(place, Thread("nack", thread.at), after))]
 
 
@@ -168,12 +168,12 @@ def _nack(place: Place, thread: Thread) -> Moves:
         return with_outcomes(after, [(record, outcome)])
 
     # one source record makes at most one nack and one dead letter
-    if _is_known(place, record) and config.has(Rule.ONE_NACK):
+    if is_known(place, record) and config.has(Rule.ONE_NACK):
         return [("second nack of one record", mark(place, nacked, Thread("children"), noted))]
     window = window_with_nack(config, state)
     if window is None:
         return _exceeds(place, record)
-    nacked = nacked._replace(letters=(*nacked.letters, _letter(place, thread.at, record)))
+    nacked = nacked._replace(letters=(*nacked.letters, letter_of(place, thread.at, (record,))))
 
     def counted(after: State) -> State:
         return noted(after._replace(window=window, nacks=(*after.nacks, 1)))
@@ -181,38 +181,47 @@ def _nack(place: Place, thread: Thread) -> Moves:
     return [(f"nack {record} recorded", mark(place, nacked, Thread("children"), counted))]
 
 
-def _letter(place: Place, child: int, record: int) -> Letter:
+def letter_of(place: Place, child: int, records: tuple[int, ...]) -> Letter:
+    """Return the dead letters of records that are refused together: one delivery, named by the first of them."""
     config, step = place.config, step_of(place.process)
     queue = len(config.kinds) - 1
     # a number space apart from the step's own dead letters: else two of them share a hash
     has_space = config.has(Rule.LETTER_HASH)
-    number = LETTERS + records_of(place.state, step.ranges).index(record) if has_space else child
+    number = LETTERS + records_of(place.state, step.ranges).index(records[0]) if has_space else child
     generation = whole_hash(config, step, place.consumer)[0]
-    base = step.base[queue] + len(step.decision[queue]) + len(step.letters)
-    return Letter(record, (generation, step.ranges, queue, number, 1), base, False)
+    base = step.base[queue] + len(step.decision[queue]) + sum(len(letter.records) for letter in step.letters)
+    return Letter(records, (generation, step.ranges, queue, number, len(records)), base, False)
 
 
-def publish_letter(place: Place) -> tuple[str, State]:
-    """Publish the first dead letter of a rejected record that is not marked."""
+def publish_letter(place: Place, thread: Thread) -> tuple[str, State]:
+    """Publish the first dead letters of rejected records that are not marked; to a file one after another."""
     step, held = step_of(place.process), place.held
     number = next(i for i, letter in enumerate(step.letters) if not letter.done)
     letter = step.letters[number]
-    broken = ""
     if place.kind == "file":
-        filled = held + (HOLE,) * (letter.base + 1 - len(held))
-        is_foreign = filled[letter.base] not in (HOLE, TORN, letter.record)
-        broken = "overwrote a record" if is_foreign else ""
-        content: Any = replaced(filled, letter.base, letter.record)
-    elif place.kind == "pg":
+        return _write_letter(place, number, thread.at)
+    if place.kind == "pg":
         is_new = not get(held[0], letter.name)
-        content = (put(held[0], letter.name, WRITTEN), (*held[1], letter.record)) if is_new else held
+        content: Any = (put(held[0], letter.name, WRITTEN), (*held[1], *letter.records)) if is_new else held
     elif place.kind == "folder":
         key = (step.number, letter.name)
-        content = held if get(held, key) else put(held, key, (letter.record,))
+        content = held if get(held, key) else put(held, key, letter.records)
     else:
-        content = (*held, letter.record)
-    after = with_consumer(place.state, place.consumer, content)._replace(broken=broken)
-    return f"dead-letter {letter.record}", turn(place, Thread("mark letter", number), after)
+        content = (*held, *letter.records)
+    after = with_consumer(place.state, place.consumer, content)
+    return f"dead-letter {letter.records}", turn(place, Thread("mark letter", number), after)
+
+
+def _write_letter(place: Place, number: int, at: int) -> tuple[str, State]:
+    letter = step_of(place.process).letters[number]
+    record, base = letter.records[at], letter.base + at
+    filled = place.held + (HOLE,) * (base + 1 - len(place.held))
+    broken = "" if filled[base] in (HOLE, TORN, record) else "overwrote a record"
+    after = with_consumer(place.state, place.consumer, replaced(filled, base, record))._replace(broken=broken)
+    is_last = at + 1 == len(letter.records)
+    return f"dead-letter {record}", turn(
+        place, Thread("mark letter", number) if is_last else Thread("ended", at + 1), after
+    )
 
 
 def _mark_letter(place: Place, thread: Thread) -> Moves:

@@ -78,6 +78,16 @@ def delivery_hash(config: Config, step: Step, consumer: int, skip: int, take: in
     return (generation if config.has(Rule.GENERATION) else 0, step.ranges, consumer, skip, take)
 
 
+def set_hash(config: Config, step: Step, consumer: int, places: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return the name of a child that holds these records: a range, and what it leaves out of it."""
+    take = places[-1] + 1 - places[0]
+    left_out = tuple(place for place in range(places[0], places[0] + take) if place not in places)
+    name = delivery_hash(config, step, consumer, places[0], take)
+    # a child that holds all of a delivery is not the delivery
+    is_whole = take == len(step.decision[consumer]) > 1
+    return (*name, left_out if config.has(Rule.BATCH_NAME) else ()) if left_out or is_whole else name
+
+
 def whole_hash(config: Config, step: Step, consumer: int) -> tuple[Any, ...]:
     """Return the name of a whole delivery."""
     return delivery_hash(config, step, consumer, 0, len(step.decision[consumer]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from model.protocol import children
+from model.protocol import children, named
 from model.protocol.decisions import found, holds, is_published, is_staged, staged_decision, whole_hash
 from model.protocol.rules import Rule, Variant
 from model.protocol.shared import Moves, Place, fails, mark, step_of, transient, turn, zombie_ends
@@ -38,7 +38,7 @@ def publish(config: Config, state: State, process: Process) -> Moves:
         thread, place = process.threads[consumer], Place(config, state, process, consumer)
         if place.is_queue and thread.does == "ended" and any(not letter.done for letter in step.letters):
             is_live = True
-            moves.append(children.publish_letter(place))
+            moves.append(children.publish_letter(place, thread))
         elif thread.does not in ("ended", "zombie"):
             is_live = True
             moves += _thread_moves(place, thread)
@@ -59,6 +59,8 @@ def _may_start(config: Config, step: Step, consumer: int) -> bool:
 def _thread_moves(place: Place, thread: Thread) -> Moves:
     if thread.does in _STEPS:
         return _STEPS[thread.does](place, thread)
+    if place.config.names and not place.is_queue and thread.does in named.STEPS:
+        return named.STEPS[thread.does](place, thread)
     return children.thread_moves(place, thread)
 
 
@@ -68,6 +70,8 @@ def _thread_moves(place: Place, thread: Thread) -> Moves:
 def _go(place: Place, thread: Thread) -> Moves:
     config, state, step, consumer = place.config, place.state, step_of(place.process), place.consumer
     part, kind, held = step.progress[consumer], place.kind, place.held
+    if isinstance(part, tuple) and config.names:
+        return [(f"resume {consumer}", turn(place, named.resumed(place)))]
     if isinstance(part, tuple):
         claims = kind != "direct" and config.has(Rule.CLAIM_PARENT) and len(step.decision[consumer]) > 1
         return [(f"resume {consumer}", turn(place, Thread("claim parent" if claims else "children")))]
@@ -136,7 +140,7 @@ def _begin(place: Place, thread: Thread) -> Moves:
     name = whole_hash(config, step, consumer)
     known = found(config, state, step, consumer, name)
     if known == SPLIT:
-        return [(f"{consumer} is split", turn(place, Thread("split")))]
+        return [(f"{consumer} is split", turn(place, _split(place)))]
     content = _content_with(place, step, name, known, rows)
     after = with_consumer(state, consumer, content)
     if config.variants & {Variant.RENAME} and place.kind == "folder" and content is not place.held:
@@ -145,6 +149,10 @@ def _begin(place: Place, thread: Thread) -> Moves:
         after = after._replace(durable=replaced(after.durable, consumer, content))
     moves = [(f"publish {consumer} {rows}", turn(place, Thread("mark"), after))]
     return moves + _errors(place, after) if place.has_error else moves
+
+
+def _split(place: Place) -> Thread:
+    return named.whole_fails(place) if place.config.names else Thread("split")
 
 
 def _content_with(place: Place, step: Step, name: Any, known: Any, rows: tuple[int, ...]) -> Any:
@@ -161,10 +169,12 @@ def _errors(place: Place, written: State) -> Moves:
     moves = [(f"outage {consumer}", transient(failed, place.process))]
     if place.is_queue:
         return [*moves, ("dead-letter write fails", transient(failed, place.process))]
-    moves.append((f"bulk error {consumer}, nothing written", turn(place, Thread("split"), failed)))
+    moves.append((f"bulk error {consumer}, nothing written", turn(place, _split(place), failed)))
+    if place.config.names:
+        moves += named.whole_refusals(place)
     if Variant.NEVER_WRITTEN not in place.config.variants:
         after = failed._replace(consumers=written.consumers)
-        moves.append((f"bulk error {consumer}, written", turn(place, Thread("split"), after)))
+        moves.append((f"bulk error {consumer}, written", turn(place, _split(place), after)))
     return moves
 
 

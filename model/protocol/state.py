@@ -43,6 +43,8 @@ class Config:
     threshold: int = 0
     strategy: str = "exactly-once"
     in_flight: int = 1
+    names: bool = False
+    """Destinations name all the records that they refuse, and take the others of a delivery in one go."""
     without: frozenset[Rule] = frozenset()
     variants: frozenset[Variant] = frozenset()
     budget: Mapping[str, int] = field(default_factory=dict)
@@ -85,12 +87,12 @@ class Config:
 
 
 class Letter(NamedTuple):
-    """A dead letter of a record that was rejected at publishing."""
+    """The dead letters of records that were rejected at publishing together: one delivery."""
 
-    record: int
+    records: tuple[int, ...]
     name: tuple[Any, ...]
     base: int
-    """Its place in a queue that is a file."""
+    """Where they begin in a queue that is a file."""
     done: bool
 
 
@@ -104,7 +106,7 @@ class Step(NamedTuple):
     decision: tuple[tuple[int, ...], ...] = ()
     """The records of each consumer."""
     progress: tuple[Any, ...] = ()
-    """Per consumer: done, todo, or that of each of its children."""
+    """Per consumer: done, todo, or that of each of its children; with ``names``: todo and what is still to be sent."""
     base: tuple[int, ...] = ()
     """Where each file ended when the step was prepared."""
     window: tuple[int, ...] = ()
@@ -118,6 +120,12 @@ class Thread(NamedTuple):
     does: str
     at: int = 0
     half: int = 0
+    group: tuple[int, ...] = ()
+    """With ``names``: the places of the child that failed, ..."""
+    refused: tuple[int, ...] = ()
+    """... those of its records that are refused, ..."""
+    delivered: tuple[int, ...] = ()
+    """... and those that turned out to be delivered."""
 
 
 GO, ENDED_THREAD, ZOMBIE = Thread("go"), Thread("ended"), Thread("zombie")
