@@ -59,8 +59,8 @@ class DeliverySettings(Section):
     drift: bool = False
     """Let each destination proceed at its own pace. Needs the log of records."""
 
-    redelivery: Redelivery = "one-at-a-time"
-    """How records are sent again after a bulk error that names none of them."""
+    redelivery: Redelivery = "bisect"
+    """How records are sent again after a bulk error that names none of them: in halves, or each by itself."""
 
     offset_flush_interval: PositiveDuration = 1.0
     """How often the acks of a destination that acks record by record are made durable."""

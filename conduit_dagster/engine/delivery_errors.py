@@ -68,7 +68,7 @@ def split_error(error: object, node: str) -> TransientError:
         f"the destination failed and named no record: {error}",
         code="delivery.bulk_failed",
         node=node,
-        fix="run again: its records are then sent one at a time, so that the one at fault is found",
+        fix="run again: its records are then sent in smaller and smaller parts, so that the one at fault is found",
     )
 
 

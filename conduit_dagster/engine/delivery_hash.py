@@ -23,14 +23,16 @@ def delivery_hash(
     sources: Sequence[dict[str, Any]],
     skip: int = 0,
     take: int | None = None,
+    without: Sequence[int] = (),
 ) -> str:
     """Compute the SHA-256 over canonical JSON (RFC 8785), in hex.
 
     It contains no attempt, epoch, run, time, setting, processor, partitioning or batch limit: the same range of the
     same source gives the same hash. ``sources`` are objects of ``source, generation, start, end``; ``skip`` and
-    ``take`` select a child of a delivery, a null ``take`` the whole delivery.
+    ``take`` select a child of a delivery, a null ``take`` the whole delivery; ``without`` are the places of that range
+    that the child leaves out, and no part of the name of one that leaves out none.
     """
-    name = {
+    name: dict[str, Any] = {
         "version": 1,
         "kind": kind,
         "pipeline": pipeline,
@@ -39,6 +41,8 @@ def delivery_hash(
         "skip": skip,
         "take": take,
     }
+    if without:
+        name["without"] = list(without)
     return hashlib.sha256(rfc8785.dumps(_exact(name))).hexdigest()
 
 
@@ -70,9 +74,9 @@ class Names:
         hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
         return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
-    def child(self, plan: Plan, consumer: str, skip: int, take: int) -> str:
-        """Return the hash of a part of a delivery."""
-        return self._hash(consumer, plan.named or self._sources(plan.ranges), skip, take)
+    def child(self, plan: Plan, consumer: str, skip: int, take: int, without: Sequence[int] = ()) -> str:
+        """Return the hash of a part of a delivery: a range of its records, but for some of them."""
+        return self._hash(consumer, plan.named or self._sources(plan.ranges), skip, take, without)
 
     def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:
         return [self._source(span) for span in ranges]
@@ -82,7 +86,16 @@ class Names:
         start, end = place(span.start), place(span.end)
         return {"source": span.source, "generation": span.generation, "start": start, "end": end}
 
-    def _hash(self, consumer: str, sources: list[dict[str, Any]], skip: int = 0, take: int | None = None) -> str:
+    def _hash(
+        self,
+        consumer: str,
+        sources: list[dict[str, Any]],
+        skip: int = 0,
+        take: int | None = None,
+        without: Sequence[int] = (),
+    ) -> str:
         kind: Literal["data", "dlq"] = "dlq" if consumer == DEAD_LETTERS else "data"
         name = self._pipeline.program.pipeline
-        return delivery_hash(kind=kind, pipeline=name, destination=consumer, sources=sources, skip=skip, take=take)
+        return delivery_hash(
+            kind=kind, pipeline=name, destination=consumer, sources=sources, skip=skip, take=take, without=without
+        )

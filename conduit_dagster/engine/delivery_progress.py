@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from conduit_dagster.engine.acks import Acked
-from conduit_dagster.sdk import AlreadyClaimed, Delivery, Rejected
+from conduit_dagster.sdk import AlreadyClaimed, Delivery
 from conduit_dagster.state.steps import Decision, DeliveryChild, DeliveryProgress, Plan, StagedDelivery
 
 
@@ -47,14 +48,13 @@ class Shipment:
         """Return the whole delivery, under its own hash."""
         return as_delivery(self.staged, self.plan.step)
 
-    def child(self, name: str, skip: int, take: int) -> Delivery:
+    def child(self, name: str, skip: int, take: int, without: Sequence[int] = ()) -> Delivery:
         """Return a part of it. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
         if self.staged.records == 1:
             return self.whole()
-        staged = self.staged
-        return Delivery(
-            name, self.plan.step, staged.consumer, staged.staging, tuple(staged.parts), staged.target, skip, take
-        )
+        staged, left_out = self.staged, tuple(without)
+        parts, target = tuple(staged.parts), staged.target
+        return Delivery(name, self.plan.step, staged.consumer, staged.staging, parts, target, skip, take, left_out)
 
 
 def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
@@ -70,7 +70,7 @@ def after(progress: DeliveryProgress, places: int, refused: int = 0) -> Delivery
     while pending and left:
         first = pending.pop(0)
         if first.take > left:
-            pending.insert(0, DeliveryChild(first.skip + left, first.take - left, first.single))
+            pending.insert(0, part_of(first, first.skip + left, first.take - left))
             break
         left -= first.take
     handled = progress.handled + places
@@ -78,6 +78,32 @@ def after(progress: DeliveryProgress, places: int, refused: int = 0) -> Delivery
     return msgspec.structs.replace(
         progress, handled=handled, pending=pending, refused=progress.refused + refused, marked=marked
     )
+
+
+def part_of(child: DeliveryChild, skip: int, take: int) -> DeliveryChild:
+    """Return a part of a child's range, which leaves out what the child leaves out of it."""
+    without = [place for place in child.without if skip <= place < skip + take]
+    return DeliveryChild(skip, take, child.single, without)
+
+
+def trimmed(child: DeliveryChild) -> DeliveryChild:
+    """Return the child from its first to its last record: what it leaves out at its ends is no part of its name.
+
+    Its ``take`` is 0 if it leaves out all of them.
+    """
+    left_out, skip, end = frozenset(child.without), child.skip, child.skip + child.take
+    while skip < end and skip in left_out:
+        skip += 1
+    while end > skip and end - 1 in left_out:
+        end -= 1
+    return part_of(child, skip, end - skip)
+
+
+def places_of(child: DeliveryChild) -> Sequence[int]:
+    """Return the places in the delivery of a child's records, in order."""
+    every = range(child.skip, child.skip + child.take)
+    left_out = frozenset(child.without)
+    return [place for place in every if place not in left_out] if left_out else every
 
 
 def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
@@ -96,9 +122,13 @@ def past_marked(progress: DeliveryProgress) -> DeliveryProgress:
 
 
 def before_marked(child: DeliveryChild, progress: DeliveryProgress) -> DeliveryChild:
-    """Return the beginning of a child whose first record is to be sent, up to the next record that is marked."""
-    stop = next((place for place in progress.marked if place > child.skip), child.skip + child.take)
-    return DeliveryChild(child.skip, min(stop - child.skip, child.take), child.single)
+    """Return the beginning of a child whose first record is to be sent, up to the next record that is marked.
+
+    Records that the child itself leaves out do not end it.
+    """
+    left_out, end = frozenset(child.without), child.skip + child.take
+    stop = next((place for place in progress.marked if place > child.skip and place not in left_out), end)
+    return trimmed(part_of(child, child.skip, min(stop - child.skip, child.take)))
 
 
 def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:
@@ -114,11 +144,24 @@ def progress_of(acked: Acked, known: DeliveryProgress) -> DeliveryProgress:
     return msgspec.structs.replace(further, namespaces=kept)
 
 
-def parted(child: DeliveryChild, error: Exception, bisect: bool) -> list[DeliveryChild]:
-    """Split a range of several records after an error: around the record that the error names, or in pieces."""
-    if isinstance(error, Rejected):
-        return around(child, child.skip + error.place)
-    return pieces(child, bisect)
+def with_refused(
+    progress: DeliveryProgress, child: DeliveryChild, nacked: Sequence[int], apart: Sequence[int], skips: bool
+) -> DeliveryProgress:
+    """Return the progress once these records of a child are nacked together: they are passed over from now on.
+
+    ``child`` is the beginning of what is left. Each record of ``apart`` is a child of its own from now on. ``skips``:
+    the records between are still sent in one go.
+    """
+    first = progress.pending[0] if progress.pending else child
+    if skips and not child.single:
+        child = DeliveryChild(child.skip, child.take, False, sorted({*child.without, *nacked}))
+    rest = part_of(first, child.skip + child.take, first.skip + first.take - child.skip - child.take)
+    parts = [child]
+    for place in apart:
+        parts = [*parts[:-1], *around(parts[-1], place)]
+    pending = [*parts, *([rest] if rest.take else []), *progress.pending[1:]] if progress.pending else []
+    marked = sorted({*progress.marked, *nacked})
+    return past_marked(msgspec.structs.replace(progress, pending=pending, marked=marked))
 
 
 def pieces(child: DeliveryChild, bisect: bool) -> list[DeliveryChild]:
@@ -126,13 +169,15 @@ def pieces(child: DeliveryChild, bisect: bool) -> list[DeliveryChild]:
     if not bisect:
         return [DeliveryChild(child.skip, child.take, single=True)]
     half = child.take // 2
-    return [DeliveryChild(child.skip, half), DeliveryChild(child.skip + half, child.take - half)]
+    return [part_of(child, child.skip, half), part_of(child, child.skip + half, child.take - half)]
 
 
 def around(child: DeliveryChild, place: int) -> list[DeliveryChild]:
     """Split a range into the records before a place, the record there, and those after it."""
     behind = child.skip + child.take - place - 1
-    three = [DeliveryChild(child.skip, place - child.skip), DeliveryChild(place, 1), DeliveryChild(place + 1, behind)]
+    three = [
+        part_of(child, child.skip, place - child.skip), DeliveryChild(place, 1), part_of(child, place + 1, behind)
+    ]  # fmt: skip
     return [piece for piece in three if piece.take]
 
 
@@ -141,7 +186,7 @@ def split_into(
 ) -> DeliveryProgress:
     """Return the progress with ``child``, which is the first of ``left`` or its beginning, replaced by ``parts``."""
     first = left[0]
-    rest = DeliveryChild(first.skip + child.take, first.take - child.take, first.single)
+    rest = part_of(first, first.skip + child.take, first.take - child.take)
     pending = [*parts, *([rest] if rest.take else []), *left[1:]]
     return msgspec.structs.replace(progress, pending=pending, split=True)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Generic, TypeVar
 
 from conduit_dagster.engine.delivery_progress import Shipment
@@ -29,13 +31,14 @@ class DeliveryRecords:
         self._shipment, self._restaged, self._pipeline = shipment, restaged, pipeline
         self._destination = destination if isinstance(destination, StagedDestination) else None
         self._is_traced = self._destination is not None and keeps_origins(self._destination)
-        self._origins = _InOrder(lambda: read_origins(shipment.staged))
+        self._origins = _InOrder(lambda first: islice(read_origins(shipment.staged), first, None))
         self._records: _InOrder[StagedRecord] | None = None
 
     def origin(self, place: int) -> tuple[str, int]:
         """Return the source of a record, and its source record's place in the step's range. Reads staging only.
 
-        Places may go back by at most two. Raises ``LookupError`` if there is no such record.
+        In order this is cheap; going back by more than two opens the staging anew. Raises ``LookupError`` if there is
+        no such record.
         """
         if self._is_traced:
             return self._origins.at(place)[:2]
@@ -43,7 +46,7 @@ class DeliveryRecords:
         return record.source, record.ordinal
 
     def at(self, place: int) -> StagedRecord:
-        """Return the record, whole or as it was staged; same restrictions as :meth:`origin`."""
+        """Return the record, whole or as it was staged; at the same cost as :meth:`origin`."""
         if not self._is_traced or self._whole is not None:
             return self._of_records().at(place)
         return self._as_staged(place, self._origins.at(place))
@@ -62,8 +65,12 @@ class DeliveryRecords:
 
     def _of_records(self) -> _InOrder[StagedRecord]:
         if self._records is None:
-            self._records = _InOrder(lambda: staged_records(self.delivery()))
+            self._records = _InOrder(self._records_from)
         return self._records
+
+    def _records_from(self, first: int) -> Iterator[StagedRecord]:
+        whole = self.delivery()
+        return staged_records(replace(whole, skip=first, take=whole.records - first) if first else whole)
 
     @lazy_property
     def _whole(self) -> Delivery | None:
@@ -82,18 +89,19 @@ class DeliveryRecords:
 
 
 class _InOrder(Generic[T]):
-    """Items by their place, read once from the front: places never go back by more than two."""
+    """Items by their place, read in order; a place before the last three is read anew from there."""
 
-    def __init__(self, read: Callable[[], Iterator[T]]) -> None:
+    def __init__(self, read: Callable[[int], Iterator[T]]) -> None:
         self._read = read
         self._things: Iterator[T] | None = None
         self._next = 0
         self._kept: deque[tuple[int, T]] = deque(maxlen=3)
 
     def at(self, place: int) -> T:
-        """Return the item. Raises ``LookupError`` if there is none, or it was already passed."""
-        if self._things is None:
-            self._things = self._read()
+        """Return the item. Raises ``LookupError`` if there is none."""
+        if self._things is None or place < self._next - len(self._kept):
+            self._things, self._next = self._read(place), place
+            self._kept.clear()
         while self._next <= place:
             thing = next(self._things, None)
             if thing is None:

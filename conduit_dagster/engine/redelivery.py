@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import msgspec
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.acks import Acked
@@ -12,24 +15,35 @@ from conduit_dagster.engine.delivery_progress import (
     after,
     before_marked,
     cause_of,
-    parted,
+    part_of,
     past_marked,
     pieces,
+    places_of,
     progress_of,
     split_into,
+    with_refused,
 )
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
-from conduit_dagster.engine.refusals import Refusals
+from conduit_dagster.engine.refusals import TOGETHER, RefusalOutcome, Refusals, RefusedRecord
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blame, blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import AlreadyClaimed, Delivery, Destination, Rejected, StagedDestination, StagedRecord, Target
-from conduit_dagster.state.steps import DeliveryChild
+from conduit_dagster.sdk import (
+    AlreadyClaimed,
+    Delivery,
+    Destination,
+    Refusal,
+    Rejected,
+    StagedDestination,
+    StagedRecord,
+    Target,
+)
+from conduit_dagster.state.steps import DeliveryChild, DeliveryProgress
 
 _LOST_REASON = Nack("delivery.nacked", "the destination refused it; its reason was lost in a crash")
 
@@ -41,6 +55,8 @@ class Redelivery:
         self._context, self._refusals, self._shipment, self._records = context, refusals, shipment, records
         self._store, self._redaction = context.store, context.pipeline.redaction
         self._bisect, self._node = context.settings.bisect, context.node(shipment.consumer)
+        self._origins: dict[int, tuple[str, int]] = {}
+        """Origins around the records that were refused last: reading them goes on behind those."""
 
     @property
     def _destination(self) -> Destination:
@@ -51,31 +67,39 @@ class Redelivery:
 
         Raises as :meth:`run` does.
         """
-        shipment, destination = self._shipment, self._destination
+        shipment, destination, named = self._shipment, self._destination, list[Refusal]()
         if isinstance(destination, StagedDestination) and not (shipment.is_split or shipment.progress.handled):
             try:
                 return destination.publish(shipment.whole())
             except Exception as error:  # noqa: BLE001  # whatever it is, it is classified there
-                self._not_whole(error)
-        self.run()
+                named = self._not_whole(error)
+        self.run(named)
         return shipment.staged.target
 
-    def _not_whole(self, error: Exception) -> None:
+    def _not_whole(self, error: Exception) -> list[Refusal]:
+        """Divide a delivery that failed as a whole; return the records that the error names."""
         whole = DeliveryChild(0, self._shipment.staged.records)
         if is_outage(error) or not self._destination.divisible or self._shipment.consumer == DEAD_LETTERS:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
             raise self._told(error) from self._shown(error)
-        known = isinstance(error, Rejected | AlreadyClaimed)
+        named = _named(error)
         if whole.take > 1:
-            self._split(whole, parted(whole, error, self._bisect), self._cause(error))
-        if not known:
+            # what is refused is nacked once the delivery is claimed; until then it is to be sent like the others
+            self._split(whole, [whole] if named else pieces(whole, self._bisect), self._cause(error))
+        if not isinstance(error, Rejected | AlreadyClaimed):
             raise (self._bulk(error) if whole.take > 1 else self._alone(error)) from self._shown(error)
+        return named
 
-    def run(self) -> None:
-        """Send what is left, in pieces. Raises what stops the run; records acked until then stay acked."""
+    def run(self, named: Sequence[Refusal] = ()) -> None:
+        """Send what is left, in pieces. Raises what stops the run; records acked until then stay acked.
+
+        ``named``: the destination has refused these records of what comes next.
+        """
         shipment, destination = self._shipment, self._destination
         if shipment.is_split and shipment.staged.records > 1 and self._claim(shipment.whole(), "split"):
             return  # a frozen owner delivered it after all: no child is sent
+        if named:
+            self._refuse(before_marked(shipment.left[0], shipment.progress), named)
         while shipment.left:
             if shipment.progress.handled in shipment.progress.marked:
                 shipment.progress = past_marked(shipment.progress)
@@ -106,8 +130,8 @@ class Redelivery:
 
     def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
         shipment, pipeline = self._shipment, self._context.name
-        name = self._context.names.child(shipment.plan, shipment.consumer, child.skip, child.take)
-        delivery = shipment.child(name, child.skip, child.take)
+        name = self._context.names.child(shipment.plan, shipment.consumer, child.skip, child.take, child.without)
+        delivery = shipment.child(name, child.skip, child.take, child.without)
         reached("before-child", pipeline)
         try:
             destination.publish(delivery)
@@ -115,33 +139,73 @@ class Redelivery:
             self._failed(child, delivery, error)
         else:
             reached("after-child", pipeline)
-            self._handled(child.take)
+            self._handled(child)
 
     def _failed(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
         if is_outage(error):
             raise blame(error, self._node) from error
-        known = isinstance(error, Rejected | AlreadyClaimed)
-        if child.take == 1:
-            if not known:
-                # a lone record with an error that names nothing: the offset stays before it, the next start tries again
-                raise self._lone(child.skip, str(error)) from self._shown(error)
-            self._nack(child.skip, error.nack if isinstance(error, Rejected) else _LOST_REASON)
+        named, is_alone = _named(error), child.take == 1
+        if is_alone and isinstance(error, AlreadyClaimed):
+            named = [Refusal(0, _LOST_REASON)]
+        if is_alone and not named:
+            # a lone record with an error that names nothing: the offset stays before it, the next start tries again
+            raise self._lone(child.skip, str(error)) from self._shown(error)
+        # claimed first, then divided: nothing of a piece is sent before its parent's hash says split, whoever sends it
+        if not is_alone and not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
+            self._handled(child)
+            return
+        if named:
+            self._refuse(child, named)
             return
         was_split = self._shipment.is_split
-        self._divide(child, delivery, error)
-        if not known and not was_split:
+        self._split(child, pieces(child, self._bisect), self._cause(error))
+        if not (was_split or isinstance(error, AlreadyClaimed)):
             raise self._bulk(error) from self._shown(error)
 
-    def _divide(self, child: DeliveryChild, delivery: Delivery, error: Exception) -> None:
-        # recorded first, then claimed: nothing of a piece is sent before its parent's hash says split
-        self._split(child, parted(child, error, self._bisect), self._cause(error))
-        if not isinstance(error, AlreadyClaimed) and self._claim(delivery, "split"):
-            self._handled(child.take)
-
-    def _handled(self, records: int) -> None:
+    def _handled(self, child: DeliveryChild) -> None:
+        """Record that a child is delivered; what it leaves out was refused before."""
         shipment = self._shipment
-        shipment.progress = after(shipment.progress, records)
+        shipment.progress = after(shipment.progress, child.take, refused=len(child.without))
         self._keep(self._moves())
+
+    # -- refused records ----------------------------------------------------------------------------------------
+
+    def _refuse(self, child: DeliveryChild, named: Sequence[Refusal]) -> None:
+        """Nack the records that a child's destination names: at once and together, without sending them again."""
+        shipment, skips = self._shipment, self._destination.skips_records
+        child, places = _reach(child, named), places_of(child)
+        refused = [(places[one.place], one.nack) for one in named[:TOGETHER]]
+
+        def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
+            progress = with_refused(shipment.progress, child, outcome.nacked, _apart(outcome), skips)
+            return progress, self._moves(progress.handled)
+
+        outcome = self._refusals.refuse_all(shipment, self._described(child, refused), advance)
+        if outcome.nacked:
+            return
+        if child.take > 1:
+            # those before the first that the window does not accept are sent first
+            shipment.progress = with_refused(shipment.progress, child, (), _apart(outcome), skips)
+            self._keep(self._moves())
+        elif outcome.error is not None:
+            self._keep(self._moves())  # what was acked before it stays acked
+            raise outcome.error
+        else:
+            self._handled(child)
+
+    def _described(self, child: DeliveryChild, refused: Sequence[tuple[int, Nack]]) -> list[RefusedRecord]:
+        """Return refused records with what they are, reading the delivery once, in order."""
+        nacks, end = dict(refused), child.skip + child.take
+        ahead = next((place for place in places_of(child) if place not in nacks), end)
+        beside = {at for place in nacks for at in (place - 1, place, place + 1)}
+        self._origins = {}
+        found: dict[int, StagedRecord] = {}
+        for place in sorted({*beside, ahead, end}):
+            if 0 <= place < self._shipment.staged.records:
+                self._origins[place] = self._records.origin(place)
+                if place in nacks:
+                    found[place] = self._records.at(place)
+        return [RefusedRecord(place, found[place], nack, self._has_siblings(place)) for place, nack in refused]
 
     def _keep(self, moves: Offsets) -> None:
         shipment = self._shipment
@@ -199,15 +263,39 @@ class Redelivery:
         if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)
             raise refused
-        for place, code, message in sent.nacks:
-            # in memory only: the next transaction stores it
-            shipment.progress = progress_of(Acked(min(place, sent.acked.handled)), shipment.progress)
-            if place == shipment.progress.handled:
-                self._nack(place, Nack(code, message))
+        self._nack_sent(sent)
         shipment.progress = progress_of(sent.acked, shipment.progress)
         self._keep_acked(sent.acked)
         if sent.error is not None:
             self._not_sent(child, sent.error.as_error(), sent.bulk)
+
+    def _nack_sent(self, sent: Sent) -> None:
+        """Nack what the job's destination refused, of the records up to the first that is not handled."""
+        shipment = self._shipment
+        first, handled = shipment.progress.handled, sent.acked.handled
+        refused = [(place, Nack(code, message)) for place, code, message in sent.nacks if first <= place <= handled]
+        while refused:
+            some, refused = refused[:TOGETHER], refused[TOGETHER:]
+            self._nack_together(some)
+
+    def _nack_together(self, refused: Sequence[tuple[int, Nack]]) -> None:
+        shipment = self._shipment
+        first, end = refused[0][0], refused[-1][0] + 1
+
+        def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
+            reached_place = end if outcome.stop is None else outcome.stop
+            progress = progress_of(Acked(reached_place), shipment.progress)
+            progress = msgspec.structs.replace(progress, refused=progress.refused + len(outcome.nacked))
+            return progress, self._moves(progress.handled)
+
+        described = self._described(DeliveryChild(first, end - first), refused)
+        outcome = self._refusals.refuse_all(shipment, described, advance)
+        if not outcome.nacked:
+            # in memory only: the next transaction stores it
+            shipment.progress, _ = advance(outcome)
+        if outcome.error is not None:
+            self._keep(self._moves())  # what was acked before it stays acked
+            raise outcome.error
 
     def _not_sent(self, child: DeliveryChild, error: ConduitError, bulk: bool) -> None:
         shipment = self._shipment
@@ -243,23 +331,15 @@ class Redelivery:
 
     # -- records ------------------------------------------------------------------------------------------------
 
-    def _nack(self, place: int, nack: Nack) -> None:
-        moves = self._moves(place + 1)
-        try:
-            refused = self._refusals.refuse(
-                self._shipment, place, self._records.at(place), nack, moves, self._has_siblings(place)
-            )
-        except ConduitError:
-            self._keep(self._moves())  # what was acked before it stays acked
-            raise
-        if not refused:
-            self._handled(1)
-
     def _has_siblings(self, place: int) -> bool:
         """Return whether other records of the delivery come from the same source record; they are adjacent."""
-        mine = self._records.origin(place)
+        mine = self._origin(place)
         beside = [one for one in (place - 1, place + 1) if 0 <= one < self._shipment.staged.records]
-        return any(self._records.origin(one) == mine for one in beside)
+        return any(self._origin(one) == mine for one in beside)
+
+    def _origin(self, place: int) -> tuple[str, int]:
+        known = self._origins.get(place)
+        return self._records.origin(place) if known is None else known
 
     def _moves(self, handled: int | None = None) -> Offsets:
         """Return the offsets once ``handled`` records are handled; by default, those that are."""
@@ -267,7 +347,26 @@ class Redelivery:
         handled = shipment.progress.handled if handled is None else handled
         if handled >= shipment.staged.records:
             return self._before(None)
-        return self._before(self._records.origin(handled))
+        return self._before(self._origin(handled))
 
     def _before(self, following: tuple[str, int] | None) -> Offsets:
         return before_next(self._shipment.plan, self._shipment.decision, following)
+
+
+def _named(error: Exception) -> list[Refusal]:
+    return error.refusals if isinstance(error, Rejected) else []
+
+
+def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
+    """Return the beginning of a child that ends with the last record of ``named`` that is nacked with the first one.
+
+    The whole child if they are few: what is behind them is a child of its own only if more may be refused there.
+    """
+    if len(named) < TOGETHER:
+        return child
+    return part_of(child, child.skip, places_of(child)[named[TOGETHER - 1].place] + 1 - child.skip)
+
+
+def _apart(outcome: RefusalOutcome) -> list[int]:
+    """Return the places that are children of their own from now on: their destination says what becomes of them."""
+    return [*outcome.delivered, *([] if outcome.stop is None else [outcome.stop])]

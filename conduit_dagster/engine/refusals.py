@@ -1,8 +1,10 @@
-"""Records that a destination refuses at publishing: the nack window next in order, then a dead letter of their own."""
+"""Records that a destination refuses at publishing: the nack window next in order, then dead letters of their own."""
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from conduit_dagster.engine.dead_letters.archive import ArchivedLetter, ArchiveFile, keep
@@ -11,23 +13,52 @@ from conduit_dagster.engine.dead_letters.late_letters import LateLetters
 from conduit_dagster.engine.dead_letters.letter_layout import PIECES, clean, encode_missed, said
 from conduit_dagster.engine.dead_letters.replay_source import letter_at
 from conduit_dagster.engine.dead_letters.step_originals import StepOriginals
-from conduit_dagster.engine.delivery_progress import Shipment, after
+from conduit_dagster.engine.delivery_progress import Shipment
 from conduit_dagster.engine.offset_updates import Offsets, offset_of, origin_of, span_of
 from conduit_dagster.engine.resolve import refusal
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.dead_letters import MissedCopy
-from conduit_dagster.state.steps import DeadLetter, LateLetter, LetterPart
+from conduit_dagster.state.delivery_store import NackBatch
+from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LateLetter, LetterPart, StagedDelivery
+
+TOGETHER = 1_000
+"""Most records that are nacked together: their claims, their letters and one transaction are held in memory."""
+
+
+class RefusedRecord(NamedTuple):
+    """A record that its destination refuses."""
+
+    place: int
+    record: StagedRecord
+    nack: Nack
+    in_pieces: bool
+    """Whether the delivery holds other parts of the same source record."""
+
+
+class RefusalOutcome(NamedTuple):
+    """What became of records that were refused together."""
+
+    nacked: list[int]
+    """Places of those that are nacks now."""
+    delivered: list[int]
+    """Places of those that the destination turned out to have."""
+    stop: int | None = None
+    """Place of the first that the window does not accept; nothing is recorded of it and those behind it."""
+    error: ConduitError | None = None
+    """Its error."""
+
+
+Advance = Callable[[RefusalOutcome], tuple[DeliveryProgress, Offsets]]
+"""The delivery's progress, and the consumer's offsets, once this outcome is recorded."""
 
 
 class _Refused(NamedTuple):
-    """A record that its destination refuses."""
-
-    shipment: Shipment
     place: int
     record: StagedRecord
     nack: Nack
@@ -36,10 +67,16 @@ class _Refused(NamedTuple):
     """The connector that it comes from, and its offset there."""
     offset: int
     missed: list[str]
+    original: bytes
     has_letter: bool
     """Another copy of it failed in this step."""
     before: bool
     """It made its nack in a step before this one."""
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """The source record."""
+        return self.source, self.offset
 
 
 class Refusals:
@@ -57,125 +94,183 @@ class Refusals:
         rows, self._rows = self._rows, {}
         return rows
 
-    def refuse(
-        self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, moves: Offsets, in_pieces: bool
-    ) -> bool:
-        """Record the nack and publish its dead letter; the shipment's progress moves past the record.
+    def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
+        """Return a text without the redacted values of a record."""
+        return self._originals.redact(shipment, record, text)
 
-        ``in_pieces``: the delivery holds other parts of the same source record.
+    def refuse_all(self, shipment: Shipment, records: Sequence[RefusedRecord], advance: Advance) -> RefusalOutcome:
+        """Record nacks together and publish their dead letters; the shipment's progress moves as ``advance`` says.
 
-        Return False if the destination turns out to have the record. Raises the nack's error if the window does not
-        accept it: nothing is recorded then and the step stays prepared.
+        ``records``: at most ``TOGETHER``, in order. The window takes them in this order, and those before the first
+        that it does not accept are recorded, in one transaction. If there are none, nothing is recorded and the
+        progress stays.
         """
         with self._lock:  # the window takes nacks one after another
             if self._failed is not None:
                 # the place of a letter in the queue follows from the one before it, which did not get there
                 raise self._failed
-            found = self._found(shipment, place, record, nack, in_pieces)
-            # one source record makes at most one nack and one dead letter, however many of its copies fail
-            window = self._context.state.window if found.has_letter or found.before else self._accept(found.row)
-            if not self._claim(shipment, place):
-                return False
-            shipment.progress = after(shipment.progress, 1, refused=1)
-            if found.has_letter:
-                missed = MissedCopy(found.source, found.offset, found.missed)
-                self._store.missed(shipment.plan.step, shipment.consumer, shipment.progress, missed, moves)
-            elif found.before:
-                self._record_again(found, moves)
-            else:
-                self._record(found, window, moves)
-            return True
+            found = self._found(shipment, records)
+            accepted = self._accepted(found)
+            claimed = self._claim(shipment, [one.place for one in found[:accepted]]) if accepted else set[int]()
+            nacked = [one for one in found[:accepted] if one.place not in claimed]
+            outcome = RefusalOutcome([one.place for one in nacked], sorted(claimed))
+            if accepted < len(found):
+                row = found[accepted].row
+                outcome = outcome._replace(stop=found[accepted].place, error=refusal(row, self._window))
+            if nacked:
+                self._record(shipment, nacked, *advance(outcome))
+            return outcome
 
-    def _found(self, shipment: Shipment, place: int, record: StagedRecord, nack: Nack, in_pieces: bool) -> _Refused:
-        plan, name = shipment.plan, record.source
-        nack = Nack(nack.code, self._originals.redact(shipment, record, nack.message))
-        source, offset = origin_of(plan, name), offset_of(plan, name, record.ordinal)
+    # -- what they are ------------------------------------------------------------------------------------------
+
+    def _found(self, shipment: Shipment, records: Sequence[RefusedRecord]) -> list[_Refused]:
+        plan = shipment.plan
+        offsets = [offset_of(plan, one.record.source, one.record.ordinal) for one in records]
+        sources = [origin_of(plan, one.record.source) for one in records]
+        keys = list(zip(sources, offsets, strict=True))
+        known = set[tuple[str, int]]() if plan.replay else self._store.nacked_among(plan.step, keys)
+        return [self._one(shipment, one, key, known) for one, key in zip(records, keys, strict=True)]
+
+    def _one(
+        self, shipment: Shipment, refused: RefusedRecord, key: tuple[str, int], known: set[tuple[str, int]]
+    ) -> _Refused:
+        plan, record = shipment.plan, refused.record
+        nack = Nack(refused.nack.code, self._originals.redact(shipment, record, refused.nack.message))
+        position, node = clean(str(record.record.position)), self._context.node(shipment.consumer)
         return _Refused(
-            shipment,
-            place,
+            refused.place,
             record,
             nack,
-            self._row(shipment, record, nack),
-            source,
-            offset,
-            [*([PIECES] if in_pieces else []), shipment.consumer],
-            not plan.replay and self._store.is_nacked(plan.step, source, offset),
-            bool(plan.replay) or offset in plan.nacked.get(name, ()),
+            NackRow(record.source, record.ordinal, position, node, nack.code, said(nack), by_destination=True),
+            *key,
+            [*([PIECES] if refused.in_pieces else []), shipment.consumer],
+            b"" if key in known else self._originals.of(shipment, record),
+            key in known,
+            bool(plan.replay) or key[1] in plan.nacked.get(record.source, ()),
         )
 
-    def masked(self, shipment: Shipment, record: StagedRecord, text: str) -> str:
-        """Return a text without the redacted values of a record."""
-        return self._originals.redact(shipment, record, text)
+    def _accepted(self, found: Sequence[_Refused]) -> int:
+        """Return how many of them, from the first, the window accepts."""
+        window = self._context.state.window
+        seen = set[tuple[str, int]]()
+        for number, one in enumerate(found):
+            # one source record makes at most one nack and one dead letter, however many of its copies fail
+            if one.has_letter or one.before or one.key in seen:
+                continue
+            verdict = self._window.resolve(window, 1, [0])
+            if verdict.exceeded is not None:
+                return number
+            window = verdict.state
+            seen.add(one.key)
+        return len(found)
 
-    def _accept(self, row: NackRow) -> str:
-        verdict = self._window.resolve(self._context.state.window, 1, [0])
-        if verdict.exceeded is not None:
-            raise refusal(row, self._window)
-        return verdict.state
-
-    def _claim(self, shipment: Shipment, place: int) -> bool:
-        # so that a frozen owner's late success and this nack can't both happen
+    def _claim(self, shipment: Shipment, places: Sequence[int]) -> set[int]:
+        """Claim each record as nacked; return the places of those that the destination turns out to have."""
+        # so that a frozen owner's late success and these nacks can't both happen
         context = self._context
         destination = context.consumers[shipment.consumer]
-        name = context.names.child(shipment.plan, shipment.consumer, place, 1)
-        child = shipment.child(name, place, 1)
+        names = [context.names.child(shipment.plan, shipment.consumer, place, 1) for place in places]
+        children = [shipment.child(name, place, 1) for name, place in zip(names, places, strict=True)]
         reached("before-claim", context.name)
-        found = blamed(context.node(shipment.consumer), destination.claim, child, "nacked")
+        found = blamed(context.node(shipment.consumer), destination.claim_all, children, "nacked")
         reached("after-claim", context.name)
-        return found != "delivered"
+        return {place for place, state in zip(places, found, strict=True) if state == "delivered"}
 
-    def _record(self, found: _Refused, window: str, moves: Offsets) -> None:
-        shipment, plan, pipeline = found.shipment, found.shipment.plan, self._context.name
-        staged = self._letters.stage(shipment, found.record, found.nack)
-        index, part = self._keep(found, staged.hash)
-        nack = found.nack.code, found.nack.message
-        letter = LateLetter(staged, shipment.consumer, found.place, nack, (part.name, 0))
+    # -- recording ----------------------------------------------------------------------------------------------
+
+    def _record(
+        self, shipment: Shipment, nacked: Sequence[_Refused], progress: DeliveryProgress, moves: Offsets
+    ) -> None:
+        plan, pipeline = shipment.plan, self._context.name
+        fresh, again, missed = _sorted_out(nacked, bool(plan.replay))
+        staged = self._letters.stage(shipment, [(one.record, one.nack) for one in fresh]) if fresh else None
+        rows, part = self._keep(shipment, fresh, again, staged.hash if staged else "")
+        letter = _late_letter(shipment, staged, fresh, part) if staged and part else None
+        window = self._window_after(len(fresh))
+        copies = [MissedCopy(one.source, one.offset, one.missed) for one in missed]
+        counts = Counter(one.record.source for one in (*fresh, *again))
         reached("before-nack", pipeline)
-        self._store.nack(
-            plan, shipment.consumer, shipment.progress, window, index, part, found.record.source, letter, moves
-        )
+        batch = NackBatch(shipment.consumer, progress, rows, part, letter, copies, counts)
+        self._store.nack_all(plan, batch, moves, window if fresh else None)
         reached("after-nack", pipeline)
+        shipment.progress = progress
         self._context.state.window = window
-        self._rows.setdefault(shipment.consumer, []).append(found.row)
+        self._rows.setdefault(shipment.consumer, []).extend(one.row for one in _in_order(fresh, again))
+        if letter is not None:
+            self._publish(shipment, letter)
+
+    def _publish(self, shipment: Shipment, letter: LateLetter) -> None:
         try:
-            self._letters.publish(staged, plan)
+            self._letters.publish(letter.delivery, shipment.plan)
         except Exception as error:
             self._failed = error
             raise
 
-    def _record_again(self, found: _Refused, moves: Offsets) -> None:
-        """Record the nack of a record that was nacked by an earlier step: the queue has its letter already."""
-        shipment, pipeline = found.shipment, self._context.name
-        index, part = self._keep(found, "")
-        reached("before-nack", pipeline)
-        self._store.nack_again(
-            shipment.plan, shipment.consumer, shipment.progress, index, part, found.record.source, moves
-        )
-        reached("after-nack", pipeline)
-        self._rows.setdefault(shipment.consumer, []).append(found.row)
+    def _window_after(self, nacks: int) -> str:
+        window = self._context.state.window
+        for _ in range(nacks):
+            window = self._window.resolve(window, 1, [0]).state
+        return window
 
-    def _keep(self, found: _Refused, name: str) -> tuple[DeadLetter, LetterPart]:
-        """Archive the record and its original, durably, before the index names them; return the index's row as well."""
-        plan, letter, archive = found.shipment.plan, self._letter(found), self._context.archive
+    def _keep(
+        self, shipment: Shipment, fresh: Sequence[_Refused], again: Sequence[_Refused], name: str
+    ) -> tuple[list[DeadLetter], LetterPart | None]:
+        """Archive records and originals in one file, durably, before the index names it; return the index's rows.
+
+        Those with a letter for the queue are the first in the file: it may have to be staged again from there. The
+        rows are in the order of the records. ``name``: of the delivery that takes the letters to the queue.
+        """
+        plan, archive = shipment.plan, self._context.archive
         file = ArchiveFile(archive.folder, plan.step, 0)
-        file.add(letter)
+        letters = [(one, self._letter(shipment, one)) for one in (*fresh, *again)]
+        for _, archived in letters:
+            file.add(archived)
         part = file.finish()
-        assert part is not None
+        if part is None:
+            return [], None
         archive.sync()
-        return index_row(letter, span_of(plan, letter.source), name, part.name, 0), part
+        rows: list[tuple[int, DeadLetter]] = []
+        for line, (one, archived) in enumerate(letters):
+            # the queue has the letter of a record that was nacked by an earlier step already
+            queued = name if line < len(fresh) else ""
+            rows.append((one.place, index_row(archived, span_of(plan, archived.source), queued, part.name, line)))
+        return [row for _, row in sorted(rows, key=lambda placed: placed[0])], part
 
-    def _letter(self, found: _Refused) -> ArchivedLetter:
-        shipment, record, row = found.shipment, found.record, found.row
+    def _letter(self, shipment: Shipment, refused: _Refused) -> ArchivedLetter:
+        record, row = refused.record, refused.row
         # of a dead letter that is sent again the one that stays open
         is_replay = bool(shipment.plan.replay)
         key = letter_at(shipment.decision, record.source, record.ordinal).key if is_replay else (-1, -1)
-        original = self._originals.of(shipment, record)
         namespace = clean(record.record.collection)
         return ArchivedLetter(
             record.source, record.ordinal, row.position, namespace, row.node, row.code, row.message,
-            encode_missed(found.missed), *key, keep(record.record), original,
+            encode_missed(refused.missed), *key, keep(record.record), refused.original,
         )  # fmt: skip
 
-    def _row(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> NackRow:
-        position, node = clean(str(record.record.position)), self._context.node(shipment.consumer)
-        return NackRow(record.source, record.ordinal, position, node, nack.code, said(nack), by_destination=True)
+
+def _late_letter(shipment: Shipment, staged: StagedDelivery, fresh: Sequence[_Refused], part: LetterPart) -> LateLetter:
+    first, *others = fresh
+    more = [(one.place, one.nack.code, one.nack.message) for one in others]
+    nack = first.nack.code, first.nack.message
+    return LateLetter(staged, shipment.consumer, first.place, nack, (part.name, 0), more)
+
+
+def _sorted_out(nacked: Sequence[_Refused], is_replay: bool) -> tuple[list[_Refused], list[_Refused], list[_Refused]]:
+    """Return records that make a nack, those that made theirs in an earlier step, and further copies of either.
+
+    In a replay each copy's letter fails again by itself.
+    """
+    fresh, again, missed = list[_Refused](), list[_Refused](), list[_Refused]()
+    seen = set[tuple[str, int]]()
+    for one in nacked:
+        if one.has_letter or one.key in seen:
+            missed.append(one)
+            continue
+        (again if one.before else fresh).append(one)
+        if not is_replay:
+            seen.add(one.key)
+    return fresh, again, missed
+
+
+def _in_order(*some: Sequence[_Refused]) -> list[_Refused]:
+    return sorted((one for group in some for one in group), key=lambda one: one.place)

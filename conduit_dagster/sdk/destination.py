@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
 from conduit_dagster.sdk.source import Keys
 from conduit_dagster.sdk.staging import Delivery, RecordWriter, Target, staged_records
-from conduit_dagster.sdk.writer import Writer, WriterTask
+from conduit_dagster.sdk.writer import Refusal, Writer, WriterTask
 
 Claim = Literal["split", "nacked"]
 Claimed = Literal["split", "nacked", "delivered"]
@@ -19,13 +19,22 @@ Claimed = Literal["split", "nacked", "delivered"]
 class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
     """Raised by ``publish`` if the destination names the record that it refuses. Nothing of the delivery is written.
 
-    ``place`` counts the records of this delivery (of the child, for a child) from 0.
+    ``place`` counts the records of this delivery (of the child, for a child) from 0. Name the first record that is
+    refused: nacks are taken in the order in which they are named. ``more``: further records of the delivery that are
+    refused, in order; they are nacked together with it, which is much faster than one by one. A destination that knows
+    only one leaves it out.
     """
 
-    def __init__(self, place: int, nack: Nack) -> None:
-        super().__init__(f"record {place}: {nack.message}")
+    def __init__(self, place: int, nack: Nack, more: Sequence[Refusal] = ()) -> None:
+        super().__init__(f"record {place}: {nack.message}" + (f", and {len(more)} more" if more else ""))
         self.place = place
         self.nack = nack
+        self.more = more
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """All records that it names, in order."""
+        return sorted({one.place: one for one in (*self.more, Refusal(self.place, self.nack))}.values())
 
 
 class AlreadyClaimed(Exception):  # noqa: N818  # as above
@@ -50,6 +59,10 @@ class Destination(ABC):
     """What it can keep; ``exactly-once`` only where it stores, or is named by, the delivery hash."""
     divisible: ClassVar[bool] = False
     """Whether it takes children: deliveries with ``take``, a range of the staged records."""
+    skips_records: ClassVar[bool] = False
+    """Whether it takes children that leave out records of their range (``Delivery.without``), as every destination can
+    that reads its staging with ``staged_records`` or ``staged_lines``: the records between refused ones are then sent
+    in one go."""
     reads_keys: Keys = Keys.ALL
     """Which keys of written records are looked at."""
     changes_records: ClassVar[bool] = True
@@ -123,6 +136,10 @@ class Destination(ABC):
         """
         return state
 
+    def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
+        """Claim several deliveries, in order; return what is there afterwards for each. May be repeated."""
+        return [self.claim(delivery, state) for delivery in deliveries]
+
     def settled(self, delivery: Delivery) -> Target:
         """Return the target for the next delivery, after one that :meth:`holds` found there.
 
@@ -139,6 +156,7 @@ class RecordStaging(Destination):
     """A destination whose tasks stage whole records, each with its origin, so that any range can be sent again."""
 
     divisible = True
+    skips_records = True
     changes_records = False
 
     def writer(self, task: WriterTask) -> Writer:

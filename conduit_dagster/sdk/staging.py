@@ -34,11 +34,13 @@ class Delivery:
     """A child's name holds it: how many records of the delivery lie before the child's first."""
     take: int | None = None
     """How many records of the parts a child holds, from ``skip`` on; None: the parts hold just this delivery."""
+    without: tuple[int, ...] = ()
+    """Places in the delivery, in order, of records in that range which the child leaves out: see ``skips_records``."""
 
     @property
     def records(self) -> int:
         """How many records it holds."""
-        return sum(part.records for part in self.parts) if self.take is None else self.take
+        return sum(part.records for part in self.parts) if self.take is None else self.take - len(self.without)
 
     @property
     def bytes(self) -> int:
@@ -81,6 +83,13 @@ class StagedWriter(Writer):
 
 def staged_lines(delivery: Delivery) -> Iterator[bytes]:
     """Yield the staged lines of a delivery, in order; for a child just its own. For stagings of one line per record."""
+    if not delivery.without:
+        return _lines(delivery)
+    left_out = frozenset(delivery.without)
+    return (line for place, line in enumerate(_lines(delivery), delivery.skip) if place not in left_out)
+
+
+def _lines(delivery: Delivery) -> Iterator[bytes]:
     skip, left = (0, None) if delivery.take is None else (delivery.skip, delivery.take)
     for part in delivery.parts:
         if skip >= part.records:

@@ -49,12 +49,13 @@ def _held(row: DeadLetter) -> DeadLetter:
     )
 
 
-def add_letter(connection: sa.Connection, pipeline: str, step: int, row: DeadLetter, part: LetterPart) -> None:
-    """Add a letter that was found at publishing, after the others of its step."""
-    insert_parts(connection, pipeline, step, [part], are_indexed=True)
+def add_letters(connection: sa.Connection, pipeline: str, step: int, rows: Sequence[DeadLetter]) -> None:
+    """Add letters that were found at publishing, after the others of their step."""
+    if not rows:
+        return
     mine = (dead_letters.c.pipeline == pipeline, dead_letters.c.step == step)
     last = connection.execute(sa.select(sa.func.max(dead_letters.c.number)).where(*mine)).scalar_one()
-    insert_rows(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, [row])
+    insert_rows(connection, (pipeline, step, time.time_ns()), 0 if last is None else int(last) + 1, rows)
 
 
 def add_missed(connection: sa.Connection, pipeline: str, step: int, missed: MissedCopy) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import put
-from conduit_dagster.state.dead_letters import MissedCopy, add_letter, add_missed, fail_again, insert_parts
+from conduit_dagster.state.dead_letters import MissedCopy, add_letters, add_missed, fail_again, insert_parts
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.lease import Transactions
 from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LastInNamespace, LateLetter, LetterPart, Plan
@@ -93,6 +93,24 @@ def move_collections(
     put(connection, collections, rows)
 
 
+class NackBatch(NamedTuple):
+    """Records of one delivery that were refused together."""
+
+    consumer: str
+    progress: DeliveryProgress
+    """The delivery's, past them."""
+    rows: list[DeadLetter]
+    """Rows of the index, in the order of the records: of new letters, and of letters that fail again."""
+    part: LetterPart | None
+    """The file of the archive that holds their records; None without rows."""
+    letter: LateLetter | None
+    """Their delivery to the queue; None if the queue has all of their letters already."""
+    missed: list[MissedCopy]
+    """Copies of records that have a letter in this step."""
+    counts: Mapping[str, int]
+    """By source, how many of them are nacks."""
+
+
 class DeliveryStore:
     """The deliveries of one pipeline, for the owner of its lease."""
 
@@ -121,48 +139,40 @@ class DeliveryStore:
 
         self._run(work)
 
-    def nack_again(
-        self,
-        plan: Plan,
-        consumer: str,
-        progress: DeliveryProgress,
-        row: DeadLetter,
-        part: LetterPart,
-        source: str,
-        moves: Moves,
-    ) -> None:
-        """Nack a record that was nacked before and that a destination refuses: the queue already has its dead letter.
+    def nack_all(self, plan: Plan, batch: NackBatch, moves: Moves, window: str | None) -> None:
+        """Nack records that a destination refused at publishing: progress, window, index and their letters.
 
-        In a replay its letter stays open, with the new reason; for a destination that was added later it gets a letter.
+        A record that was nacked in an earlier step has its letter in the queue. In a replay that letter stays open,
+        with the new reason; for a destination that was added later it gets a row. ``window``: None if it stays.
         """
 
         def work(connection: sa.Connection) -> None:
-            put_progress(connection, self._id, plan.step, consumer, progress)
-            move_offsets(connection, self._id, [consumer], moves)
-            if row.again is None:
-                add_letter(connection, self._id, plan.step, row, part)
-            else:
-                insert_parts(connection, self._id, plan.step, [part], are_indexed=True)
-                fail_again(connection, self._id, plan.replay, [row])
-            self._count_nack(connection, source)
+            put_progress(connection, self._id, plan.step, batch.consumer, batch.progress)
+            move_offsets(connection, self._id, [batch.consumer], moves)
+            if batch.part is not None:
+                insert_parts(connection, self._id, plan.step, [batch.part], are_indexed=True)
+            add_letters(connection, self._id, plan.step, [row for row in batch.rows if row.again is None])
+            fail_again(connection, self._id, plan.replay, [row for row in batch.rows if row.again is not None])
+            for missed in batch.missed:
+                add_missed(connection, self._id, plan.step, missed)
+            self._count_nacks(connection, batch.counts)
+            if batch.letter is not None:
+                self._add_delivery(connection, plan.step, batch.letter)
 
-        self._run(work)
+        self._run(work, **({} if window is None else {"window": window}))
 
-    def _count_nack(self, connection: sa.Connection, source: str) -> None:
-        # the step's counts are added when it is done, with this record among the acked ones
-        mine = (sources.c.pipeline == self._id, sources.c.source == source)
-        values = {"acked": sources.c.acked - 1, "nacked": sources.c.nacked + 1}
-        connection.execute(sa.update(sources).where(*mine).values(**values))
+    def _count_nacks(self, connection: sa.Connection, counts: Mapping[str, int]) -> None:
+        # the step's counts are added when it is done, with these records among the acked ones
+        for source, nacks in counts.items():
+            mine = (sources.c.pipeline == self._id, sources.c.source == source)
+            values = {"acked": sources.c.acked - nacks, "nacked": sources.c.nacked + nacks}
+            connection.execute(sa.update(sources).where(*mine).values(**values))
 
-    def missed(self, step: int, consumer: str, progress: DeliveryProgress, missed: MissedCopy, moves: Moves) -> None:
-        """Record progress past a record that has its dead letter already and that this destination missed as well."""
-
-        def work(connection: sa.Connection) -> None:
-            put_progress(connection, self._id, step, consumer, progress)
-            move_offsets(connection, self._id, [consumer], moves)
-            add_missed(connection, self._id, step, missed)
-
-        self._run(work)
+    def _add_delivery(self, connection: sa.Connection, step: int, letter: LateLetter) -> None:
+        own = {"pipeline": self._id, "step": step, "consumer": letter.delivery.consumer}
+        values = {"skip": letter.delivery.skip, "hash": letter.delivery.hash, "state": "open", "handled": 0}
+        text = msgspec.json.encode(letter).decode()
+        connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
 
     def split(self, step: int, consumer: str, progress: DeliveryProgress, cause: str) -> None:
         """Split a delivery after a bulk error that names no record: the rest of it is sent as children from here on."""
@@ -172,37 +182,6 @@ class DeliveryStore:
             record_event(connection, self._id, "delivery_split", step=step, consumer=consumer, cause=cause[:500])
 
         self._run(work)
-
-    def nack(
-        self,
-        plan: Plan,
-        consumer: str,
-        progress: DeliveryProgress,
-        window: str,
-        row: DeadLetter,
-        part: LetterPart,
-        source: str,
-        letter: LateLetter,
-        moves: Moves,
-    ) -> None:
-        """Nack a record that a destination refused at publishing: write window, index and its dead-letter delivery."""
-
-        def work(connection: sa.Connection) -> None:
-            put_progress(connection, self._id, plan.step, consumer, progress)
-            move_offsets(connection, self._id, [consumer], moves)
-            self._add_letter(connection, plan, row, part, letter)
-            self._count_nack(connection, source)
-
-        self._run(work, window=window)
-
-    def _add_letter(
-        self, connection: sa.Connection, plan: Plan, row: DeadLetter, part: LetterPart, letter: LateLetter
-    ) -> None:
-        add_letter(connection, self._id, plan.step, row, part)
-        own = {"pipeline": self._id, "step": plan.step, "consumer": letter.delivery.consumer}
-        values = {"skip": letter.delivery.skip, "hash": letter.delivery.hash, "state": "open", "handled": 0}
-        text = msgspec.json.encode(letter).decode()
-        connection.execute(deliveries.insert().values(**own, **values, pending="", staged=text))
 
     def retarget_letter(self, step: int, letter: LateLetter) -> None:
         """Change the target of a dead letter that is not published yet."""
@@ -214,13 +193,18 @@ class DeliveryStore:
 
         self._run(work)
 
-    def is_nacked(self, step: int, source: str, offset: int) -> bool:
-        """Return whether the record was nacked before: one record makes at most one nack."""
+    def nacked_among(self, step: int, records: Sequence[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Return those of the records (source and offset) that were nacked in this step: one makes at most one nack."""
+        if not records:
+            return set()
+        names, offsets = {source for source, _ in records}, [offset for _, offset in records]
 
-        def work(connection: sa.Connection) -> bool:
-            mine = (dead_letters.c.pipeline == self._id, dead_letters.c.step == step)
-            at = (dead_letters.c.source == source, dead_letters.c.offset == offset)
-            return connection.execute(sa.select(dead_letters.c.number).where(*mine, *at)).first() is not None
+        def work(connection: sa.Connection) -> set[tuple[str, int]]:
+            column = dead_letters.c
+            mine = (column.pipeline == self._id, column.step == step, column.source.in_(names))
+            between = (column.offset >= min(offsets), column.offset <= max(offsets))
+            found = connection.execute(sa.select(column.source, column.offset).where(*mine, *between))
+            return {(source, offset) for source, offset in found} & set(records)
 
         return self._transactions.read(work)
 

@@ -153,6 +153,8 @@ class DeliveryChild(msgspec.Struct, frozen=True):
     take: int
     single: bool = False
     """Whether its records are sent one at a time."""
+    without: list[int] = []
+    """Places in the range that are left out, in order: they were refused before, and are ``marked``."""
 
 
 class DeliveryProgress(msgspec.Struct, frozen=True):
@@ -169,21 +171,31 @@ class DeliveryProgress(msgspec.Struct, frozen=True):
     refused: int = 0
     """Number of handled records that the destination refused, or an operator marked: they are not delivered."""
     marked: list[int] = []
-    """Places behind ``handled`` that an operator marked, in order: they are passed over when their turn comes."""
+    """Places behind ``handled`` that the destination refused, or an operator marked, in order: they are passed over
+    when their turn comes."""
 
 
 class LateLetter(msgspec.Struct, frozen=True):
-    """A dead letter that was found at publishing: a delivery of its own (DELIVERY.md, When publishing fails)."""
+    """Dead letters of records that were refused at publishing: a delivery of its own (DELIVERY.md, When publishing
+    fails)."""
 
     delivery: StagedDelivery
     consumer: str
-    """The destination that refused the record."""
+    """The destination that refused the records."""
     place: int
-    """The record's place in that destination's delivery."""
+    """The first record's place in that destination's delivery."""
     nack: tuple[str, str]
-    """Code and message."""
+    """Code and message of the first record's nack."""
     archive: tuple[str, int] = ("", 0)
-    """File and row of the record in the archive: if its staging is lost, it is staged again from there."""
+    """File and row of the first record in the archive; the others follow it. If their staging is lost, they are staged
+    again from there."""
+    more: list[tuple[int, str, str]] = []
+    """Place, code and message of every further record that was refused together with the first."""
+
+    @property
+    def nacks(self) -> list[tuple[str, str]]:
+        """Code and message of each letter, in order."""
+        return [self.nack, *((code, message) for _, code, message in self.more)]
 
 
 EDIT_FAILED = "dead_letters.edit_failed"

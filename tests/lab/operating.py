@@ -37,7 +37,11 @@ def code_of(result: RunResult) -> str:
 
 
 def after_bulk_error(lab: Lab, script: Script, **more: Any) -> None:
-    """C5: 0 to 8 are acked, the bulk write of 9 to 15 fails without saying which record."""
+    """C5: 0 to 8 are acked, the bulk write of 9 to 15 fails without saying which record.
+
+    Sent one at a time then, unless the test's ``delivery`` says otherwise.
+    """
+    more["delivery"] = {"redelivery": "one-at-a-time", **more.get("delivery", {})}
     build(lab, 9, **more)
     assert lab.run().error is None
     append(lab, 9, 16)

@@ -35,7 +35,7 @@ class ChaosDirectSettings(FaultSettings):
 class ChaosDirectDestination(DirectDestination):
     """Lines in the order in which they were sent, some of them twice after an error, so that a test can count them.
 
-    An error without ``code`` and ``fatal`` is one that names no record: the batch is then sent one at a time.
+    An error without ``code`` and ``fatal`` is one that names no record: the batch is then sent in halves.
     """
 
     name = "chaos.direct"

@@ -1,8 +1,10 @@
-"""Dead letters of records that a destination refuses at publishing: each one staged and published by itself."""
+"""Dead letters of records that a destination refuses at publishing: those refused together are one delivery."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
+from itertools import groupby
 
 import msgspec
 
@@ -22,12 +24,13 @@ from conduit_dagster.engine.restage import content, differs, is_staged
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, WriterTask
+from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, Writer, WriterTask
 from conduit_dagster.state.steps import Decision, LateLetter, Plan, StagedDelivery
 
 
 class LateLetters:
-    """Writer of single dead letters. Each is a delivery of its own, named by the record's place in its step."""
+    """Writer of dead letters found at publishing. Those of records that are refused together are one delivery, named
+    by the first record's place in its step: a record is in one of them at most."""
 
     def __init__(self, context: StepContext, originals: StepOriginals) -> None:
         self._context, self._originals = context, originals
@@ -35,32 +38,45 @@ class LateLetters:
 
     # -- stage --------------------------------------------------------------------------------------------------
 
-    def stage(self, shipment: Shipment, record: StagedRecord, nack: Nack) -> StagedDelivery:
-        """Stage the dead letter of one record, durably. Raises what the queue or its processors say against it."""
+    def stage(self, shipment: Shipment, refused: Sequence[tuple[StagedRecord, Nack]]) -> StagedDelivery:
+        """Stage the dead letters of these records, durably and in order; at least one.
+
+        Raises what the queue or its processors say against one of them.
+        """
         context, plan, decision = self._context, shipment.plan, shipment.decision
-        queue = self._pipeline.dead_letters
-        skip = LETTERS + base_of(plan, decision.sources, record.source) + record.ordinal
-        name = context.names.child(plan, DEAD_LETTERS, skip, 1)
+        queue, first = self._pipeline.dead_letters, refused[0][0]
+        skip = LETTERS + base_of(plan, decision.sources, first.source) + first.ordinal
+        name = context.names.child(plan, DEAD_LETTERS, skip, len(refused))
         # the queue's own processors run here, as they do in a task
         self._pipeline.begin_step(plan.clock_ns, plan.hashes)
-        letter = self._letter(shipment, record, nack, name)
-        rows, origins = processed(self._pipeline, [letter], [0])
         # beside the step's own dead letters: the queue may have to rename the folder into its place
         beside = next(d.staging for d in decision.deliveries if d.consumer == DEAD_LETTERS)
         staging = storage.join(beside.rsplit("/", 1)[0], f"letter-{secrets.token_hex(8)}")
         writer = queue.writer(WriterTask(staging, 0, secrets.token_hex(8), name, self._pipeline.idempotency))
-        writer.place(record.source, record.ordinal, origins)
-        refused = writer.write(rows)
+        for _, some in groupby(refused, lambda one: one[0].source):
+            self._write(writer, shipment, list(some), name)
         part: Part | None = writer.finish()
-        if refused:
-            said = refused[0].nack
-            message = self._originals.redact(shipment, record, said.message)
-            raise queue_refuses(Nack(said.code, message), self._node)
         if part is not None:
             storage.sync(staging)
             storage.sync(staging.rsplit("/", 1)[0])
         target = blamed(self._node, queue.target, context.state.targets.get(DEAD_LETTERS))
         return StagedDelivery(DEAD_LETTERS, "dlq", name, staging, [part] if part else [], target, skip)
+
+    def _write(
+        self, writer: Writer, shipment: Shipment, refused: Sequence[tuple[StagedRecord, Nack]], name: str
+    ) -> None:
+        """Write the letters of records of one source. Raises ``FatalError`` (``dead_letters.refused``)."""
+        first = refused[0][0]
+        letters = [self._letter(shipment, record, nack, name) for record, nack in refused]
+        rows, origins = processed(self._pipeline, letters, [one.ordinal - first.ordinal for one, _ in refused])
+        writer.place(first.source, first.ordinal, origins)
+        if said := writer.write(rows):
+            place, nack = said[0]
+            ordinal = first.ordinal + origins[place]
+            record = next(one for one, _ in refused if one.ordinal == ordinal)
+            message = self._originals.redact(shipment, record, nack.message)
+            writer.abort()
+            raise queue_refuses(Nack(nack.code, message), self._node)
 
     def _letter(self, shipment: Shipment, record: StagedRecord, nack: Nack, name: str) -> Record:
         context, plan = self._context, shipment.plan
@@ -71,16 +87,18 @@ class LateLetters:
         return dead_letter(origin, context.node(shipment.consumer), nack, failed, plan.clock_ns)
 
     def stage_again(self, plan: Plan, decision: Decision, letter: LateLetter) -> StagedDelivery:
-        """Stage a recorded letter whose staging is lost, from the archive; neither source nor code is needed.
+        """Stage recorded letters whose staging is lost, from the archive; neither source nor code is needed.
 
         Raises ``FatalError`` (``delivery.rebuild_differs``) if the queue's own settings or processors have changed,
         and ``dead_letters.damaged``.
         """
         part, line = letter.archive
-        (archived,) = self._context.archive.letters(part, [line])
-        record = StagedRecord(archived.source, archived.ordinal, kept(archived.failed))
+        nacks = letter.nacks
+        found = self._context.archive.letters(part, range(line, line + len(nacks)))
+        records = [StagedRecord(one.source, one.ordinal, kept(one.failed)) for one in found]
         refused_by = next(staged for staged in decision.deliveries if staged.consumer == letter.consumer)
-        made = self.stage(Shipment(plan, decision, refused_by, is_recovered=True), record, Nack(*letter.nack))
+        refused = [(record, Nack(*nack)) for record, nack in zip(records, nacks, strict=True)]
+        made = self.stage(Shipment(plan, decision, refused_by, is_recovered=True), refused)
         if [content(part) for part in made.parts] != [content(part) for part in letter.delivery.parts]:
             raise differs(plan, letter.delivery)
         return msgspec.structs.replace(letter.delivery, staging=made.staging, parts=made.parts)
@@ -88,7 +106,7 @@ class LateLetters:
     # -- publish ------------------------------------------------------------------------------------------------
 
     def publish(self, staged: StagedDelivery, plan: Plan) -> None:
-        """Publish one letter. Idempotent under its hash."""
+        """Publish the letters of one delivery. Idempotent under its hash."""
         queue, target = self._pipeline.dead_letters, staged.target
         if not staged.parts:
             pass  # the queue's own processors left it out
@@ -106,14 +124,14 @@ class LateLetters:
             raise told(error, self._node, redaction) from shown(error, redaction)
 
     def _send(self, staged: StagedDelivery, plan: Plan) -> None:
-        sent = DirectSender(self._context).send(plan, staged, 0, staged.records, {}, True)
+        sent = DirectSender(self._context).send(plan, staged, 0, staged.records, {}, staged.records == 1)
         if (refused := refused_letter(sent, self._node, self._pipeline.redaction)) is not None:
             raise refused
 
     # -- after a crash ------------------------------------------------------------------------------------------
 
     def finish(self, plan: Plan, decision: Decision, recorded: LateLetter) -> None:
-        """Publish a recorded letter, unless the queue turned out to hold it already."""
+        """Publish recorded letters, unless the queue turned out to hold them already."""
         if self._settle(recorded.delivery, plan):
             return
         letter = self._retargeted(recorded, plan)

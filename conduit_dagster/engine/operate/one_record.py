@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.delivery_progress import Shipment, after
+from conduit_dagster.engine.delivery_progress import Shipment, after, trimmed
 from conduit_dagster.engine.offset_updates import offset_of
 from conduit_dagster.engine.operate.open_delivery import (
+    NackClaims,
     OpenDelivery,
     finish_step,
     not_divisible,
@@ -88,6 +89,8 @@ class _Stepping:
         if dry_run:
             return self._told("would send", False)
         shipment = self._split()
+        if self._divide(shipment):
+            return self._told("held", self._complete("held"))
         only = SingleRecordShipment(shipment.plan, shipment.decision, shipment.staged, shipment.progress)
         only.upto = only.progress.handled + self._ahead + 1
         before = only.progress
@@ -112,6 +115,23 @@ class _Stepping:
             store = self._opened.lock.store.deliveries
             store.split(shipment.plan.step, shipment.consumer, shipment.progress, CAUSE)
         return shipment
+
+    def _divide(self, shipment: Shipment) -> bool:
+        """Claim the piece that holds the next record, if it was sent in bulk; return whether it is delivered already.
+
+        It may have been published right before a crash, or a frozen owner may publish it later.
+        """
+        first = shipment.left[0]
+        if not shipment.is_split or first.single or trimmed(first).take <= 1:
+            return False
+        NackClaims(self._opened).divide(first)
+        handled = shipment.progress.handled
+        if handled == first.skip:
+            return False
+        following = next((record for number, record in enumerate(self._opened.records) if number == handled), None)
+        moves = self._opened.moves(following)
+        self._opened.lock.store.deliveries.progress(shipment.plan.step, shipment.consumer, shipment.progress, moves)
+        return True
 
     def _redelivery(self, shipment: Shipment) -> Redelivery:
         opened, loop = self._opened, self._opened.loop

@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_hash import Names
-from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, with_mark
+from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, trimmed, with_mark
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import Offsets, before_next
@@ -171,7 +171,7 @@ class NackClaims:
         while shipment.progress.handled < wanted:
             child = shipment.left[0]
             if child.take > 1 and not child.single:
-                self._divide(child)
+                self.divide(child)
             else:
                 self._skip(child.skip)
 
@@ -199,12 +199,11 @@ class NackClaims:
         child = next((one for one in shipment.left if one.skip <= place < one.skip + one.take), None)
         if child is None:
             return False  # delivered with the piece that it is in, as another record's mark found out
-        if child.take == 1 or child.single:
+        if trimmed(child).take == 1 or child.single:
             return True
-        name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
-        if self._claim(shipment.child(name, child.skip, child.take), "split"):
+        if self._is_delivered(child):
             if child.skip == shipment.progress.handled:
-                self._found(child.take)
+                self._found(child.take, len(child.without))
             return False
         pending = [piece for one in shipment.left for piece in (around(one, place) if one == child else [one])]
         shipment.progress = msgspec.structs.replace(shipment.progress, pending=pending)
@@ -218,12 +217,18 @@ class NackClaims:
         if self._claim(shipment.whole(), "split"):
             self._found(shipment.staged.records - shipment.progress.handled)
 
-    def _divide(self, child: DeliveryChild) -> None:
-        shipment = self._shipment
-        self._split([DeliveryChild(child.skip, child.take, single=True), *shipment.left[1:]])
-        name = self._names.child(shipment.plan, shipment.consumer, child.skip, child.take)
-        if self._claim(shipment.child(name, child.skip, child.take), "split"):
-            self._found(child.take)
+    def divide(self, child: DeliveryChild) -> None:
+        """Send the records of the first piece that is left one by one from now on, unless it is delivered already."""
+        # claimed first, then recorded, as the engine does: nothing of it is sent before
+        if self._is_delivered(child):
+            self._found(child.take, len(child.without))
+        else:
+            self._split([DeliveryChild(child.skip, child.take, single=True), *self._shipment.left[1:]])
+
+    def _is_delivered(self, child: DeliveryChild) -> bool:
+        shipment, sent = self._shipment, trimmed(child)
+        name = self._names.child(shipment.plan, shipment.consumer, sent.skip, sent.take, sent.without)
+        return self._claim(shipment.child(name, sent.skip, sent.take, sent.without), "split")
 
     def _skip(self, place: int) -> None:
         shipment = self._shipment
@@ -233,9 +238,9 @@ class NackClaims:
         else:
             shipment.progress = after(shipment.progress, 1, refused=1)
 
-    def _found(self, records: int) -> None:
-        self.delivered += records
-        self._shipment.progress = after(self._shipment.progress, records)
+    def _found(self, records: int, refused: int = 0) -> None:
+        self.delivered += records - refused
+        self._shipment.progress = past_marked(after(self._shipment.progress, records, refused))
 
     def _split(self, pending: Sequence[DeliveryChild]) -> None:
         # recorded first, then claimed, as the engine does: nothing of a piece is decided before

@@ -46,15 +46,15 @@ def claim_heeded(patch: Patch) -> None:
 def kidclaim(patch: Patch) -> None:
     """*Before a rejection is recorded as a nack, the child's hash is claimed as nacked*: here it is not."""
 
-    def unclaimed(self: Refusals, shipment: Shipment, place: int) -> bool:
-        return True
+    def unclaimed(self: Refusals, shipment: Shipment, places: Sequence[int]) -> set[int]:
+        return set()
 
     patch.setattr(Refusals, "_claim", unclaimed)
 
 
 def dlqonce(patch: Patch) -> None:
     """*One source record makes at most one nack and one dead letter*: here each copy makes its own."""
-    patch.setattr(DeliveryStore, "is_nacked", lambda *_: False)
+    patch.setattr(DeliveryStore, "nacked_among", lambda *_: set())
 
 
 def dlqkey(patch: Patch) -> None:
