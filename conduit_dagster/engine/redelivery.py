@@ -360,11 +360,12 @@ def _named(error: Exception) -> list[Refusal]:
 def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
     """Return the beginning of a child that ends with the last record of ``named`` that is nacked with the first one.
 
-    The whole child if they are few: what is behind them is a child of its own only if more may be refused there.
+    The whole child if a destination names several, but not as many as are nacked together: it knows no others. Else
+    there may be more behind, and what is before them must not be sent again with each.
     """
-    if len(named) < TOGETHER:
+    if 1 < len(named) < TOGETHER:
         return child
-    return part_of(child, child.skip, places_of(child)[named[TOGETHER - 1].place] + 1 - child.skip)
+    return part_of(child, child.skip, places_of(child)[named[:TOGETHER][-1].place] + 1 - child.skip)
 
 
 def _apart(outcome: RefusalOutcome) -> list[int]:

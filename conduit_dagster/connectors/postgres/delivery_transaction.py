@@ -13,6 +13,7 @@ from conduit_dagster.connectors.postgres.catalog import common, read_table
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.encode import MOST_COLUMNS
 from conduit_dagster.connectors.postgres.merge import MERGE, Merge
+from conduit_dagster.connectors.postgres.row_search import RowSearch
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, TableName
 from conduit_dagster.connectors.postgres.sqlstates import (
     DatabaseErrors,
@@ -26,7 +27,7 @@ from conduit_dagster.connectors.postgres.staged_rows import LineGroup, Missing
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Locator, Slice, batches
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
-from conduit_dagster.sdk import Claim, Claimed, Delivery, Rejected
+from conduit_dagster.sdk import Claim, Claimed, Delivery, Refusal, Rejected
 
 NAME = "conduit_deliveries"
 KEPT_STEPS = 1_000
@@ -178,11 +179,44 @@ class TablePublisher:
         try:
             return self._write(connection, delivery)
         except RowError:
-            slices = self._locator.slices(delivery)
-            if batches(slices) == batches(slices, strict=True):
+            if delivery.records == 1:
                 raise
-            # inserts were grouped: in the records' own order another one may be the first that is refused
+        found = self._search(connection, delivery)
+        if not found:
+            # inserts were grouped: in the records' own order none may be refused
             return self._write(connection, delivery, strict=True)
+        raise self._rejected(found) from found[0].cause
+
+    def _search(self, connection: Connection, delivery: Delivery) -> list[RowError]:
+        """Return the errors of all rows that are refused, up to a number, in a transaction that is rolled back."""
+
+        def write(batch: CopyBatch) -> None:
+            with self._about(batch.group.table, batch.slices[0].place):
+                self._batch(connection, batch, _Progress(0, lambda: None))
+
+        search = RowSearch(connection, write)
+        try:
+            with connection.transaction(force_rollback=True):
+                if self._claims.put(connection, delivery, "delivered") is None:
+                    slices = self._locator.slices(delivery)
+                    self._create(connection, delivery, slices)
+                    search.run(batches(slices, strict=True))
+        except (TableError, psycopg.Error):
+            if not search.found:
+                raise
+        return sorted(search.found, key=lambda error: error.place)
+
+    def _rejected(self, found: list[RowError]) -> Exception:
+        """Return the error that names these rows; that of the first one if it is no refusal."""
+        refused: list[Refusal] = []
+        for error in found:
+            verdict = self._claims.verdicts.refused(error)
+            if not isinstance(verdict, Rejected):
+                if not refused:
+                    return verdict
+                break
+            refused.append(Refusal(verdict.place, verdict.nack))
+        return Rejected(*refused[0], more=refused[1:])
 
     def _write(self, connection: Connection, delivery: Delivery, strict: bool = False) -> Claim | None:
         with connection.transaction():

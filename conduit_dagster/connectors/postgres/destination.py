@@ -53,6 +53,7 @@ class PostgresDestination(StagedDestination):
     Settings = PostgresDestinationSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
+    skips_records = True
     changes_records = False
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:

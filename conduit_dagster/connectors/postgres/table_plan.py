@@ -125,7 +125,15 @@ class Locator:
         if delivery.skip < self._record:
             self._reset()
         self._forward(delivery, delivery.skip - self._record)
-        return list(self._forward(delivery, delivery.take))
+        found: list[tuple[LineGroup, Slice]] = []
+        place = 0
+        for stop in (*delivery.without, delivery.skip + delivery.take):
+            taken = stop - self._record
+            found += ((group, one._replace(place=place + one.place)) for group, one in self._forward(delivery, taken))
+            place += taken
+            if stop < delivery.skip + delivery.take:
+                self._forward(delivery, 1)  # it is left out
+        return found
 
     def _whole(self, delivery: Delivery) -> Iterator[tuple[LineGroup, Slice]]:
         place = 0

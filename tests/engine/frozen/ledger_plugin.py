@@ -1,7 +1,8 @@
 """A staged destination for the project's ``plugins/``: a table of hashes in SQLite, as PostgreSQL keeps one.
 
-``ROOT/orders.json`` scripts it: lists of record numbers under ``reject`` (named and refused), ``bulk`` (fails and names
-nothing), ``outage`` (the connection is lost), ``late`` (written, and the answer is lost).
+``ROOT/orders.json`` scripts it: lists of record numbers under ``reject`` (refused, and the first is named), ``named``
+(refused, and all are named), ``bulk`` (fails and names nothing), ``outage`` (the connection is lost), ``late`` (it is
+written, and the answer is lost). ``ROOT/asked.jsonl`` has the records of each attempt to publish.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from conduit_dagster.sdk import AlreadyClaimed, ConnectorSettings, Rejected, StagedDestination
+from conduit_dagster.sdk import AlreadyClaimed, ConnectorSettings, Refusal, Rejected, StagedDestination
 from conduit_dagster.sdk import RecordWriter, staged_records
 from conduit_dagster.record import Nack
 from conduit_dagster.recovery.kill_points import reached
@@ -36,6 +37,7 @@ class Ledger(StagedDestination):
     Settings = LedgerSettings
     strategies = frozenset({"exactly-once", "at-least-once", "at-most-once"})
     divisible = True
+    skips_records = True
     changes_records = False
 
     def check(self):
@@ -64,6 +66,8 @@ class Ledger(StagedDestination):
     def publish(self, delivery):
         rows = [staged.record.after["i"] for staged in staged_records(delivery)]
         orders = self._orders()
+        with Path(self.context.resolve("asked.jsonl")).open("a") as asked:
+            asked.write(json.dumps(rows) + "\\n")
         reached("mid-publish", self.context.pipeline)
         with closing(self._open()) as connection:
             connection.execute("BEGIN IMMEDIATE")
@@ -88,6 +92,10 @@ class Ledger(StagedDestination):
             raise OSError("the connection was lost")
         if set(rows) & set(orders.get("bulk", ())):
             raise RuntimeError("something is wrong")
+        named = set(orders.get("named", ()))
+        refused = [Refusal(place, Nack("ledger.no", f"no {row}")) for place, row in enumerate(rows) if row in named]
+        if refused:
+            raise Rejected(*refused[0], more=refused[1:])
         for place, row in enumerate(rows):
             if row in orders.get("reject", ()):
                 raise Rejected(place, Nack("ledger.no", f"no {row}"))

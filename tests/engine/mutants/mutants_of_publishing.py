@@ -52,6 +52,17 @@ def kidclaim(patch: Patch) -> None:
     patch.setattr(Refusals, "_claim", unclaimed)
 
 
+def kidheeded(patch: Patch) -> None:
+    """*Found delivered: it is delivered*: here it is nacked all the same."""
+    claimed = Refusals._claim
+
+    def unheeded(self: Refusals, shipment: Shipment, places: Sequence[int]) -> set[int]:
+        claimed(self, shipment, places)
+        return set()
+
+    patch.setattr(Refusals, "_claim", unheeded)
+
+
 def dlqonce(patch: Patch) -> None:
     """*One source record makes at most one nack and one dead letter*: here each copy makes its own."""
     patch.setattr(DeliveryStore, "nacked_among", lambda *_: set())

@@ -42,7 +42,7 @@ def test_with_a_claim_that_nobody_heeds(caught: Caught) -> None:
 
 def rejected_meanwhile(bench: Bench) -> None:
     """The old owner is sending record 1 alone; the new one has it refused."""
-    bench.build(ledger())
+    bench.build(ledger(), redelivery="one-at-a-time")
     bench.orders(bulk=[1])
     require(bench.take().error is not None, "the scenario")
     bench.orders()
@@ -60,6 +60,27 @@ def rejected_meanwhile(bench: Bench) -> None:
 
 def test_without_kidclaim(caught: Caught) -> None:
     caught(rejected_meanwhile, without.kidclaim, "decided twice")
+
+
+def delivered_meanwhile(bench: Bench) -> None:
+    """The old owner delivers record 1 alone, right before the new one, which has it refused, claims it as nacked."""
+    bench.build(ledger(), redelivery="one-at-a-time")
+    bench.orders(bulk=[1])
+    require(bench.take().error is not None, "the scenario")
+    bench.orders()
+    with bench.acting({}):
+        old = bench.freeze("mid-publish")
+        bench.orders(named=[1, 3])
+    # the second claim of the run: the first one is that of the whole delivery
+    with bench.acting({("before-claim", 2): old.thaw}):
+        sound(bench.take())
+    decided_once(bench.ledger(), bench.dead())
+    hold(bench.ledger(), [1, 2, 4])
+    hold(bench.dead(), [3])
+
+
+def test_without_kidheeded(caught: Caught) -> None:
+    caught(delivered_meanwhile, without.kidheeded, "decided twice")
 
 
 def rejected_by_both(bench: Bench) -> None:

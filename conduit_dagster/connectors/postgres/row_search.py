@@ -1,0 +1,100 @@
+"""Search for all rows of a delivery that the database refuses, once it has refused one. Nothing of it is committed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from typing import Final
+
+from conduit_dagster import storage
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.sqlstates import RowError
+from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Slice
+
+MOST_NAMED: Final = 1_000
+"""Most rows that are named at once: as many as the engine nacks together. What is behind them is not looked at."""
+_WIDEST: Final = 1_000
+
+
+class RowSearch:
+    """Search of one transaction, a window of rows after the other, each behind a savepoint.
+
+    Rows that pass stay, so that a row is judged with those before it in place, as a unique index judges it. Windows
+    grow while they pass and shrink with every refused row: about two statements per refused row.
+    """
+
+    def __init__(self, connection: Connection, write: Callable[[CopyBatch], None]) -> None:
+        """``write`` writes a batch, and raises ``RowError`` for its first row that is refused."""
+        self._connection, self._write = connection, write
+        self._width = _WIDEST
+        self.found: list[RowError] = []
+        """The errors of refused rows, in the order of the batches."""
+
+    def run(self, batches: Iterable[CopyBatch]) -> None:
+        """Search these batches. Raises what ``write`` raises for anything but a row; :attr:`found` is kept."""
+        for batch in batches:
+            self._batch(batch)
+            if len(self.found) >= MOST_NAMED:
+                return
+
+    def _batch(self, batch: CopyBatch) -> None:
+        lines, waiting = _lines(batch), deque[Slice]()
+        while len(self.found) < MOST_NAMED:
+            waiting.extend(islice(lines, max(0, self._width - len(waiting))))
+            window = list(islice(waiting, self._width))
+            if not window:
+                return
+            for _ in range(self._passed(batch, window)):
+                waiting.popleft()
+
+    def _passed(self, batch: CopyBatch, window: Sequence[Slice]) -> int:
+        """Write a window up to its first refused row; return how many of its rows are done, that one included."""
+        error = self._refused(batch, window)
+        if error is None:
+            self._width = min(_WIDEST, self._width * 2)
+            return len(window)
+        self._width = max(1, self._width // 2)
+        places = [one.place for one in window]
+        # a merge may not judge rows in order: without those behind it, another one may be the first
+        while (number := places.index(error.place)) and (earlier := self._refused(batch, window[:number])):
+            error = earlier
+        self.found.append(error)
+        return number + 1
+
+    def _refused(self, batch: CopyBatch, window: Sequence[Slice]) -> RowError | None:
+        try:
+            with self._connection.transaction():
+                self._write(CopyBatch(batch.group, _joined(window)))
+        except RowError as error:
+            return error
+        return None
+
+
+def _lines(batch: CopyBatch) -> Iterator[Slice]:
+    """Yield each line of a batch as a slice of its own."""
+    for url, slices in groupby(batch.slices, lambda one: one.url):
+        with storage.open_read(url) as file:
+            for one in slices:
+                file.seek(one.offset)
+                offset = one.offset
+                for number in range(one.records):
+                    length = len(file.readline())
+                    yield Slice(url, offset, length, 1, one.place + number)
+                    offset += length
+
+
+def _joined(lines: Sequence[Slice]) -> list[Slice]:
+    """Return the lines as few slices: consecutive ones are read at once."""
+    found: list[Slice] = []
+    for line in lines:
+        last = found[-1] if found else None
+        if last and (last.url, last.offset + last.bytes, last.place + last.records) == (
+            line.url,
+            line.offset,
+            line.place,
+        ):
+            found[-1] = last._replace(bytes=last.bytes + line.bytes, records=last.records + line.records)
+        else:
+            found.append(line)
+    return found
