@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.bench import Bench
+from benchmarks.refused import refused
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
@@ -52,12 +53,15 @@ def scale(bench: Bench) -> dict[str, Any]:
     files = (1_000, 10_000, 100_000) if larger else (1_000, 3_000)
     letters = (10_000, 100_000, 1_000_000) if larger else (10_000, 50_000)
     pipelines = (10, 100, 1_000) if larger else (10, 50)
+    count = 10_000 if larger else 500
+    refusing = [(kind, every) for kind in ("ledger", "postgres") for every in (1, 10)]
     root = bench.work / "scale"
     return {
         "records": bench.records,
         "files": [_files(_emptied(root), size) for size in files],
         "letters": [_letters(_emptied(root), size) for size in letters],
         "pipelines": [_pipelines(_emptied(root), size) for size in pipelines],
+        "refused": [refused(bench, _emptied(root), kind, count, every) for kind, every in refusing],
     }
 
 

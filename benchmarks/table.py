@@ -156,13 +156,14 @@ def _letters(measures: dict[str, Any]) -> str:
 
 
 def _scale(measures: dict[str, Any]) -> str:
-    kinds = ("files", "letters", "pipelines")
-    return "\n\n".join(_growth(measures["scale"][kind]) for kind in kinds) if "scale" in measures else ""
+    found = measures.get("scale", {})
+    kinds = (kind for kind in ("files", "letters", "pipelines", "refused") if kind in found)
+    return "\n\n".join(_growth(found[kind]) for kind in kinds)
 
 
 def _growth(rows: Sequence[dict[str, Any]]) -> str:
     titles = [name.replace("_", " ") for name in rows[0]]
-    return _table(titles, [[f"{value:,}" for value in row.values()] for row in rows])
+    return _table(titles, [[value if isinstance(value, str) else f"{value:,}" for value in row.values()] for row in rows])
 
 
 def _peak(one: dict[str, Any]) -> str:

@@ -59,9 +59,15 @@ class Ledger(StagedDestination):
             return self._state(connection, delivery) == "delivered"
 
     def claim(self, delivery, state):
+        return self.claim_all([delivery], state)[0]
+
+    def claim_all(self, deliveries, state):
         with closing(self._open()) as connection:
-            connection.execute("INSERT OR IGNORE INTO hashes VALUES (?, ?)", (delivery.hash, state))
-            return self._state(connection, delivery)
+            connection.execute("BEGIN IMMEDIATE")
+            for delivery in deliveries:
+                connection.execute("INSERT OR IGNORE INTO hashes VALUES (?, ?)", (delivery.hash, state))
+            connection.execute("COMMIT")
+            return [self._state(connection, delivery) for delivery in deliveries]
 
     def publish(self, delivery):
         rows = [staged.record.after["i"] for staged in staged_records(delivery)]
