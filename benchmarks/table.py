@@ -163,7 +163,9 @@ def _scale(measures: dict[str, Any]) -> str:
 
 def _growth(rows: Sequence[dict[str, Any]]) -> str:
     titles = [name.replace("_", " ") for name in rows[0]]
-    return _table(titles, [[value if isinstance(value, str) else f"{value:,}" for value in row.values()] for row in rows])
+    return _table(
+        titles, [[value if isinstance(value, str) else f"{value:,}" for value in row.values()] for row in rows]
+    )
 
 
 def _peak(one: dict[str, Any]) -> str:

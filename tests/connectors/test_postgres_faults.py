@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -60,6 +61,70 @@ def test_a_rejection_names_its_record(lab: PostgresLab, table: str, bad: dict[st
     with pytest.raises(Rejected) as error:
         destination.publish(alone)
     assert error.value.place == 0
+
+
+def test_all_refused_rows_are_named_in_order_and_the_others_go_in_at_once(lab: PostgresLab) -> None:
+    """A duplicate of a row that passes is refused, one of a refused row is not; nothing is written until then."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
+    numbers = [1, 2, 2, 3, 3, 4, 4, 5]
+    values = [0, 0, 0, 13, 0, 0, 0, 13]
+    records = [create(n, v=v) for n, v in zip(numbers, values, strict=True)]
+    destination = lab.destination()
+    delivery = lab.stage(destination, records[:3], records[3:])
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert [(one.place, one.nack.code) for one in error.value.refusals] == [
+        (2, "postgres.unique_violation"),
+        (3, "postgres.check_violation"),
+        (6, "postgres.unique_violation"),
+        (7, "postgres.check_violation"),
+    ]
+    assert (lab.rows(), lab.states()) == ([], [])
+    rest = replace(child(delivery, 0, 7), without=(2, 3, 6))
+    assert rest.records == 4
+    destination.publish(rest)
+    assert lab.rows() == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+@pytest.mark.parametrize("every", [1, 2, 7])
+def test_a_delivery_with_many_refused_rows_names_the_first_thousand(lab: PostgresLab, every: int) -> None:
+    """Those behind are for the next attempt, which begins after them."""
+    lab.execute(f"CREATE TABLE t (id int CHECK (id % {every} <> 0))")
+    records = [create(i) for i in range(1_200 * every)]
+    destination = lab.destination()
+    delivery = lab.stage(destination, records[: 500 * every], records[500 * every :])
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert [one.place for one in error.value.refusals] == [every * n for n in range(1_000)]
+    begin = 999 * every + 1
+    with pytest.raises(Rejected) as error:
+        destination.publish(child(delivery, begin, 1_200 * every - begin))
+    assert [one.place + begin for one in error.value.refusals] == [every * n for n in range(1_000, 1_200)]
+
+
+def test_updates_that_are_refused_are_all_named(lab: PostgresLab) -> None:
+    """By the merge, row by row; a later update of the same key is judged by itself."""
+    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
+    records = [change("update", i % 10, v=13 if i in (4, 17, 25) else i + 100) for i in range(30)]
+    destination = lab.destination()
+    delivery = lab.stage(destination, records)
+    with pytest.raises(Rejected) as error:
+        destination.publish(delivery)
+    assert [one.place for one in error.value.refusals] == [4, 17, 25]
+    destination.publish(replace(child(delivery, 0, 30), without=(4, 17, 25)))
+    assert lab.rows() == [(n, 115 if n == 5 else 120 + n if n != 7 else 127) for n in range(10)]
+
+
+def test_claims_of_many_deliveries_are_one_transaction(lab: PostgresLab) -> None:
+    """What is delivered already stays so, and is told of each."""
+    lab.execute("CREATE TABLE t (id int)")
+    destination = lab.destination()
+    delivery = lab.stage(destination, [create(i) for i in range(4)])
+    destination.publish(child(delivery, 1))
+    found = destination.claim_all([child(delivery, place) for place in range(4)], "nacked")
+    assert found == ["nacked", "delivered", "nacked", "nacked"]
+    assert lab.execute("SELECT count(DISTINCT xmin::text) FROM conduit_deliveries WHERE state = 'nacked'") == [(1,)]
+    assert destination.claim_all([child(delivery, 0)], "split") == ["nacked"]
 
 
 def test_a_rejection_between_tables_names_its_record(lab: PostgresLab) -> None:

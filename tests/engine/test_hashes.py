@@ -23,6 +23,9 @@ def test_each_part_of_the_name_counts() -> None:
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[{**RANGE, "generation": 2}]),
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=1, take=1),
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=2, take=1),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=0, take=4),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=0, take=4, without=[1]),
+        delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=0, take=4, without=[1, 2]),
     }
     assert len(names) == 7
 
