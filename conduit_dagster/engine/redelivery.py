@@ -256,9 +256,9 @@ class Redelivery:
 
     def _send(self, child: DeliveryChild) -> None:
         shipment = self._shipment
-        ahead = shipment.progress.namespaces
+        ahead, is_single = shipment.progress.namespaces, child.single or child.take == 1
         sent = DirectSender(self._context).send(
-            shipment.plan, shipment.staged, child.skip, child.take, ahead, child.single, self._flushed
+            shipment.plan, shipment.staged, child.skip, child.take, ahead, is_single, self._flushed
         )
         if shipment.consumer == DEAD_LETTERS and (refused := self._refused_letter(sent)) is not None:
             # a failed dead-letter write stops the run; nothing of the step beyond it is acked (CASES A7)

@@ -27,7 +27,7 @@ def test_each_part_of_the_name_counts() -> None:
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=0, take=4, without=[1]),
         delivery_hash(kind="data", pipeline="p", destination="out", sources=[RANGE], skip=0, take=4, without=[1, 2]),
     }
-    assert len(names) == 7
+    assert len(names) == 10
 
 
 def test_integers_beyond_what_canonical_json_holds() -> None:

@@ -13,8 +13,9 @@ import pytest
 import sqlalchemy as sa
 from engine.frozen import ledger_plugin
 from engine.frozen.ledger_plugin import ledger
-from engine.mutants.bench import Bench
+from engine.mutants.bench import Acts, Bench
 from engine.mutants.verdicts import decided_once, hold, sound
+from lab.kills import Crash, crash
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, processor, queue, source
 from pyspark.sql import SparkSession
@@ -184,6 +185,28 @@ def test_an_owner_frozen_while_it_publishes_finds_the_records_claimed(bench: Ben
     sound(bench.take())
     hold(bench.ledger(), [1, 3, 4, 6])
     hold(bench.dead(), [2, 5])
+
+
+@pytest.mark.parametrize(
+    ("point", "passage"), [("before-claim", 2), ("after-claim", 2), ("before-split", 1), ("after-split", 1)]
+)
+def test_a_piece_is_divided_only_once_it_is_claimed(bench: Bench, point: str, passage: int) -> None:
+    """Killed at any line of it while a frozen owner is sending the same piece, which goes in or finds the claim."""
+    bench.build(ledger())
+    bench.orders(bulk=[1])
+    assert bench.take().error is not None
+    bench.orders()
+    with bench.acting({}):
+        old = bench.freeze("mid-publish", 2)  # the first half is in
+        bench.orders(bulk=[3])
+        bench.acts = Acts({(point, passage): crash})
+        with pytest.raises(Crash):
+            bench.take()
+        bench.acts = Acts({})
+        bench.orders()
+        old.thaw()
+    sound(bench.take())
+    hold(bench.ledger(), [1, 2, 3, 4])
 
 
 def test_lost_staging_of_letters_that_were_refused_together_is_made_again_from_the_archive(bench: Bench) -> None:

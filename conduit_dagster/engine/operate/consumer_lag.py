@@ -91,7 +91,7 @@ def _open(state: PipelineState, consumer: str, bound: BoundPipeline | None) -> F
         "state": "split" if progress.split else "open",
         "handled": progress.handled,
         "records": staged.records,
-        "marked": len(progress.marked),
+        "marked": len(set(progress.marked).difference(*(child.without for child in progress.pending))),
         "next": _next(step, decision, staged, progress, bound),
     }
 
