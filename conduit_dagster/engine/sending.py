@@ -22,7 +22,7 @@ from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"
 _MOST_NACKS = 1_000
-"""Nacks of one job; each of them is a delivery of its own, so the rest is sent by another job."""
+"""Nacks of one job, as many as are recorded together; the rest is sent by another job."""
 
 
 class SendJob(msgspec.Struct, frozen=True):

@@ -142,6 +142,31 @@ class DestinationConformance:
                 steps.publish(child)
         assert delivered() == [0, 1, 2, 3, 4]
 
+    def test_a_piece_may_leave_out_records(self, make: Make, steps: Steps, delivered: Delivered) -> None:
+        """Those between refused ones are sent in one go, across tasks, and once, where it keeps that."""
+        if not make().skips_records:
+            pytest.skip("it takes no pieces that leave out records")
+        delivery = steps.prepare(1, [0, 1, 2, 3], [4, 5, 6])
+        name = hashlib.sha256(b"without").hexdigest()
+        piece = replace(delivery, hash=name, skip=1, take=6, without=(2, 3, 5))
+        assert piece.records == 3
+        for _ in range(2 if "exactly-once" in make().strategies else 1):
+            steps.publish(piece)
+        assert delivered() == [1, 4, 6]
+
+    def test_claims_of_several_deliveries_are_those_of_each(self, make: Make, steps: Steps) -> None:
+        """In their order; what was delivered or claimed before is told of each."""
+        destination = make()
+        if not (destination.divisible and "exactly-once" in destination.strategies):
+            pytest.skip("its deliveries are never sent in pieces")
+        delivery = steps.prepare(1, [0, 1, 2])
+        names = [hashlib.sha256(f"{place}".encode()).hexdigest() for place in range(3)]
+        pieces = [replace(delivery, hash=name, skip=place, take=1) for place, name in enumerate(names)]
+        steps.publish(pieces[1])
+        assert make().claim(pieces[2], "split") == "split"
+        assert make().claim_all(pieces, "nacked") == ["nacked", "delivered", "split"]
+        assert make().claim_all(pieces[:1], "split") == ["nacked"]
+
     def test_targets_are_json(self, make: Make, steps: Steps) -> None:
         """They come back from the state store as they went in."""
         delivery = steps.prepare(1, [0])
