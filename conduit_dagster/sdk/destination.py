@@ -137,7 +137,7 @@ class Destination(ABC):
         return state
 
     def claim_all(self, deliveries: Sequence[Delivery], state: Claim) -> list[Claimed]:
-        """Claim several deliveries, in order; return what is there afterwards for each. May be repeated."""
+        """Claim several deliveries of one step, in order; return what is there afterwards for each. May be repeated."""
         return [self.claim(delivery, state) for delivery in deliveries]
 
     def settled(self, delivery: Delivery) -> Target:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator, Sequence, Set
 from contextlib import contextmanager
+from itertools import repeat
 from typing import NamedTuple, cast
 
 import psycopg
@@ -42,6 +43,12 @@ _CREATE = """
 _PUT = """
     INSERT INTO {} (hash, state, pipeline, consumer, step, records) VALUES (%s, %s, %s, %s, %s, %s)
     ON CONFLICT DO NOTHING RETURNING 1
+"""
+_PUT_ALL = """
+    INSERT INTO {} (hash, state, pipeline, consumer, step, records)
+    SELECT hash, %s, %s, %s, %s, records
+    FROM unnest(%s::text[], %s::bigint[]) WITH ORDINALITY AS d (hash, records, place)
+    ORDER BY place ON CONFLICT DO NOTHING RETURNING hash
 """
 _RAISE_FLOOR = """
     INSERT INTO {0} AS d (hash, state, pipeline, consumer, step, records) VALUES (%s, 'pruned', %s, %s, %s, 0)
@@ -97,6 +104,21 @@ class Claims(NamedTuple):
             if (there := self.state(connection, delivery)) is not None:
                 return there
         raise self.verdicts.outage(f"{self.schema}.{NAME} changes all the time", "postgres.busy", "run again")
+
+    def put_all(self, connection: Connection, deliveries: Sequence[Delivery], state: Claimed) -> list[Claimed]:
+        """Insert the hashes of deliveries of one step, in order; return what is stored for each of them."""
+        first, table = deliveries[0], self._table
+        hashes, records = [one.hash for one in deliveries], [one.records for one in deliveries]
+        values = (state, self.pipeline, first.consumer, first.step, hashes, records)
+        new = {row[0] for row in connection.execute(sql.SQL(_PUT_ALL).format(table), values)}
+        if new:
+            self._refuse_pruned(connection, first)
+        if len(new) == len(deliveries):
+            return list[Claimed](repeat(state, len(deliveries)))
+        query = sql.SQL("SELECT hash, state FROM {} WHERE hash = ANY(%s)").format(table)
+        known: dict[str, Claimed] = {row[0]: row[1] for row in connection.execute(query, (hashes,))}
+        # one that was deleted between the two statements is inserted by itself
+        return [known.get(one.hash) or self.put(connection, one, state) or state for one in deliveries]
 
     def state(self, connection: Connection, delivery: Delivery) -> Claimed | None:
         """Return the state stored under the delivery's hash, or None."""

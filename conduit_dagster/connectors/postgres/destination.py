@@ -166,7 +166,7 @@ class PostgresDestination(StagedDestination):
             self._ready(connection)
             try:
                 with connection.transaction():
-                    return [self._claims.put(connection, delivery, state) or state for delivery in deliveries]
+                    return self._claims.put_all(connection, deliveries, state) if deliveries else []
             except psycopg.Error as error:
                 raise self._verdicts.verdict(error) from None
 

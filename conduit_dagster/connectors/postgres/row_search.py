@@ -21,7 +21,7 @@ class RowSearch:
     """Search of one transaction, a window of rows after the other, each behind a savepoint.
 
     Rows that pass stay, so that a row is judged with those before it in place, as a unique index judges it. Windows
-    grow while they pass and shrink with every refused row: about two statements per refused row.
+    are twice as wide as the last refused row was far, and grow while they pass: about two writes per refused row.
     """
 
     def __init__(self, connection: Connection, write: Callable[[CopyBatch], None]) -> None:
@@ -54,11 +54,11 @@ class RowSearch:
         if error is None:
             self._width = min(_WIDEST, self._width * 2)
             return len(window)
-        self._width = max(1, self._width // 2)
         places = [one.place for one in window]
         # a merge may not judge rows in order: without those behind it, another one may be the first
         while (number := places.index(error.place)) and (earlier := self._refused(batch, window[:number])):
             error = earlier
+        self._width = min(_WIDEST, 2 * (number + 1))
         self.found.append(error)
         return number + 1
 
