@@ -76,7 +76,7 @@ bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_AR
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: soak matrix model fuzz
-model: $(STAMP) ## every configuration of the protocol's model, about five minutes; the tests have the short form
+model: $(STAMP) ## every configuration of the protocol's model, about fifteen minutes; the tests have the short form
 	$(BIN)/python -m model $(or $(MODEL),all)
 
 fuzz: N ?= 3000

@@ -69,25 +69,9 @@ NAME_BYTES = 63
 STATE_TABLES = frozenset(
     f"conduit_{name}"
     for name in (
-        "collections",
-        "consumers",
-        "dead_letter_parts",
-        "dead_letters",
-        "generations",
-        "history",
-        "kept_values",
-        "log_parts",
-        "logs",
-        "meta",
-        "migrations",
-        "offsets",
-        "owners",
-        "pipelines",
-        "recoveries",
-        "sources",
-        "step_deliveries",
-        "steps",
-    )  # fmt: skip
+        "collections consumers dead_letter_parts dead_letters generations history kept_values log_parts logs meta "
+        "migrations offsets owners pipelines recoveries sources step_deliveries steps"
+    ).split()
 )
 """Tables of the state store, which may share the destination's database and schema."""
 
