@@ -68,10 +68,26 @@ NAME_BYTES = 63
 """Maximum length of a name: PostgreSQL silently truncates longer ones, which would then never be found."""
 STATE_TABLES = frozenset(
     f"conduit_{name}"
-    for name in (
-        "collections consumers dead_letter_parts dead_letters generations history kept_values log_parts logs meta "
-        "migrations offsets owners pipelines recoveries sources step_deliveries steps"
-    ).split()
+    for name in [
+        "collections",
+        "consumers",
+        "dead_letter_parts",
+        "dead_letters",
+        "generations",
+        "history",
+        "kept_values",
+        "log_parts",
+        "logs",
+        "meta",
+        "migrations",
+        "offsets",
+        "owners",
+        "pipelines",
+        "recoveries",
+        "sources",
+        "step_deliveries",
+        "steps",
+    ]
 )
 """Tables of the state store, which may share the destination's database and schema."""
 
