@@ -16,6 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from benchmarks.bench import Bench
+from benchmarks.quiet import quiet
 from benchmarks.refused import refused
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file.settings import FileSourceSettings
@@ -61,6 +62,7 @@ def scale(bench: Bench) -> dict[str, Any]:
         "files": [_files(_emptied(root), size) for size in files],
         "letters": [_letters(_emptied(root), size) for size in letters],
         "pipelines": [_pipelines(_emptied(root), size) for size in pipelines],
+        "quiet": [quiet(_emptied(root), size) for size in ((1, 10_000) if larger else (1,))],
         "refused": [refused(bench, _emptied(root), kind, count, every) for kind, every in refusing],
     }
 
