@@ -53,9 +53,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: $(STAMP) ## what the project does, in a minute
 	@$(BIN)/python -m conduit_dagster.cli.demo
 
+# slow files in their own order: by number of tests, the kill matrix would begin last, and run alone
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
 	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) --no-loadscope-reorder $(PYTEST_ARGS)
 
 ui: export DAGSTER_HOME := $(CURDIR)/.conduit/dagster
 ui: $(STAMP) ## Dagster with its daemon, everything it keeps under .conduit/
@@ -85,7 +86,7 @@ fuzz: $(STAMP) ## N pipeline files with random mistakes, through validate and li
 	FUZZ_EXAMPLES=$$(( ($(N) + 9) / 10 )) $(BIN)/python -m pytest -n 0 --timeout 0 tests/dagster_layer/test_bad_definitions.py -k any_file $(PYTEST_ARGS)
 
 matrix: $(STAMP) ## the whole kill matrix, all frozen owners, all stops and all growth, about an hour; the tests have a choice of them
-	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/expressions/test_growth.py $(PYTEST_ARGS)
+	CONDUIT_MATRIX=full $(BIN)/python -m pytest tests/engine/matrix tests/engine/frozen tests/engine/test_hanging_processes.py tests/engine/test_sql.py tests/expressions/test_growth.py $(PYTEST_ARGS)
 
 soak: N ?= 200
 soak: $(STAMP) ## N random kills, or with EDITS=1 N pipelines edited between kills; SEED=... repeats them, CASE=... repeats one

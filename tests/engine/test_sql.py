@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -161,14 +162,14 @@ def test_a_query_that_spark_does_not_take_is_fatal(lab: Lab) -> None:
 
 @pytest.mark.slow
 def test_killed_at_each_line(lab: Lab) -> None:
-    """Exactly once, whichever point of the protocol a run ends at."""
+    """Exactly once, whichever point of the protocol a run ends at: a third of them, ``make matrix`` tries all."""
     passed = Counter[str]()
     build(lab, name="whole", delivery=EXACTLY)
     with hooked(lambda point, pipeline: passed.update([point])):
         assert lab.run("whole").error is None
     assert lab.documents("whole.jsonl") == expected(20)
     del passed["after-lease"]  # a crash in this process keeps the lease
-    for number, point in enumerate(passed):
+    for number, point in enumerate(passed if os.environ.get("CONDUIT_MATRIX") else [*passed][::3]):
         name = f"p{number}"
         build(lab, name=name, delivery=EXACTLY)
         with crashing(point, min(passed[point], 2)):

@@ -40,7 +40,7 @@ from conduit_dagster.recovery.kill_points import REPLAY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-EXAMPLES = int(os.environ.get("EDITS") or 12)
+EXAMPLES = int(os.environ.get("EDITS") or 6)
 SEED = int(os.environ.get("EDITS_SEED") or random.randrange(10**6))
 STEPS = 8
 """Edits of an example, of which some are several."""

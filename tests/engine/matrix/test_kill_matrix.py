@@ -7,8 +7,7 @@ step. at-most-once: none twice, and what is missing lies in the killed step. A r
 from __future__ import annotations
 
 import pytest
-from engine.matrix.kill_again import pairs
-from engine.matrix.kill_cases import Case, Combination, combinations
+from engine.matrix.kill_cases import Case, combinations
 from engine.matrix.kill_destinations import PLACES
 from engine.matrix.kill_plan import kills, outcome
 from engine.matrix.kill_reach import UNREACHABLE, reachable, unreachable
@@ -19,13 +18,6 @@ from conduit_dagster.recovery.kill_points import POINTS
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 GROUPS = list(dict.fromkeys((of.kind, of.scenario) for of in combinations(list(PLACES))))
-PAIRS_SEED, PAIRS = 20, 30
-
-
-def judged(world: World, cases: list[Case]) -> None:
-    """Kills all of them; every promise must hold."""
-    flaws = outcome(world, cases)
-    assert not flaws, "\n".join(flaws)
 
 
 def test_what_is_not_reachable_is_a_kill_point() -> None:
@@ -47,17 +39,5 @@ def test_killed_at_each_line(kind: str, scenario: str, world: World) -> None:
             f"{of}: not passed must be just {unreachable(of.plan, of.strategy)}"
         )
         cases += kills(of, times)
-    judged(world, cases)
-
-
-def test_killed_again_during_recovery(world: World) -> None:
-    """Recovery can be killed at any line and repeated."""
-    cases = pairs(PAIRS_SEED, PAIRS, tuple(PLACES), ("one", "two", "nacks", "merge", "refused"))
-    judged(world, cases)
-
-
-def test_killed_again_and_again(world: World) -> None:
-    """Six runs die one after the other, each further on in the same step."""
-    deaths = ("after-prepare", "after-lease", "before-publish", "after-publish", "after-delivered", "before-done")
-    cases = [Case(Combination(kind, "two", "exactly-once"), tuple(f"{d}:1" for d in deaths)) for kind in PLACES]
-    judged(world, cases)
+    flaws = outcome(world, cases)
+    assert not flaws, "\n".join(flaws)
