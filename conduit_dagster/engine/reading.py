@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.json_values import finite
@@ -18,13 +19,22 @@ from conduit_dagster.sdk import Block, ReadOptions, Rows, Source, Split
 def quiet_collector() -> Generator[None]:
     """Disable garbage collection in the ``with`` block. For tasks, whose records form no cycles."""
     # a block takes about a third less time without it (SPARK_FACTS, 2)
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
         gc.enable()
-        gc.unfreeze()
+        _keep_imports()
+
+
+@cache
+def _keep_imports() -> None:
+    """Exempt what the process has imported from collections, after its first task.
+
+    PySpark collects after every task, and would look through the modules of numpy, pandas and pyarrow each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 _PARTS = ("after", "key", "before")

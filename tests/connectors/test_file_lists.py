@@ -228,7 +228,7 @@ def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, in
 
 
 @pytest.mark.slow
-@settings(max_examples=1_500)
+@settings(max_examples=500)
 @given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
 def test_many_histories(moves: list[tuple[str, int, int]], on_gone: str) -> None:
     """As above."""
