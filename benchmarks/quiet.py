@@ -42,7 +42,8 @@ def quiet(root: Path, files: int) -> dict[str, Any]:
             time.sleep(_BEFORE)
             before = _cpu_seconds(run.pid)
             time.sleep(_MEASURED)
-            used = _cpu_seconds(run.pid) - before
+            # a worker that ends meanwhile takes its time along
+            used = sum(seconds - before.get(pid, 0.0) for pid, seconds in _cpu_seconds(run.pid).items())
         finally:
             run.send_signal(signal.SIGINT)
     return {"files": files, "percent_of_a_core": round(100 * used / _MEASURED, 2)}
@@ -56,7 +57,7 @@ def _await(output: Path, lines: int, run: subprocess.Popen[bytes]) -> None:
         time.sleep(0.5)
 
 
-def _cpu_seconds(pid: int) -> float:
+def _cpu_seconds(pid: int) -> dict[int, float]:
     parent = psutil.Process(pid)
-    times = [process.cpu_times() for process in (parent, *parent.children(recursive=True))]
-    return sum(one.user + one.system for one in times)
+    times = {process.pid: process.cpu_times() for process in (parent, *parent.children(recursive=True))}
+    return {process: one.user + one.system for process, one in times.items()}
