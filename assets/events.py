@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -19,11 +18,10 @@ from assets.names import ACKS, asset_key
 from assets.offset_gaps import offset_gaps
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
-from conduit_dagster.engine.registering import attach_kept
+from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.state.dead_letters import DeadLetterQuery, letter_id, newest, reasons
 from conduit_dagster.state.history import Event, events, said
-from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.overview import consumer_rows, real_source_rows
 
 _NEWEST = 10
@@ -71,7 +69,7 @@ class Observer:
         self._bound, self._database = bound, database
         # the lag is queried while the engine runs, so not from the engine's own sources
         self._pipeline: CompiledPipeline = compile_program(bound.program)
-        attach_kept(self._pipeline, partial(KeptReader, database, bound.id))
+        attach_kept_to_look(self._pipeline, database)
         self._lock = threading.Lock()
         self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.registering import attach_kept
+from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
 from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest
-from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -137,7 +135,7 @@ def _delivery(parsed: ParsedPipeline, bound: BoundPipeline | None) -> Facts:
 def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine | None) -> Facts:
     config = parsed.config
     if bound is not None and store is not None:
-        attach_kept(bound.compiled, partial(KeptReader, store, config.id))
+        attach_kept_to_look(bound.compiled, store)
     sources = [] if store is None else overview.real_source_rows(store, config.id)
     consumers = [] if store is None else overview.consumer_rows(store, config.id)
     delivered = {row["id"]: row["delivered"] for row in consumers}

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.scanner import Scanner
+from yaml import events
 
 _DEEPEST = 100
 """Brackets that may be open at a time, and levels that the fast parser is asked for."""
@@ -22,8 +23,6 @@ _NOT_PLAIN = re.compile(
     re.MULTILINE,
 )
 _RESOLVER = VersionedResolver()
-_SCALAR, _SEQUENCE, _MAPPING = "ScalarEvent", "SequenceStartEvent", "MappingStartEvent"
-_ENDS = ("SequenceEndEvent", "MappingEndEvent")
 
 
 def compose(text: str) -> Node | None:
@@ -65,39 +64,37 @@ def _plain_nodes(text: str) -> Node | None:
         raise _NotPlainError
     parser: Any = libyaml.cyaml.CParser(text)  # pyright: ignore[reportAttributeAccessIssue]  # its types leave it out
     try:
-        _expect(parser, "StreamStartEvent")
-        first = parser.get_event()
-        if type(first).__name__ == "StreamEndEvent":
+        _expect(parser, events.StreamStartEvent)
+        if isinstance(parser.get_event(), events.StreamEndEvent):
             return None
         root = _node(parser, parser.get_event(), 0)
         if not isinstance(root, MappingNode):
             raise _NotPlainError
-        _expect(parser, "DocumentEndEvent")
-        _expect(parser, "StreamEndEvent")
+        _expect(parser, events.DocumentEndEvent)
+        _expect(parser, events.StreamEndEvent)
         return root
     finally:
         parser.dispose()
 
 
-def _expect(parser: Any, kind: str) -> None:
-    if type(parser.get_event()).__name__ != kind:
+def _expect(parser: Any, kind: type[events.Event]) -> None:
+    if not isinstance(parser.get_event(), kind):
         raise _NotPlainError
 
 
 def _node(parser: Any, event: Any, depth: int) -> Node:
     """Return the node that begins with ``event``."""
-    kind = type(event).__name__
-    if depth > _DEEPEST or kind not in (_SCALAR, _SEQUENCE, _MAPPING) or event.anchor or event.tag:
+    if depth > _DEEPEST or isinstance(event, events.AliasEvent) or event.anchor or event.tag:
         raise _NotPlainError
-    if kind == _SCALAR:
+    if isinstance(event, events.ScalarEvent):
         tag = _scalar_tag(event.value, event.implicit)
         # the parser in Python writes None where libyaml writes ""
         return ScalarNode(tag, event.value, event.start_mark, event.end_mark, style=event.style or None)
     children: list[Node] = []
-    while type(following := parser.get_event()).__name__ not in _ENDS:
+    while not isinstance(following := parser.get_event(), events.CollectionEndEvent):
         children.append(_node(parser, following, depth + 1))
     places = (event.start_mark, following.end_mark)
-    if kind == _SEQUENCE:
+    if isinstance(event, events.SequenceStartEvent):
         return SequenceNode(VersionedResolver.DEFAULT_SEQUENCE_TAG, children, *places, flow_style=event.flow_style)
     pairs = list(zip(children[::2], children[1::2], strict=True))
     return MappingNode(VersionedResolver.DEFAULT_MAPPING_TAG, pairs, *places, flow_style=event.flow_style)

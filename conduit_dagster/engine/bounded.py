@@ -151,7 +151,7 @@ def _where(name: str) -> str:
 log = structlog.get_logger("conduit.engine")
 
 _ASK = 0.5
-"""Seconds between two looks at what an operator asked for."""
+"""Seconds between two looks at what an operator asked for, and at whether the run has ended."""
 
 
 @contextmanager

@@ -10,7 +10,9 @@ import msgspec
 import rfc8785
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
-from conduit_dagster.state.steps import Plan, Range
+from conduit_dagster.engine.delivery_progress import Shipment
+from conduit_dagster.sdk import Delivery
+from conduit_dagster.state.steps import DeliveryChild, Plan, Range
 
 _EXACT = 2**53 - 1
 
@@ -74,9 +76,14 @@ class Names:
         hashes = {name: self._hash(name, sources) for name in ("", *self._pipeline.consumers())}
         return msgspec.structs.replace(plan, named=sources, hashes=hashes)
 
-    def child(self, plan: Plan, consumer: str, skip: int, take: int, without: Sequence[int] = ()) -> str:
+    def child(self, plan: Plan, consumer: str, child: DeliveryChild) -> str:
         """Return the hash of a part of a delivery: a range of its records, but for some of them."""
-        return self._hash(consumer, plan.named or self._sources(plan.ranges), skip, take, without)
+        part = {"skip": child.skip, "take": child.take, "without": child.without}
+        return self._hash(consumer, plan.named or self._sources(plan.ranges), **part)
+
+    def delivery(self, shipment: Shipment, child: DeliveryChild) -> Delivery:
+        """Return a part of a delivery under its own hash."""
+        return shipment.child(self.child(shipment.plan, shipment.consumer, child), child)
 
     def _sources(self, ranges: Sequence[Range]) -> list[dict[str, Any]]:
         return [self._source(span) for span in ranges]
@@ -86,16 +93,7 @@ class Names:
         start, end = place(span.start), place(span.end)
         return {"source": span.source, "generation": span.generation, "start": start, "end": end}
 
-    def _hash(
-        self,
-        consumer: str,
-        sources: list[dict[str, Any]],
-        skip: int = 0,
-        take: int | None = None,
-        without: Sequence[int] = (),
-    ) -> str:
+    def _hash(self, consumer: str, sources: list[dict[str, Any]], **part: Any) -> str:
         kind: Literal["data", "dlq"] = "dlq" if consumer == DEAD_LETTERS else "data"
         name = self._pipeline.program.pipeline
-        return delivery_hash(
-            kind=kind, pipeline=name, destination=consumer, sources=sources, skip=skip, take=take, without=without
-        )
+        return delivery_hash(kind=kind, pipeline=name, destination=consumer, sources=sources, **part)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 
 import msgspec
 
@@ -48,13 +49,12 @@ class Shipment:
         """Return the whole delivery, under its own hash."""
         return as_delivery(self.staged, self.plan.step)
 
-    def child(self, name: str, skip: int, take: int, without: Sequence[int] = ()) -> Delivery:
+    def child(self, name: str, child: DeliveryChild) -> Delivery:
         """Return a part of it. A delivery of one record is its own child (DELIVERY.md, When publishing fails)."""
         if self.staged.records == 1:
             return self.whole()
-        staged, left_out = self.staged, tuple(without)
-        parts, target = tuple(staged.parts), staged.target
-        return Delivery(name, self.plan.step, staged.consumer, staged.staging, parts, target, skip, take, left_out)
+        without = tuple(child.without)
+        return replace(self.whole(), hash=name, skip=child.skip, take=child.take, without=without)
 
 
 def as_delivery(staged: StagedDelivery, step: int) -> Delivery:
@@ -116,9 +116,9 @@ def with_mark(progress: DeliveryProgress, place: int) -> DeliveryProgress:
 
 def past_marked(progress: DeliveryProgress) -> DeliveryProgress:
     """Return the progress moved past marked records at its front."""
-    while progress.handled in progress.marked:
-        progress = after(progress, 1, refused=1)
-    return progress
+    marked = frozenset(progress.marked)
+    places = next(number for number in count() if progress.handled + number not in marked)
+    return after(progress, places, refused=places) if places else progress
 
 
 def before_marked(child: DeliveryChild, progress: DeliveryProgress) -> DeliveryChild:
@@ -155,11 +155,10 @@ def with_refused(
     first = progress.pending[0] if progress.pending else child
     if skips and not child.single:
         child = DeliveryChild(child.skip, child.take, False, sorted({*child.without, *nacked}))
-    rest = part_of(first, child.skip + child.take, first.skip + first.take - child.skip - child.take)
     parts = [child]
     for place in apart:
         parts = [*parts[:-1], *around(parts[-1], place)]
-    pending = [*parts, *([rest] if rest.take else []), *progress.pending[1:]] if progress.pending else []
+    pending = [*parts, *_behind(first, child), *progress.pending[1:]] if progress.pending else []
     marked = sorted({*progress.marked, *nacked})
     return past_marked(msgspec.structs.replace(progress, pending=pending, marked=marked))
 
@@ -185,10 +184,15 @@ def split_into(
     progress: DeliveryProgress, left: list[DeliveryChild], child: DeliveryChild, parts: list[DeliveryChild]
 ) -> DeliveryProgress:
     """Return the progress with ``child``, which is the first of ``left`` or its beginning, replaced by ``parts``."""
-    first = left[0]
-    rest = part_of(first, first.skip + child.take, first.take - child.take)
-    pending = [*parts, *([rest] if rest.take else []), *left[1:]]
+    pending = [*parts, *_behind(left[0], child), *left[1:]]
     return msgspec.structs.replace(progress, pending=pending, split=True)
+
+
+def _behind(piece: DeliveryChild, beginning: DeliveryChild) -> list[DeliveryChild]:
+    """Return what a piece holds behind its beginning; nothing if that is all of it."""
+    end = beginning.skip + beginning.take
+    rest = part_of(piece, end, piece.skip + piece.take - end)
+    return [rest] if rest.take else []
 
 
 def cause_of(error: Exception) -> str:

@@ -26,7 +26,7 @@ from conduit_dagster.engine.delivery_progress import (
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.direct_sender import DirectSender
 from conduit_dagster.engine.offset_updates import Offsets, before_next, offset_of
-from conduit_dagster.engine.refusals import TOGETHER, RefusalOutcome, Refusals, RefusedRecord
+from conduit_dagster.engine.refusals import RefusalOutcome, Refusals, RefusedRecord
 from conduit_dagster.engine.sending import Sent
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack
@@ -34,6 +34,7 @@ from conduit_dagster.recovery.classify import blame, blamed
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import (
+    NACKED_TOGETHER,
     AlreadyClaimed,
     Delivery,
     Destination,
@@ -130,8 +131,7 @@ class Redelivery:
 
     def _publish(self, destination: StagedDestination, child: DeliveryChild) -> None:
         shipment, pipeline = self._shipment, self._context.name
-        name = self._context.names.child(shipment.plan, shipment.consumer, child.skip, child.take, child.without)
-        delivery = shipment.child(name, child.skip, child.take, child.without)
+        delivery = self._context.names.delivery(shipment, child)
         reached("before-child", pipeline)
         try:
             destination.publish(delivery)
@@ -174,7 +174,7 @@ class Redelivery:
         """Nack the records that a child's destination names: at once and together, without sending them again."""
         shipment, skips = self._shipment, self._destination.skips_records
         child, places = _reach(child, named), places_of(child)
-        refused = [(places[one.place], one.nack) for one in named[:TOGETHER]]
+        refused = [(places[one.place], one.nack) for one in named[:NACKED_TOGETHER]]
 
         def advance(outcome: RefusalOutcome) -> tuple[DeliveryProgress, Offsets]:
             progress = with_refused(shipment.progress, child, outcome.nacked, _apart(outcome), skips)
@@ -275,7 +275,7 @@ class Redelivery:
         first, handled = shipment.progress.handled, sent.acked.handled
         refused = [(place, Nack(code, message)) for place, code, message in sent.nacks if first <= place <= handled]
         while refused:
-            some, refused = refused[:TOGETHER], refused[TOGETHER:]
+            some, refused = refused[:NACKED_TOGETHER], refused[NACKED_TOGETHER:]
             self._nack_together(some)
 
     def _nack_together(self, refused: Sequence[tuple[int, Nack]]) -> None:
@@ -363,9 +363,9 @@ def _reach(child: DeliveryChild, named: Sequence[Refusal]) -> DeliveryChild:
     The whole child if a destination names several, but not as many as are nacked together: it knows no others. Else
     there may be more behind, and what is before them must not be sent again with each.
     """
-    if 1 < len(named) < TOGETHER:
+    if 1 < len(named) < NACKED_TOGETHER:
         return child
-    return part_of(child, child.skip, places_of(child)[named[:TOGETHER][-1].place] + 1 - child.skip)
+    return part_of(child, child.skip, places_of(child)[named[:NACKED_TOGETHER][-1].place] + 1 - child.skip)
 
 
 def _apart(outcome: RefusalOutcome) -> list[int]:

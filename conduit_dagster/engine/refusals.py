@@ -25,10 +25,14 @@ from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import StagedRecord
 from conduit_dagster.state.dead_letters import MissedCopy
 from conduit_dagster.state.delivery_store import NackBatch
-from conduit_dagster.state.steps import DeadLetter, DeliveryProgress, LateLetter, LetterPart, StagedDelivery
-
-TOGETHER = 1_000
-"""Most records that are nacked together: their claims, their letters and one transaction are held in memory."""
+from conduit_dagster.state.steps import (
+    DeadLetter,
+    DeliveryChild,
+    DeliveryProgress,
+    LateLetter,
+    LetterPart,
+    StagedDelivery,
+)
 
 
 class RefusedRecord(NamedTuple):
@@ -101,8 +105,8 @@ class Refusals:
     def refuse_all(self, shipment: Shipment, records: Sequence[RefusedRecord], advance: Advance) -> RefusalOutcome:
         """Record nacks together and publish their dead letters; the shipment's progress moves as ``advance`` says.
 
-        ``records``: at most ``TOGETHER``, in order. The window takes them in this order, and those before the first
-        that it does not accept are recorded, in one transaction. If there are none, nothing is recorded and the
+        ``records``: at most ``NACKED_TOGETHER``, in order. The window takes them in this order, and those before the
+        first that it does not accept are recorded, in one transaction. If there are none, nothing is recorded and the
         progress stays.
         """
         with self._lock:  # the window takes nacks one after another
@@ -169,8 +173,7 @@ class Refusals:
         # so that a frozen owner's late success and these nacks can't both happen
         context = self._context
         destination = context.consumers[shipment.consumer]
-        names = [context.names.child(shipment.plan, shipment.consumer, place, 1) for place in places]
-        children = [shipment.child(name, place, 1) for name, place in zip(names, places, strict=True)]
+        children = [context.names.delivery(shipment, DeliveryChild(place, 1)) for place in places]
         reached("before-claim", context.name)
         found = blamed(context.node(shipment.consumer), destination.claim_all, children, "nacked")
         reached("after-claim", context.name)
@@ -191,7 +194,7 @@ class Refusals:
         counts = Counter(one.record.source for one in (*fresh, *again))
         reached("before-nack", pipeline)
         batch = NackBatch(shipment.consumer, progress, rows, part, letter, copies, counts)
-        self._store.nack_all(plan, batch, moves, window if fresh else None)
+        self._store.nack_all(plan, batch, moves, window)
         reached("after-nack", pipeline)
         shipment.progress = progress
         self._context.state.window = window

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+
+import sqlalchemy as sa
 
 from conduit_dagster.commit_log.splits import LogManifest
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline
@@ -18,6 +20,7 @@ from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import KeptValues, Position
 from conduit_dagster.state.connector_registrations import Registry
+from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.log_registry import LogRegistry
 from conduit_dagster.state.store import PipelineStore
 
@@ -133,10 +136,22 @@ def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
         logs.register_catch_up(source_node.id, source_node.origin, source_node.only)
 
 
-def attach_kept(pipeline: CompiledPipeline, kept: Callable[[str], KeptValues]) -> None:
-    """Give each source the values that its positions refer to; ``kept`` returns those of a source."""
+def attach_kept(pipeline: CompiledPipeline, store: PipelineStore) -> None:
+    """Give each source the values that its positions refer to, for the owner of the pipeline's lease."""
     for source_node in pipeline.sources:
-        blamed(node_id(pipeline.program.pipeline, source_node.id), source_node.source.attach_kept, kept(source_node.id))
+        values = store.kept_values(source_node.id)
+        _attach(pipeline, source_node, KeptValues(values.get, values.put))
+
+
+def attach_kept_to_look(pipeline: CompiledPipeline, database: sa.Engine) -> None:
+    """Give each source the values that its positions refer to, for a command that only looks."""
+    for source_node in pipeline.sources:
+        values = KeptReader(database, pipeline.program.pipeline, source_node.id)
+        _attach(pipeline, source_node, KeptValues(values.get))
+
+
+def _attach(pipeline: CompiledPipeline, source_node: SourceNode, values: KeptValues) -> None:
+    blamed(node_id(pipeline.program.pipeline, source_node.id), source_node.source.attach_kept, values)
 
 
 def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> None:

@@ -17,12 +17,19 @@ from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.record import Record
 from conduit_dagster.recovery.classify import classified
 from conduit_dagster.recovery.errors import TransientError
-from conduit_dagster.sdk import Delivery, DirectDestination, Receipt, Sender, SenderTask, StagedRecord, staged_records
+from conduit_dagster.sdk import (
+    NACKED_TOGETHER,
+    Delivery,
+    DirectDestination,
+    Receipt,
+    Sender,
+    SenderTask,
+    StagedRecord,
+    staged_records,
+)
 from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"
-_MOST_NACKS = 1_000
-"""Nacks of one job, as many as are recorded together; the rest is sent by another job."""
 
 
 class SendJob(msgspec.Struct, frozen=True):
@@ -110,7 +117,7 @@ class _Sending:
     def run(self) -> tuple[TaskError | None, bool]:
         """Return the error that ended the sending, and whether it was a bulk error."""
         for first, batch in self._batches():
-            if not self._hand_over(first, batch) or len(self._acks.nacks) >= _MOST_NACKS:
+            if not self._hand_over(first, batch) or len(self._acks.nacks) >= NACKED_TOGETHER:
                 break
             if self._job.single and not self._settle():
                 break

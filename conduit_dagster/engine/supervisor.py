@@ -142,10 +142,10 @@ class _Run:
             # processors of the dead-letter queue run here as well
             open_with(self._opener)
             # those of the file as well: they are asked how far they are
-            attach_kept(self._pipeline, self._store.kept_values)
+            attach_kept(self._pipeline, self._store)
             self._bound = with_open_replay(self._bound, self._store.load())
             self._pipeline = self._bound.compiled
-            attach_kept(self._pipeline, self._store.kept_values)
+            attach_kept(self._pipeline, self._store)
             self.acks = SourceAcks(self._pipeline)
             attach_logs(self._pipeline, self._store, self._options.log_url)
             fence(self._pipeline, self._store)

@@ -9,6 +9,7 @@ from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
 from conduit_dagster.sdk.destination import (
+    NACKED_TOGETHER,
     AlreadyClaimed,
     Claim,
     Claimed,
@@ -56,6 +57,7 @@ from conduit_dagster.state.steps import Part
 
 __all__ = [
     "DROP",
+    "NACKED_TOGETHER",
     "AlreadyClaimed",
     "Block",
     "Claim",

@@ -16,6 +16,10 @@ Claim = Literal["split", "nacked"]
 Claimed = Literal["split", "nacked", "delivered"]
 
 
+NACKED_TOGETHER = 1_000
+"""Most refused records that the engine nacks in one transaction: it is of no use to name more of them at once."""
+
+
 class Rejected(Exception):  # noqa: N818  # a verdict on a record, not a fault of the program
     """Raised by ``publish`` if the destination names the record that it refuses. Nothing of the delivery is written.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -128,25 +128,18 @@ class ResumeState(NamedTuple):
     """The mode of each collection's last record: ``copy``, ``complete`` or ``sync``."""
 
 
-class KeptValues(Protocol):
-    """Immutable values in the state store that positions refer to by digest.
+class KeptValues(NamedTuple):
+    """Access to immutable values in the state store that positions refer to by digest.
 
     For what would otherwise be stored again with every position. A value is kept as long as a stored position has its
     digest in it, as text.
     """
 
-    @property
-    def is_writable(self) -> bool:
-        """False for a command that only looks: its positions are never stored."""
-        ...
-
-    def get(self, digest: str) -> bytes | None:
-        """Return a value; None if it is gone or damaged."""
-        ...
-
-    def put(self, value: bytes) -> str:
-        """Store a value durably, before any position refers to it, and return its digest (SHA-256, hex)."""
-        ...
+    get: Callable[[str], bytes | None]
+    """Returns a value; None if it is gone or damaged."""
+    put: Callable[[bytes], str] | None = None
+    """Stores a value durably, before any position refers to it, and returns its digest (SHA-256, hex). None for a
+    command that only looks: its positions are never stored."""
 
 
 class Source(ABC):

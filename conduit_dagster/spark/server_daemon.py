@@ -13,6 +13,8 @@ from types import FrameType
 from pyspark import daemon
 
 from conduit_dagster.spark import worker_daemon
+from conduit_dagster.warm.preload import preload
+from conduit_dagster.warm.protocol import MODULES
 
 # Spark stops a worker that has been idle for a minute
 _SECONDS = float(os.environ.get("CONDUIT_WORKER_DAEMON_SECONDS", "60"))
@@ -42,5 +44,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGALRM, _Watch().look)
     # a forked worker has no timer
     signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
+    # of a warm process they are here already
+    preload(MODULES["workers"])
     daemon.worker = worker_daemon.serve
     daemon.manager()

@@ -7,12 +7,11 @@ sometimes reaches the terminal of the user who stopped the pipeline.
 
 from __future__ import annotations
 
-import gc
 import socket
-from importlib import import_module
 
 from pyspark import daemon
 
+from conduit_dagster.warm.preload import preload
 from conduit_dagster.warm.protocol import MODULES
 
 _serve = daemon.worker
@@ -26,15 +25,7 @@ def serve(sock: socket.socket, authenticated: bool) -> int:
         return 1
 
 
-def load() -> None:
-    """Import the workers' modules. Their memory stays shared: no collection touches it."""
-    for module in MODULES["workers"]:
-        import_module(module)
-    gc.collect()
-    gc.freeze()
-
-
 if __name__ == "__main__":
-    load()
+    preload(MODULES["workers"])
     daemon.worker = serve
     daemon.manager()

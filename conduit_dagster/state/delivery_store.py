@@ -139,11 +139,11 @@ class DeliveryStore:
 
         self._run(work)
 
-    def nack_all(self, plan: Plan, batch: NackBatch, moves: Moves, window: str | None) -> None:
+    def nack_all(self, plan: Plan, batch: NackBatch, moves: Moves, window: str) -> None:
         """Nack records that a destination refused at publishing: progress, window, index and their letters.
 
         A record that was nacked in an earlier step has its letter in the queue. In a replay that letter stays open,
-        with the new reason; for a destination that was added later it gets a row. ``window``: None if it stays.
+        with the new reason; for a destination that was added later it gets a row.
         """
 
         def work(connection: sa.Connection) -> None:
@@ -159,7 +159,7 @@ class DeliveryStore:
             if batch.letter is not None:
                 self._add_delivery(connection, plan.step, batch.letter)
 
-        self._run(work, **({} if window is None else {"window": window}))
+        self._run(work, window=window)
 
     def _count_nacks(self, connection: sa.Connection, counts: Mapping[str, int]) -> None:
         # the step's counts are added when it is done, with these records among the acked ones

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
 from functools import partial
 
 import sqlalchemy as sa
@@ -23,40 +22,24 @@ _REFERRING = (sources.c.position, logs.c.position, generations.c.position, log_p
 class KeptReader:
     """Reader of the values of one source, for commands that hold no lease."""
 
-    is_writable = False
-
     def __init__(self, engine: sa.Engine, pipeline: str, source: str) -> None:
         self._engine, self._id, self._source = engine, pipeline, source
 
     def get(self, digest: str) -> bytes | None:
         """Return a value; None if it is gone or damaged."""
-        return self._read(lambda connection: self._value(connection, digest))
-
-    def _read(self, work: Callable[[sa.Connection], bytes | None]) -> bytes | None:
         with reading(self._engine) as connection:
-            return work(connection)
-
-    def _value(self, connection: sa.Connection, digest: str) -> bytes | None:
-        column = kept_values.c
-        mine = (column.pipeline == self._id, column.source == self._source, column.digest == digest)
-        value = connection.execute(sa.select(column.value).where(*mine)).scalar_one_or_none()
-        return value if value is not None and hashlib.sha256(value).hexdigest() == digest else None
-
-    def put(self, value: bytes) -> str:
-        """Refuse: only the owner of the lease puts values."""
-        raise NotImplementedError
+            return _value(connection, self._id, self._source, digest)
 
 
-class KeptStore(KeptReader):
+class KeptStore:
     """The values of one source, for the owner of the pipeline's lease."""
-
-    is_writable = True
 
     def __init__(self, transactions: Transactions, pipeline: str, source: str) -> None:
         self._transactions, self._id, self._source = transactions, pipeline, source
 
-    def _read(self, work: Callable[[sa.Connection], bytes | None]) -> bytes | None:
-        return self._transactions.read(work)
+    def get(self, digest: str) -> bytes | None:
+        """Return a value; None if it is gone or damaged."""
+        return self._transactions.read(lambda connection: _value(connection, self._id, self._source, digest))
 
     def put(self, value: bytes) -> str:
         """Store a value durably and return its digest. Values never change, so that any position may refer to it."""
@@ -65,6 +48,13 @@ class KeptStore(KeptReader):
         # one that is there already is marked as used: it must not be forgotten before the plan refers to it
         self._transactions.run(lambda connection: put(connection, kept_values, [{**row, "used_ns": time.time_ns()}]))
         return digest
+
+
+def _value(connection: sa.Connection, pipeline: str, source: str, digest: str) -> bytes | None:
+    column = kept_values.c
+    mine = (column.pipeline == pipeline, column.source == source, column.digest == digest)
+    value = connection.execute(sa.select(column.value).where(*mine)).scalar_one_or_none()
+    return value if value is not None and hashlib.sha256(value).hexdigest() == digest else None
 
 
 def forget_unused(transactions: Transactions, pipeline: str, now_ns: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import os
 import random
 import runpy
@@ -17,6 +15,7 @@ from pathlib import Path
 
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import identity
+from conduit_dagster.warm.preload import preload
 from conduit_dagster.warm.protocol import ForkRequest, receive_go, receive_wanted, send_answer
 
 
@@ -179,11 +178,7 @@ def _serve(path: Path, modules: list[str]) -> ForkedChild | None:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(path))
             listener.listen(64)
-            for module in modules:
-                importlib.import_module(module)
-            gc.collect()
-            # what is here now stays shared: a collection in a child would copy every page it touches
-            gc.freeze()
+            preload(modules)
             parent = Parent(path, listener)
             found = parent.serve()
             if found is None:

@@ -1,268 +1,21 @@
-"""Finished files leave the position of a folder: the same records come, and the same places, as if they stayed."""
+"""Finished files leave the position of a folder, into lists: single histories, places, and sizes."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from lab.file_reading import MUCH, Reader, append
-from lab.kept import MemoryValues, leave_at
+from lab.inbox import WAITS, Inbox
+from lab.kept import MemoryValues
 
-from conduit_dagster.connectors.file import folder_look
 from conduit_dagster.connectors.file.file_position import parse_position
-from conduit_dagster.connectors.file.listing import FolderEntries
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Block, Limit, ReadOptions
+from conduit_dagster.sdk import Limit, ReadOptions
 
 NEVER = 10**9
-WAITS = {"rotate-wait": "0s", "unterminated-wait": "0s"}
-ALL = ReadOptions()
-FILES = st.integers(0, 3)
-MOVES = st.one_of(
-    st.tuples(st.just("create"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("append"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("append"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("half"), FILES, st.just(0)),
-    st.tuples(st.just("rename"), FILES, FILES),
-    st.tuples(st.just("delete"), FILES, st.just(0)),
-    st.tuples(st.just("create again"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("rewrite"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("write as before"), FILES, st.integers(0, 3)),
-    st.tuples(st.just("touch"), FILES, st.just(0)),
-    st.tuples(st.just("restart"), st.just(0), st.just(0)),
-    st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
-    st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
-    st.tuples(st.just("cut"), st.integers(2, 9), st.integers(0, 7)),
-    st.tuples(st.just("read up"), st.just(0), st.just(0)),
-    st.tuples(st.just("back"), st.just(0), st.just(0)),
-)
-
-
-class Twin:
-    """A reader whose finished files leave the position once there are so many, and what it was given."""
-
-    def __init__(self, root: Path, leaves_at: int, on_gone: str) -> None:
-        self.leaves_at = leaves_at
-        self.kept = MemoryValues()
-        self.reader = Reader(root, "in/", self.kept, **{**WAITS, "on-gone": on_gone})
-        self.earlier: list[Any] = [self.reader.position]
-
-    def latest(self, limit: Limit, drain: bool) -> Any:
-        source = self.reader.source
-        with pytest.MonkeyPatch.context() as patch:
-            leave_at(patch, self.leaves_at)
-            return source.latest(self.reader.position, limit, source.horizon() if drain else None)
-
-    def step(self, limit: Limit, cut: int | None, drain: bool) -> list[tuple[str, Any]]:
-        """Read one step, or up to its record ``cut``."""
-        source, start = self.reader.source, self.reader.position
-        end = json.loads(json.dumps(self.latest(limit, drain)))
-        if end == start:
-            assert source.split(start, end, 2) == []
-            return []
-        source.verify(start, end)
-        records: list[tuple[str, Any]] = []
-        for split in source.split(start, end, 2):
-            for block in source.read(split, ReadOptions(block_records=3)):
-                assert isinstance(block, Block)
-                for i, record in enumerate(block.records):
-                    records.append((record.after.decode(), record.position))
-                    if cut is not None and len(records) == cut + 1:
-                        end = json.loads(json.dumps(source.within(start, end, block.boundary(i))))
-                        return self._moved(end, records)
-        return self._moved(end, records)
-
-    def _moved(self, end: Any, records: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-        self.reader.position = end
-        self.earlier.append(end)
-        return records
-
-    @property
-    def place(self) -> Any:
-        return self.reader.source.place(self.reader.position)
-
-
-class Folder:
-    """A folder that others change, and two readers of it: files leave the position of only one."""
-
-    def __init__(self, root: Path, on_gone: str, drain: bool) -> None:
-        self.drain = drain
-        self.inbox = root / "in"
-        self.inbox.mkdir()
-        self.twins = Twin(root, 1, on_gone), Twin(root, NEVER, on_gone)
-        self.lines = 0
-        self.before: list[bytes] = [b"x\n"]
-
-    def path(self, number: int) -> Path:
-        return self.inbox / f"{number}.jsonl"
-
-    def text(self, count: int) -> str:
-        self.lines += count
-        return "".join(f"line {number}\n" for number in range(self.lines - count, self.lines))
-
-    def create(self, number: int, count: int) -> None:
-        if not self.path(number).exists():
-            self.path(number).write_text(self.text(count))
-
-    def append(self, number: int, count: int) -> None:
-        if self.path(number).exists():
-            append(self.path(number), self.text(count))
-
-    def half(self, number: int, _: int) -> None:
-        if self.path(number).exists():
-            append(self.path(number), "half ")
-
-    def rename(self, number: int, other: int) -> None:
-        if self.path(number).exists() and not self.path(other).exists():
-            self.path(number).rename(self.path(other))
-
-    def delete(self, number: int, _: int) -> None:
-        self.path(number).unlink(missing_ok=True)
-
-    def create_again(self, number: int, count: int) -> None:
-        """Most file systems give the inode again."""
-        if self.path(number).exists():
-            self.path(number).unlink()
-            self.path(number).write_text(self.text(count))
-
-    def rewrite(self, number: int, count: int) -> None:
-        """The same inode and birth with other content."""
-        if self.path(number).exists():
-            self.before.append(self.path(number).read_bytes())
-            self.path(number).write_text(self.text(count))
-
-    def write_as_before(self, number: int, which: int) -> None:
-        """The same inode and birth with content that a file had."""
-        if self.path(number).exists():
-            self.before.append(self.path(number).read_bytes())
-            self.path(number).write_bytes(self.before[-2 - which % (len(self.before) - 1)])
-
-    def touch(self, number: int, _: int) -> None:
-        if self.path(number).exists():
-            self.path(number).chmod(0o600)
-            os.utime(self.path(number))
-
-    def restart(self, _: int, __: int) -> None:
-        for twin in self.twins:
-            twin.reader.restart()
-
-    def step(self, records: int, _: int) -> bool:
-        return self._same(Limit(records, 10_000), None)
-
-    def cut(self, records: int, at: int) -> None:
-        self._same(Limit(records, 10_000), at)
-
-    def read_up(self, _: int, __: int) -> None:
-        while self.step(7, 0):
-            pass
-
-    def back(self, _: int, __: int) -> None:
-        """To the step before the last one, as after a step that was void."""
-        for twin in self.twins:
-            twin.reader.position = twin.earlier[max(0, len(twin.earlier) - 2)]
-
-    def _same(self, limit: Limit, cut: int | None) -> bool:
-        found, errors = list[Any](), list[str]()
-        for twin in self.twins:
-            try:
-                found.append(twin.step(limit, cut, self.drain))
-            except FatalError as error:
-                assert error.code == "file.range_gone"
-                errors.append(error.message)
-        assert errors in ([], errors[:1] * 2)
-        if errors:
-            raise Gone
-        assert found[0] == found[1]
-        one, other = self.twins
-        assert one.place == other.place
-        assert one.reader.source.lag(one.reader.position) == other.reader.source.lag(other.reader.position)
-        read = [twin.reader.source.counts(twin.reader.position)["files_unread"] for twin in self.twins]
-        assert read[0] == read[1]
-        return bool(found[0])
-
-
-class Gone(Exception):  # noqa: N818  # both readers say it
-    """Lines that were seen are gone."""
-
-
-def compare(moves: list[tuple[str, int, int]], on_gone: str, drain: bool = False) -> None:
-    root = Path(tempfile.mkdtemp())
-    try:
-        folder = Folder(root, on_gone, drain)
-        try:
-            for name, one, other in moves:
-                getattr(folder, name.replace(" ", "_"))(one, other)
-            folder.read_up(0, 0)
-        except Gone:
-            assert on_gone == "fail"
-    finally:
-        shutil.rmtree(root)
-
-
-HISTORIES = st.lists(MOVES, min_size=15, max_size=40)
-
-
-@settings(max_examples=60)
-@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
-def test_the_same_records_and_places_whether_files_leave_or_stay(
-    moves: list[tuple[str, int, int]], on_gone: str
-) -> None:
-    """Late older names, renames, files that grow again or are rewritten, inodes used again, restarts and cut steps."""
-    compare(moves, on_gone)
-
-
-@settings(max_examples=40)
-@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
-def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]], on_gone: str) -> None:
-    """As above, in folders of which one look examines one file: a run's horizon examines all."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_look, "EXAMINED_AT_ONCE", 1)
-        compare(moves, on_gone, drain=True)
-
-
-@pytest.mark.slow
-@settings(max_examples=500)
-@given(moves=HISTORIES, on_gone=st.sampled_from(["skip", "skip", "fail"]))
-def test_many_histories(moves: list[tuple[str, int, int]], on_gone: str) -> None:
-    """As above."""
-    compare(moves, on_gone)
-
-
-# -- single histories -------------------------------------------------------------------------------------------------
-
-
-class Inbox:
-    """A folder and a reader of it, of which finished files leave at once."""
-
-    def __init__(self, root: Path, patch: pytest.MonkeyPatch, leaves_at: int = 1) -> None:
-        leave_at(patch, leaves_at)
-        self.folder, self.kept = root / "in", MemoryValues()
-        self.folder.mkdir()
-        self.reader = Reader(root, "in/", self.kept, **WAITS)
-        self.others = 0
-
-    def write(self, name: str, *lines: str) -> None:
-        (self.folder / name).write_text("".join(f"{line}\n" for line in lines))
-
-    def step(self) -> list[str]:
-        return self.reader.step()
-
-    def leave(self) -> None:
-        """Another file is read: what was read before it leaves."""
-        self.others += 1
-        self.write(f"z{self.others}", "other")
-        assert self.step() == ["other"]
-
-    @property
-    def names(self) -> list[str]:
-        return [file["name"] for file in self.reader.position["files"]]
 
 
 @pytest.fixture
@@ -321,7 +74,9 @@ def test_a_row_whose_file_was_read_anew_by_a_step_that_was_cut(inbox: Inbox) -> 
     inbox.write("b", "other")
     source, start = inbox.reader.source, inbox.reader.position
     end = source.latest(start, MUCH)
-    boundaries = [block.boundary(0) for split in source.split(start, end, 1) for block in source.read(split, ALL)]
+    boundaries = [
+        block.boundary(0) for split in source.split(start, end, 1) for block in source.read(split, ReadOptions())
+    ]
     inbox.reader.position = source.within(start, end, boundaries[0])
     assert inbox.names == ["z1", "a"]
     append(inbox.folder / "a", "2\n3\n")
@@ -451,89 +206,6 @@ def test_ranges_over_many_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert found == lines
         reader.source.verify(positions[begin], positions[-1])
         assert reader.source.split(positions[-1], positions[begin], 1) == []
-
-
-# -- folders of which one look examines a part -------------------------------------------------------------------------
-
-
-@pytest.fixture
-def large(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> Inbox:
-    """Twenty finished files in lists; a look examines three of them."""
-    monkeypatch.setattr(folder_look, "EXAMINED_AT_ONCE", 3)
-    for number in range(20):
-        inbox.write(f"{number:02d}", f"{number}")
-    while inbox.step():
-        pass
-    inbox.leave()
-    assert inbox.step() == []
-    return inbox
-
-
-def test_a_file_that_grows_is_found_when_its_turn_comes(large: Inbox) -> None:
-    append(large.folder / "13", "more\n")
-    found = [large.step() for _ in range(7)]
-    assert sorted(map(str, found)) == [*["['more']"], *["[]"] * 6]
-
-
-def test_a_run_that_drains_finds_all_that_was_there_when_it_began(large: Inbox) -> None:
-    append(large.folder / "13", "more\n")
-    assert large.reader.step(drain=True) == ["more"]
-
-
-def test_a_renamed_or_new_file_is_found_at_once(large: Inbox) -> None:
-    """It is another entry of the folder. Of the renamed one nothing is read again."""
-    (large.folder / "05").rename(large.folder / "a")
-    append(large.folder / "a", "more\n")
-    large.write("00 before all others", "new")
-    assert large.step() == ["more", "new"]
-
-
-def test_new_files_are_read_in_order_and_once(large: Inbox) -> None:
-    """Also those that no look has examined before they are reached, and one that has two names."""
-    for number in range(9):
-        large.write(f"b{number}", f"b{number}")
-    (large.folder / "b8x").hardlink_to(large.folder / "b2")
-    (large.folder / "b5x").mkdir()
-    assert large.reader.step(Limit(4, 1_000)) == ["b0", "b1", "b2", "b3"]
-    assert large.step() == ["b4", "b5", "b6", "b7", "b8"]
-    assert large.step() == []
-
-
-def test_links_to_files_elsewhere(large: Inbox) -> None:
-    """An entry that is a link has an inode of its own. One that leads nowhere is no file yet."""
-    for number in range(9):
-        (large.folder.parent / f"real{number}").write_text(f"b{number}\n")
-        (large.folder / f"b{number}").symlink_to(large.folder.parent / f"real{number}")
-    (large.folder / "c").symlink_to(large.folder.parent / "nowhere")
-    assert large.reader.step(drain=True) == [f"b{number}" for number in range(9)]
-    large.leave()
-    append(large.folder.parent / "real4", "more\n")
-    large.reader.restart()
-    assert large.step() == ["more"]
-
-
-def test_a_folder_that_is_away_for_a_moment_is_not_empty(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A merge of all lists forgets the files that are gone, but not all files: they would be read again."""
-    for _ in range(3):
-        inbox.leave()
-    monkeypatch.setattr("conduit_dagster.connectors.file.file_scan.list_many", lambda *_: [])
-    inbox.leave()
-    monkeypatch.undo()
-    inbox.reader.restart()
-    assert inbox.step() == []
-    assert inbox.reader.source.counts(inbox.reader.position)["files_read"] == 4
-
-
-def test_a_folder_that_tells_other_inodes_than_its_files(large: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As layers of some file systems do: nothing is taken for another file, and nothing left out."""
-    real = FolderEntries.now
-    monkeypatch.setattr(FolderEntries, "now", lambda self: [(path, inode + 10**9) for path, inode in real(self)])
-    for number in range(9):
-        large.write(f"b{number}", f"b{number}")
-    append(large.folder / "13", "more\n")
-    large.reader.restart()
-    found = [line for _ in range(5) for line in large.step()]
-    assert sorted(found) == ["b0", "b1", "b2", "b3", "b4", "b5", "b6", "b7", "b8", "more"]
 
 
 @pytest.mark.slow

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from dagster_layer.commands import MODULE, call
 from dagster_layer.project_folder import Folder
-from dagster_layer.test_commands import MODULE, _call  # pyright: ignore[reportPrivateUsage]
 from lab.postgres_server import PostgresServer
 
 pytestmark = pytest.mark.slow
@@ -64,7 +64,7 @@ def test_no_secret_is_told(folder: Folder, postgres_server: PostgresServer, tabl
     (folder.root / "conduit.yaml").write_text(PROJECT % (state, events.as_uri()))
     folder.write("p.yaml", PIPELINE % table)
     folder.append(range(3))
-    done = _call(folder, "dagster", "job", "execute", *MODULE, "-j", "p", ZQ_DB=url, **SECRETS)
+    done = call(folder, "dagster", "job", "execute", *MODULE, "-j", "p", ZQ_DB=url, **SECRETS)
     assert done.returncode == (table != "numbers"), done.stderr
     assert b"SparkListenerApplicationStart" in _content(events)
     assert b"STEP_" in _content(folder.root / "dagster")

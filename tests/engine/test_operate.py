@@ -25,6 +25,7 @@ from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import AlreadyClaimed
 from conduit_dagster.state.claim import open_store
+from conduit_dagster.state.steps import DeliveryChild
 
 
 @pytest.fixture
@@ -103,10 +104,7 @@ def test_single_records_are_claimed_in_any_order_and_the_rest_is_delivered_once(
         mark_records(held, "out", [range(1)])
     names = Names(late.lock.pipeline)
     pieces = [late.shipment.whole()]
-    pieces += [
-        late.shipment.child(names.child(late.shipment.plan, "out", skip, take), skip, take)
-        for skip, take in ((0, 1), (0, 2), (2, 1))
-    ]
+    pieces += [names.delivery(late.shipment, DeliveryChild(skip, take)) for skip, take in ((0, 1), (0, 2), (2, 1))]
     with pytest.raises(ConduitError):  # the operator's fence ended its connection
         late.destination.publish(pieces[0])
     for piece in pieces:
@@ -135,9 +133,9 @@ def test_a_frozen_owner_can_deliver_nothing_that_was_marked(
         late.destination.publish(late.shipment.whole())
     with pytest.raises(AlreadyClaimed):
         late.destination.publish(late.shipment.whole())
-    name = Names(late.lock.pipeline).child(late.shipment.plan, "out", 0, 1)
+    piece = Names(late.lock.pipeline).delivery(late.shipment, DeliveryChild(0, 1))
     with pytest.raises(AlreadyClaimed):
-        late.destination.publish(late.shipment.child(name, 0, 1))
+        late.destination.publish(piece)
     assert lab.run().progress.read == 0
     assert rows(url) == []
     assert offsets(lab)["out"] == 3

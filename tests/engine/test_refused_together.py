@@ -20,7 +20,7 @@ from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, processor, queue, source
 from pyspark.sql import SparkSession
 
-from conduit_dagster.engine.refusals import TOGETHER
+from conduit_dagster.sdk import NACKED_TOGETHER
 from conduit_dagster.state.tables import dead_letter_parts, dead_letters, deliveries
 
 
@@ -98,15 +98,15 @@ def test_a_delivery_of_one_record_is_nacked_without_being_sent_again(bench: Benc
 
 def test_more_than_a_batch_is_nacked_batch_by_batch(bench: Bench) -> None:
     """Each batch is a delivery of letters of its own, and what lies behind it is tried as one child."""
-    count = TOGETHER + 5
+    count = NACKED_TOGETHER + 5
     refused = [2 * n for n in range(1, count + 1)]
     bench.build(ledger(), upto=2 * count + 1)
     bench.orders(named=refused)
     sound(bench.take())
     hold(bench.ledger(), [2 * n + 1 for n in range(count + 1)])
     hold(bench.dead(), refused)
-    assert [len(attempt) for attempt in asked(bench)] == [2 * count + 1, TOGETHER, 11, 6]
-    assert sorted(rows(bench, dead_letter_parts, "letters")) == [(5,), (TOGETHER,)]
+    assert [len(attempt) for attempt in asked(bench)] == [2 * count + 1, NACKED_TOGETHER, 11, 6]
+    assert sorted(rows(bench, dead_letter_parts, "letters")) == [(5,), (NACKED_TOGETHER,)]
     assert [offset + 1 for _, offset in letters(bench)] == refused
 
 

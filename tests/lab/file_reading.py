@@ -8,7 +8,8 @@ from typing import Any
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, ReadOptions
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
+from lab.kept import MemoryValues
 
 MUCH = Limit(1_000_000, 100_000_000)
 ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}
@@ -18,7 +19,7 @@ ENDLESS = {"unterminated-wait": "0s", "read-unterminated": "true"}
 class Reader:
     """A source and where it stands; each read is one step."""
 
-    def __init__(self, root: Path, path: str = "app.log", kept: KeptValues | None = None, **settings: str) -> None:
+    def __init__(self, root: Path, path: str = "app.log", kept: MemoryValues | None = None, **settings: str) -> None:
         self._make = lambda: FileSource(
             FileSourceSettings.model_validate({"path": path, **settings}),
             ConnectorContext("p", "in", str(root), Clock(7)),
@@ -30,7 +31,7 @@ class Reader:
     def restart(self) -> None:
         self.source = self._make()
         if self._kept is not None:
-            self.source.attach_kept(self._kept)
+            self.source.attach_kept(self._kept.access)
 
     def step(self, limit: Limit = MUCH, drain: bool = False, n: int = 1) -> list[str]:
         end = self.source.latest(self.position, limit, self.source.horizon() if drain else None)

@@ -7,16 +7,20 @@ import hashlib
 import pytest
 
 from conduit_dagster.connectors.file import finished_files
+from conduit_dagster.sdk import KeptValues
 
 
 class MemoryValues:
     """Values in memory, for tests that make thousands of positions."""
 
-    is_writable = True
-
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.written = 0
+
+    @property
+    def access(self) -> KeptValues:
+        """What a source is given."""
+        return KeptValues(self.get, self.put)
 
     def get(self, digest: str) -> bytes | None:
         return self.values.get(digest)

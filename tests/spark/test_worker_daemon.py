@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def told_by_a_worker_that_is_left(module: str, folder: Path) -> str:
     """What stands on stderr when the JVM leaves a worker that waits for its next task."""
@@ -47,3 +49,38 @@ def test_pysparks_own_prints_a_stack_trace(socket_folder: Path) -> None:
     """Why there is one of ours: the day this fails it can go."""
     told = told_by_a_worker_that_is_left("pyspark.daemon", socket_folder)
     assert "BrokenPipeError" in told
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it looks at a process's memory map")
+@pytest.mark.parametrize("module", ["conduit_dagster.spark.worker_daemon", "conduit_dagster.spark.server_daemon"])
+def test_what_tasks_need_is_imported_before_the_first_worker(module: str) -> None:
+    """Else each worker imports pandas by itself, in its first task."""
+    command = [sys.executable, "-m", module, "pyspark.worker"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        assert daemon.stdout.read(4), "it tells its port once it takes workers"
+        loaded = Path(f"/proc/{daemon.pid}/maps").read_text()
+        daemon.terminate()
+        daemon.communicate(timeout=30)
+    assert "/pandas/" in loaded and "/pyarrow/" in loaded
+
+
+COLLECTED = """
+import gc
+import conduit_dagster.engine.stage
+from conduit_dagster.engine.reading import quiet_collector
+frozen = []
+for task in range(2):
+    with quiet_collector():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    frozen.append(gc.get_freeze_count())
+print(*frozen)
+"""
+
+
+def test_what_a_worker_has_imported_is_collected_once() -> None:
+    """PySpark collects after each task. Of what the first one leaves nothing is thawed by a later one."""
+    told = subprocess.run([sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=True).stdout
+    first, second = map(int, told.split())
+    assert first == second > 10_000

@@ -104,6 +104,8 @@ def test_a_transaction_discards_or_selects_a_few_thousand_and_says_what_it_did(
     add(store, 1, *map(letter, range(12_000)))
     assert begun(store) == 12_000 and store.replays.give_back() == 12_000
     assert store.replays.discard(DeadLetterQuery(), "why", "me") == 12_000
+    found = reasons(database, "p", DeadLetterQuery(STATES))
+    assert [(row["state"], row["letters"]) for row in found] == [("discarded", 12_000)]
     told = [event.detail["letters"] for event in events(database, "p", 10) if event.event == "discarded"]
     assert sorted(told) == [2_000, 5_000, 5_000]
 

@@ -60,7 +60,7 @@ class TestFilesThatLeave(SourceConformance):
 
         def made() -> FileSource:
             source = FileSource(FileSourceSettings.model_validate({"path": "in*.jsonl"}), context(tmp_path))
-            source.attach_kept(kept)
+            source.attach_kept(kept.access)
             return source
 
         return made

@@ -44,11 +44,10 @@ class Quiet:
 
 Places = dict[int | str, list[FoundFile]]
 """Existing files, by inode where they have one, else by name."""
-KnownPipeline = tuple[TrackedFile, FoundFile]
+KnownFile = tuple[TrackedFile, FoundFile]
 """A file as recorded in the position, and as it is now."""
-
-
 _MOST_PLACES = 10_000
+"""Files of which it is remembered where they were, besides those of the newest looks."""
 
 
 class SeenFile(NamedTuple):
@@ -74,9 +73,9 @@ class _Match(NamedTuple):
 class Survey(NamedTuple):
     """Files that one look found."""
 
-    known: list[KnownPipeline]
+    known: list[KnownFile]
     """Tracked files that exist, without those of the lists that are as they were."""
-    fresh: Iterable[KnownPipeline]
+    fresh: Iterable[KnownFile]
     """New files, numbered."""
     listed: list[TrackedFile]
     """The known ones that come from the lists."""
@@ -91,7 +90,7 @@ class Survey(NamedTuple):
 class _Changes(NamedTuple):
     """Files that are not as they are in the position, nor as in its lists."""
 
-    changed: list[KnownPipeline]
+    changed: list[KnownFile]
     rewritten: list[TrackedFile]
     superseded: list[TrackedFile]
     new: list[FoundFile]
@@ -169,9 +168,9 @@ class FileScan:
 
     # -- files that are known -------------------------------------------------------------------------------------
 
-    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownPipeline], list[FatalError]]:
+    def _known(self, position: FilePosition, listed: list[FoundFile]) -> tuple[list[KnownFile], list[FatalError]]:
         """Return the tracked files that exist, and an error for each file with missing bytes."""
-        places, known, gone = _places(listed, position.files), list[KnownPipeline](), list[FatalError]()
+        places, known, gone = _places(listed, position.files), list[KnownFile](), list[FatalError]()
         for file in position.files:
             match = self._match(file, places.get(_slot(file), ()))
             if match is not None:
@@ -192,7 +191,7 @@ class FileScan:
         return None
 
     def _changes(
-        self, listed: list[FoundFile], known: list[KnownPipeline], position: FilePosition, finished: FinishedFiles
+        self, listed: list[FoundFile], known: list[KnownFile], position: FilePosition, finished: FinishedFiles
     ) -> _Changes:
         """Look for the listed files that are not ``known`` in the lists. What is as it was is not opened."""
         changes, active = _Changes([], [], [], []), {file.number for file in position.files}
@@ -350,27 +349,25 @@ def _places(listed: Iterable[FoundFile], wanted: Iterable[TrackedFile] | None = 
     slots = None if wanted is None else {_slot(file) for file in wanted}
     places: Places = {}
     for found in listed:
-        slot = found.inode or found.name
+        slot = _slot(found)
         if slots is None or slot in slots:
             places.setdefault(slot, []).append(found)
     return places
 
 
-def _unknown(listed: list[FoundFile], known: list[KnownPipeline]) -> list[FoundFile]:
+def _unknown(listed: list[FoundFile], known: list[KnownFile]) -> list[FoundFile]:
     """Return the listed files that are not among the known ones."""
     idents, slots = {found.ident for _, found in known}, {_slot(found) for _, found in known}
-    return [found for found in listed if (found.inode or found.name) not in slots or found.ident not in idents]
+    return [found for found in listed if _slot(found) not in slots or found.ident not in idents]
 
 
-def _survey(
-    known: list[KnownPipeline], changes: _Changes, fresh: Iterable[KnownPipeline], newest: FoundFile | None
-) -> Survey:
+def _survey(known: list[KnownFile], changes: _Changes, fresh: Iterable[KnownFile], newest: FoundFile | None) -> Survey:
     changed, rewritten, superseded, _ = changes
     every = sorted([*known, *changed], key=lambda one: one[0].number) if changed else known
     return Survey(every, fresh, [file for file, _ in changed], rewritten, superseded, newest)
 
 
-def _once_each(new: Iterable[FoundFile], known: list[KnownPipeline]) -> Iterator[FoundFile]:
+def _once_each(new: Iterable[FoundFile], known: list[KnownFile]) -> Iterator[FoundFile]:
     """Yield each new file once: it may have two names, of which a known file has the other."""
     seen = {found.ident for _, found in known}
     for found in new:
@@ -379,6 +376,6 @@ def _once_each(new: Iterable[FoundFile], known: list[KnownPipeline]) -> Iterator
             yield found
 
 
-def _numbered(new: Iterable[FoundFile], first: int) -> Iterator[KnownPipeline]:
+def _numbered(new: Iterable[FoundFile], first: int) -> Iterator[KnownFile]:
     for number, found in enumerate(new, first):
         yield TrackedFile(found.name, number, found.inode, birth=found.birth), found

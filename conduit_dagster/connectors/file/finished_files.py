@@ -131,7 +131,7 @@ class FileLists:
     @property
     def is_writable(self) -> bool:
         """Whether files may leave positions."""
-        return self._kept is not None and self._kept.is_writable
+        return self._kept is not None and self._kept.put is not None
 
     def of(self, position: FilePosition) -> FinishedFiles:
         """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
@@ -203,7 +203,6 @@ class FileLists:
 
         A merge of all lists leaves out the files that are gone.
         """
-        assert self._kept is not None, "files leave only for the state store"
         view, lists, merged = finished.with_rows(rows), list(read.lists), {row.number: row for row in rows}
         while lists and lists[-1][1] <= len(merged):
             name, _ = lists.pop()
@@ -218,6 +217,6 @@ class FileLists:
         return msgspec.structs.replace(read, lists=tuple(lists))
 
     def _put(self, rows: Mapping[int, TrackedFile]) -> str:
-        assert self._kept is not None
+        assert self._kept is not None and self._kept.put is not None, "files leave only for the state store"
         ordered = [msgspec.structs.astuple(rows[number]) for number in sorted(rows)]
         return self._kept.put(zlib.compress(msgspec.msgpack.encode(ordered)))

@@ -11,9 +11,8 @@ from conduit_dagster import storage
 from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.sqlstates import RowError
 from conduit_dagster.connectors.postgres.table_plan import CopyBatch, Slice
+from conduit_dagster.sdk import NACKED_TOGETHER
 
-MOST_NAMED: Final = 1_000
-"""Most rows that are named at once: as many as the engine nacks together. What is behind them is not looked at."""
 _WIDEST: Final = 1_000
 
 
@@ -21,7 +20,8 @@ class RowSearch:
     """Search of one transaction, a window of rows after the other, each behind a savepoint.
 
     Rows that pass stay, so that a row is judged with those before it in place, as a unique index judges it. Windows
-    are twice as wide as the last refused row was far, and grow while they pass: about two writes per refused row.
+    are twice as wide as the last refused row was far, and grow while they pass: about two writes per refused row. The
+    search ends with as many rows as the engine nacks together.
     """
 
     def __init__(self, connection: Connection, write: Callable[[CopyBatch], None]) -> None:
@@ -35,12 +35,12 @@ class RowSearch:
         """Search these batches. Raises what ``write`` raises for anything but a row; :attr:`found` is kept."""
         for batch in batches:
             self._batch(batch)
-            if len(self.found) >= MOST_NAMED:
+            if len(self.found) >= NACKED_TOGETHER:
                 return
 
     def _batch(self, batch: CopyBatch) -> None:
         lines, waiting = _lines(batch), deque[Slice]()
-        while len(self.found) < MOST_NAMED:
+        while len(self.found) < NACKED_TOGETHER:
             waiting.extend(islice(lines, max(0, self._width - len(waiting))))
             window = list(islice(waiting, self._width))
             if not window:

@@ -25,7 +25,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Delivery, Part, StagedDestination, StagedRecord, Target, Writer, WriterTask
-from conduit_dagster.state.steps import Decision, LateLetter, Plan, StagedDelivery
+from conduit_dagster.state.steps import Decision, DeliveryChild, LateLetter, Plan, StagedDelivery
 
 
 class LateLetters:
@@ -46,7 +46,7 @@ class LateLetters:
         context, plan, decision = self._context, shipment.plan, shipment.decision
         queue, first = self._pipeline.dead_letters, refused[0][0]
         skip = LETTERS + base_of(plan, decision.sources, first.source) + first.ordinal
-        name = context.names.child(plan, DEAD_LETTERS, skip, len(refused))
+        name = context.names.child(plan, DEAD_LETTERS, DeliveryChild(skip, len(refused)))
         # the queue's own processors run here, as they do in a task
         self._pipeline.begin_step(plan.clock_ns, plan.hashes)
         # beside the step's own dead letters: the queue may have to rename the folder into its place

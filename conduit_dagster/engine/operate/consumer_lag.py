@@ -17,7 +17,7 @@ from conduit_dagster.sdk import staged_records
 from conduit_dagster.state.delivery_store import EVERYTHING
 from conduit_dagster.state.overview import consumer_rows, offset_rows, pipeline_rows
 from conduit_dagster.state.pipeline_state import OpenStep, PipelineState, SourceState
-from conduit_dagster.state.steps import Decision, DeliveryProgress, StagedDelivery
+from conduit_dagster.state.steps import Decision, DeliveryChild, DeliveryProgress, StagedDelivery
 
 Facts = dict[str, Any]
 
@@ -104,7 +104,9 @@ def _next(
     destination = known.get(staged.consumer)
     if destination is None or destination.placement == "staged" or past_marked(progress).handled >= staged.records:
         return None
-    one = Shipment(step.plan, decision, staged, progress).child(staged.hash, past_marked(progress).handled, 1)
+    one = Shipment(step.plan, decision, staged, progress).child(
+        staged.hash, DeliveryChild(past_marked(progress).handled, 1)
+    )
     try:
         record = next(staged_records(one), None)
     except OSError:

@@ -10,7 +10,7 @@ import msgspec
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.delivery_hash import Names
-from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, trimmed, with_mark
+from conduit_dagster.engine.delivery_progress import Shipment, after, around, past_marked, pieces, trimmed, with_mark
 from conduit_dagster.engine.delivery_records import DeliveryRecords
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.offset_updates import Offsets, before_next
@@ -186,12 +186,10 @@ class NackClaims:
             self._claim_whole(around(DeliveryChild(0, shipment.staged.records), place))
         if not self._is_alone(place):
             return
-        name = self._names.child(shipment.plan, shipment.consumer, place, 1)
-        if not self._claim(shipment.child(name, place, 1), "nacked"):
+        if not self._claim(self._names.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
             shipment.progress = with_mark(shipment.progress, place)
         elif place == shipment.progress.handled:
             self._found(1)
-            shipment.progress = past_marked(shipment.progress)
 
     def _is_alone(self, place: int) -> bool:
         """Return whether the record is sent on its own from now on; claims the bulk piece that it is in as split."""
@@ -209,10 +207,10 @@ class NackClaims:
         shipment.progress = msgspec.structs.replace(shipment.progress, pending=pending)
         return True
 
-    def _claim_whole(self, pieces: Sequence[DeliveryChild]) -> None:
+    def _claim_whole(self, parts: Sequence[DeliveryChild]) -> None:
         shipment = self._shipment
         if not shipment.is_split:
-            self._split(pieces)
+            self._split(parts)
         # a frozen owner may publish the whole delivery until its hash is claimed as split
         if self._claim(shipment.whole(), "split"):
             self._found(shipment.staged.records - shipment.progress.handled)
@@ -223,17 +221,14 @@ class NackClaims:
         if self._is_delivered(child):
             self._found(child.take, len(child.without))
         else:
-            self._split([DeliveryChild(child.skip, child.take, single=True), *self._shipment.left[1:]])
+            self._split([*pieces(child, bisect=False), *self._shipment.left[1:]])
 
     def _is_delivered(self, child: DeliveryChild) -> bool:
-        shipment, sent = self._shipment, trimmed(child)
-        name = self._names.child(shipment.plan, shipment.consumer, sent.skip, sent.take, sent.without)
-        return self._claim(shipment.child(name, sent.skip, sent.take, sent.without), "split")
+        return self._claim(self._names.delivery(self._shipment, trimmed(child)), "split")
 
     def _skip(self, place: int) -> None:
         shipment = self._shipment
-        name = self._names.child(shipment.plan, shipment.consumer, place, 1)
-        if self._claim(shipment.child(name, place, 1), "nacked"):
+        if self._claim(self._names.delivery(shipment, DeliveryChild(place, 1)), "nacked"):
             self._found(1)
         else:
             shipment.progress = after(shipment.progress, 1, refused=1)
@@ -243,7 +238,6 @@ class NackClaims:
         self._shipment.progress = past_marked(after(self._shipment.progress, records, refused))
 
     def _split(self, pending: Sequence[DeliveryChild]) -> None:
-        # recorded first, then claimed, as the engine does: nothing of a piece is decided before
         shipment = self._shipment
         shipment.progress = msgspec.structs.replace(shipment.progress, pending=list(pending), split=True)
         store = self._opened.lock.store.deliveries

@@ -105,7 +105,7 @@ def owned(
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
         bound = with_open_replay(bound, store.load())
-        attach_kept(bound.compiled, store.kept_values)
+        attach_kept(bound.compiled, store)
         yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
     finally:
         SourceAcks(bound.compiled).close()

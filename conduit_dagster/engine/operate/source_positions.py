@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from pydantic_core import PydanticCustomError
@@ -16,10 +15,9 @@ from conduit_dagster.commit_log.segment_layout import LogFolder
 from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
-from conduit_dagster.engine.registering import attach_kept
+from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
-from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
 from conduit_dagster.state.overview import collection_rows, log_names, pipeline_rows
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState, load
@@ -113,6 +111,7 @@ def beyond(view: LogView, offset: int) -> Exception:
     return refused("log.beyond_end", f"offset {offset} is beyond the log's end: {has}", fix)
 
 
+T = TypeVar("T")
 Facts = dict[str, Any]
 
 
@@ -136,7 +135,7 @@ def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
     if state is None:
         return []
     if bound is not None:
-        attach_kept(bound.compiled, partial(KeptReader, database, pipeline))
+        attach_kept_to_look(bound.compiled, database)
     logs = {view.source: view for view in logs_of(database, pipeline, base)}
     joined = joined_of(state)
     collections = collection_rows(database, pipeline)
@@ -179,7 +178,7 @@ def _facts(
         "joined": join,
         "log": None if log is None else _log_facts(log, position),
         "lag": None if source is None else lag_of(source, read),
-        "counts": {} if source is None else _counts(source, read),
+        "counts": {} if source is None else _told(lambda: dict(source.counts(read)), {}),
         "lag_unit": None if source is None else source.lag_unit,
     }
 
@@ -194,16 +193,14 @@ def _log_facts(log: LogView, position: int) -> Facts:
     }
 
 
-def _counts(source: Source, position: Any) -> dict[str, int]:
-    try:
-        return dict(source.counts(position))
-    except Exception:  # noqa: BLE001  # any plugin's code
-        return {}
-
-
 def lag_of(source: Source, position: Any) -> int | None:
-    """Return a source's lag; None if unknown or if the source raises: a status query must not fail with it."""
+    """Return a source's lag; None if unknown or if the source raises."""
+    return _told(lambda: source.lag(position), None)
+
+
+def _told(ask: Callable[[], T], otherwise: T) -> T:
+    """Return what a source tells of itself: a status query must not fail with it."""
     try:
-        return source.lag(position)
+        return ask()
     except Exception:  # noqa: BLE001  # any plugin's code
-        return None
+        return otherwise

@@ -40,12 +40,17 @@ def test_with_a_claim_that_nobody_heeds(caught: Caught) -> None:
     caught(whole_before_the_claim, without.claim_heeded, "doubled")
 
 
-def rejected_meanwhile(bench: Bench) -> None:
-    """The old owner is sending record 1 alone; the new one has it refused."""
+def one_at_a_time(bench: Bench) -> None:
+    """A delivery that failed without naming a record: the next owner sends each by itself."""
     bench.build(ledger(), redelivery="one-at-a-time")
     bench.orders(bulk=[1])
     require(bench.take().error is not None, "the scenario")
     bench.orders()
+
+
+def rejected_meanwhile(bench: Bench) -> None:
+    """The old owner is sending record 1 alone; the new one has it refused."""
+    one_at_a_time(bench)
     with bench.acting({}):
         old = bench.freeze("mid-publish")
         bench.orders(reject=[1])
@@ -64,10 +69,7 @@ def test_without_kidclaim(caught: Caught) -> None:
 
 def delivered_meanwhile(bench: Bench) -> None:
     """The old owner delivers record 1 alone, right before the new one, which has it refused, claims it as nacked."""
-    bench.build(ledger(), redelivery="one-at-a-time")
-    bench.orders(bulk=[1])
-    require(bench.take().error is not None, "the scenario")
-    bench.orders()
+    one_at_a_time(bench)
     with bench.acting({}):
         old = bench.freeze("mid-publish")
         bench.orders(named=[1, 3])
