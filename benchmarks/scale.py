@@ -24,7 +24,7 @@ from conduit_dagster.connectors.file.source import FileSource
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import ConnectorContext, Limit
+from conduit_dagster.sdk import ConnectorContext, KeptValues, Limit
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.dead_letters import insert_parts
@@ -84,18 +84,18 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 
 def _files(root: Path, size: int) -> dict[str, Any]:
     """The last step of a folder: what its driver does and stores besides running a job. Times in milliseconds."""
-    quiet = time.time() - 60
+    then = time.time() - 60
     (root / "in").mkdir()
     for number in range(size):
         path = root / "in" / f"{number:08d}.jsonl"
         path.write_bytes(b'{"n":%d}\n' % number)
-        os.utime(path, (quiet, quiet))
+        os.utime(path, (then, then))
     database = open_database(f"sqlite:///{root}/state.db")
     lease = acquire(database, "p", 30)
     kept = _Kept(PipelineStore(database, lease).kept_values("in"))
     context = ConnectorContext("p", "in", str(root), Clock(7))
     source = FileSource(FileSourceSettings.model_validate({"path": "in/"}), context)
-    source.attach_kept(kept)
+    source.attach_kept(KeptValues(kept.get, kept.put))
     start, end = source.initial(), source.initial()
     steps, plan_ms = 0, 0.0
     while True:
@@ -126,7 +126,7 @@ class _Kept:
     """The values of a source, with the bytes that were put."""
 
     def __init__(self, store: KeptStore) -> None:
-        self._store, self.get, self.is_writable = store, store.get, store.is_writable
+        self._store, self.get = store, store.get
         self.written = 0
 
     def put(self, value: bytes) -> str:

@@ -1,181 +1,28 @@
-"""What goes wrong at the database: an outage is never a nack, a rejection names its record, no secret is told."""
+"""What goes wrong at the database: an outage is never a nack, no secret is told."""
 
 from __future__ import annotations
 
-import hashlib
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 import pytest
-from lab.postgres_lab import PostgresLab, at_half, change, child, create
+from lab.postgres_lab import PostgresLab, at_half, change, create
 from lab.postgres_server import PostgresServer
 from lab.waiting import at_once, wait_until
 from pydantic import ValidationError
 
 from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings
-from conduit_dagster.connectors.postgres.sqlstates import BulkError
-from conduit_dagster.record import Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
-from conduit_dagster.sdk import Delivery, Rejected
+from conduit_dagster.sdk import Delivery
 
 END_OTHERS = """
     SELECT pg_terminate_backend(pid) FROM pg_stat_activity
     WHERE application_name LIKE 'conduit:%' AND datname = current_database()
 """
-LONG = "".join(hashlib.sha256(b"%d" % i).hexdigest() for i in range(200))
-"""Too long for an index, and not to be compressed."""
-
-
-# -- which record -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("table", "bad", "code"),
-    [
-        ("id int PRIMARY KEY, v text", {"id": 0}, "unique_violation"),
-        ("id int, v text CHECK (v <> 'bad')", {"v": "bad"}, "check_violation"),
-        ("id int, v varchar(3)", {"v": "too long"}, "string_data_right_truncation"),
-        ("id int, v date", {"v": "no date"}, "invalid_datetime_format"),
-        ("id int, v int", {"v": "x"}, "invalid_text_representation"),
-        ("id int, v text UNIQUE", {"v": LONG}, "program_limit_exceeded"),
-    ],
-)
-@pytest.mark.parametrize("place", [0, 1_999, 4_000, 4_999])
-def test_a_rejection_names_its_record(lab: PostgresLab, table: str, bad: dict[str, Any], code: str, place: int) -> None:
-    """Wherever it is: the record's place in the delivery, over all parts."""
-    lab.execute(f"CREATE TABLE t ({table}); INSERT INTO t (id) VALUES (0)")
-    records = [create(i + 1) for i in range(5_000)]
-    records[place] = Record(place, {}, {"id": place + 1, **bad})
-    destination = lab.destination()
-    delivery = lab.stage(destination, records[:2_000], records[2_000:4_000], records[4_000:])
-    with pytest.raises(Rejected) as error:
-        destination.publish(delivery)
-    assert (error.value.place, error.value.nack.code) == (place, f"postgres.{code}")
-    assert (lab.rows(), lab.states()) == ([(0, None)], [])
-    alone = child(delivery, place)
-    with pytest.raises(Rejected) as error:
-        destination.publish(alone)
-    assert error.value.place == 0
-
-
-def test_all_refused_rows_are_named_in_order_and_the_others_go_in_at_once(lab: PostgresLab) -> None:
-    """A duplicate of a row that passes is refused, one of a refused row is not; nothing is written until then."""
-    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
-    numbers = [1, 2, 2, 3, 3, 4, 4, 5]
-    values = [0, 0, 0, 13, 0, 0, 0, 13]
-    records = [create(n, v=v) for n, v in zip(numbers, values, strict=True)]
-    destination = lab.destination()
-    delivery = lab.stage(destination, records[:3], records[3:])
-    with pytest.raises(Rejected) as error:
-        destination.publish(delivery)
-    assert [(one.place, one.nack.code) for one in error.value.refusals] == [
-        (2, "postgres.unique_violation"),
-        (3, "postgres.check_violation"),
-        (6, "postgres.unique_violation"),
-        (7, "postgres.check_violation"),
-    ]
-    assert (lab.rows(), lab.states()) == ([], [])
-    rest = replace(child(delivery, 0, 7), without=(2, 3, 6))
-    assert rest.records == 4
-    destination.publish(rest)
-    assert lab.rows() == [(1, 0), (2, 0), (3, 0), (4, 0)]
-
-
-@pytest.mark.parametrize("every", [1, 2, 7])
-def test_a_delivery_with_many_refused_rows_names_the_first_thousand(lab: PostgresLab, every: int) -> None:
-    """Those behind are for the next attempt, which begins after them."""
-    lab.execute(f"CREATE TABLE t (id int CHECK (id % {every} <> 0))")
-    records = [create(i) for i in range(1_200 * every)]
-    destination = lab.destination()
-    delivery = lab.stage(destination, records[: 500 * every], records[500 * every :])
-    with pytest.raises(Rejected) as error:
-        destination.publish(delivery)
-    assert [one.place for one in error.value.refusals] == [every * n for n in range(1_000)]
-    begin = 999 * every + 1
-    with pytest.raises(Rejected) as error:
-        destination.publish(child(delivery, begin, 1_200 * every - begin))
-    assert [one.place + begin for one in error.value.refusals] == [every * n for n in range(1_000, 1_200)]
-
-
-def test_updates_that_are_refused_are_all_named(lab: PostgresLab) -> None:
-    """By the merge, row by row; a later update of the same key is judged by itself."""
-    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
-    records = [change("update", i % 10, v=13 if i in (4, 17, 25) else i + 100) for i in range(30)]
-    destination = lab.destination()
-    delivery = lab.stage(destination, records)
-    with pytest.raises(Rejected) as error:
-        destination.publish(delivery)
-    assert [one.place for one in error.value.refusals] == [4, 17, 25]
-    destination.publish(replace(child(delivery, 0, 30), without=(4, 17, 25)))
-    assert lab.rows() == [(n, 115 if n == 5 else 120 + n if n != 7 else 127) for n in range(10)]
-
-
-def test_claims_of_many_deliveries_are_one_transaction(lab: PostgresLab) -> None:
-    """What is delivered already stays so, and is told of each."""
-    lab.execute("CREATE TABLE t (id int)")
-    destination = lab.destination()
-    delivery = lab.stage(destination, [create(i) for i in range(4)])
-    destination.publish(child(delivery, 1))
-    found = destination.claim_all([child(delivery, place) for place in range(4)], "nacked")
-    assert found == ["nacked", "delivered", "nacked", "nacked"]
-    assert lab.execute("SELECT count(DISTINCT xmin::text) FROM conduit_deliveries WHERE state = 'nacked'") == [(1,)]
-    assert destination.claim_all([child(delivery, 0)], "split") == ["nacked"]
-
-
-def test_a_rejection_between_tables_names_its_record(lab: PostgresLab) -> None:
-    """Records of two tables in turns are two COPYs; the place still counts the delivery's records."""
-    lab.execute("CREATE TABLE a (id int); CREATE TABLE b (id int CHECK (id <> 7))")
-    records = [Record(i, {"opencdc.collection": "ab"[i % 2]}, {"id": i}) for i in range(10)]
-    destination = lab.destination(table='{{ index .Metadata "opencdc.collection" }}')
-    with pytest.raises(Rejected) as error:
-        lab.deliver(destination, records[:5], records[5:])
-    assert error.value.place == 7
-
-
-def test_a_bad_row_among_updates_is_named(lab: PostgresLab) -> None:
-    """By the COPY into the temporary table, or row by row."""
-    lab.execute("CREATE TABLE t (id int PRIMARY KEY, v int CHECK (v <> 13))")
-    for value, code in (("x", "invalid_text_representation"), (13, "check_violation")):
-        records = [change("update", i, v=i + 100) for i in range(50)]
-        records[31] = change("update", 31, v=value)
-        with pytest.raises(Rejected) as error:
-            lab.deliver(lab.destination(), records[:20], records[20:])
-        assert (error.value.place, error.value.nack.code) == (31, f"postgres.{code}")
-    assert lab.rows() == []
-
-
-@pytest.mark.parametrize("when", ["", "DEFERRABLE INITIALLY DEFERRED"])
-def test_what_names_no_record_is_unclassified_but_for_a_lone_one(lab: PostgresLab, when: str) -> None:
-    """A foreign key is checked at the end of the statement, or of the transaction."""
-    lab.execute(f"CREATE TABLE p (id int PRIMARY KEY); CREATE TABLE t (id int REFERENCES p {when})")
-    lab.execute("INSERT INTO p VALUES (1), (3)")
-    destination = lab.destination()
-    delivery = lab.stage(destination, [create(1), create(2), create(3)])
-    with pytest.raises(BulkError):
-        destination.publish(delivery)
-    destination.publish(child(delivery, 0))
-    with pytest.raises(Rejected) as error:
-        destination.publish(child(delivery, 1))
-    assert (error.value.place, error.value.nack.code) == (0, "postgres.foreign_key_violation")
-    destination.publish(child(delivery, 2))
-    assert lab.rows() == [(1,), (3,)]
-
-
-def test_an_error_of_a_trigger_is_its_record_s(lab: PostgresLab) -> None:
-    lab.execute("""
-        CREATE TABLE t (id int);
-        CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS
-        $$ BEGIN IF NEW.id = 2 THEN RAISE 'not two'; END IF; RETURN NEW; END $$;
-        CREATE TRIGGER f BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION f()
-    """)
-    with pytest.raises(Rejected) as error:
-        lab.deliver(lab.destination(), [create(i) for i in range(4)])
-    assert (error.value.place, error.value.nack.message) == (2, "not two")
 
 
 # -- outages ------------------------------------------------------------------------------------------------------
