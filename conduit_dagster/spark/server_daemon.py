@@ -41,10 +41,10 @@ def _has_workers() -> bool:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGALRM, _Watch().look)
-    # a forked worker has no timer
-    signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
     # of a warm process they are here already
     preload(MODULES["workers"])
     daemon.worker = worker_daemon.serve
+    # only now: however long the imports took, Spark has its full time to ask for a first worker. A fork has no timer
+    signal.signal(signal.SIGALRM, _Watch().look)
+    signal.setitimer(signal.ITIMER_REAL, _SECONDS, _SECONDS)
     daemon.manager()

@@ -132,13 +132,13 @@ def test_the_users_conf_has_the_last_word_and_digests_hide_it() -> None:
 
 
 def test_a_parent_without_workers_ends_by_itself(socket_folder: Path) -> None:
-    """Spoken to as the JVM does; see ``test_worker_daemon``."""
+    """Spoken to as the JVM does; see ``test_worker_daemon``. Its imports take longer than two of its checks."""
     environment = {
         **os.environ,
         "PYTHON_UNIX_DOMAIN_ENABLED": "true",
         "PYTHON_WORKER_FACTORY_SOCK_DIR": str(socket_folder),
         "SPARK_REUSE_WORKER": "1",
-        "CONDUIT_WORKER_DAEMON_SECONDS": "0.3",
+        "CONDUIT_WORKER_DAEMON_SECONDS": "0.5",
     }
     command = [sys.executable, "-m", "conduit_dagster.spark.server_daemon", "pyspark.worker"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as parent:
