@@ -35,7 +35,6 @@ class Section(BaseModel):
         alias_generator=kebab,
         validate_by_name=True,
         validate_by_alias=True,
-        use_attribute_docstrings=True,
     )
 
     _where: str = PrivateAttr(default="")
@@ -115,13 +114,16 @@ class Checker:
         If there are findings, the section holds what could be saved: an invalid value is replaced by its default,
         a connector or processor that lacks a required field is left out. Good for further checks, never for running.
         """
+        section, errors = _validated(model, tree)
+        if section is not None:
+            return section, []
         data = _copy(tree)
-        unknown = [error for error in _errors(model, data) if error["type"] == "extra_forbidden"]
+        unknown = [error for error in errors if error["type"] == "extra_forbidden"]
         for error in unknown:
             _remove(data, error["loc"])
-        errors = [*unknown, *_errors(model, data)]
-        findings = [self._finding(model, tree, error) for error in errors]
-        return _saved(model, data), findings
+        section, errors = _validated(model, data)
+        findings = [self._finding(model, tree, error) for error in (*unknown, *errors)]
+        return section or _saved(model, data), findings
 
     def unknown_key(self, pointer: str, key: str, candidates: list[str]) -> Finding:
         """Return the finding for an unknown key: a warning as in Conduit, an error in strict mode."""
@@ -192,14 +194,14 @@ def _fields(model: type[BaseModel]) -> dict[str, FieldInfo]:
     return {kebab(name): field for name, field in model.model_fields.items()}
 
 
-def _errors(model: type[Section], data: Mapped) -> list[ErrorDetails]:
+def _validated(model: type[S], data: Mapped) -> tuple[S | None, list[ErrorDetails]]:
+    """Return the section, or None and all errors."""
     try:
-        model.model_validate(data, by_alias=True, by_name=False)
+        return model.model_validate(data, by_alias=True, by_name=False), []
     except ValidationError as error:
         # a default derived from an invalid field is not a separate mistake
         errors = error.errors(include_url=False)
-        return [error for error in errors if error["type"] != "default_factory_not_called"]
-    return []
+        return None, [error for error in errors if error["type"] != "default_factory_not_called"]
 
 
 def _location(error: ErrorDetails) -> Location:
@@ -236,9 +238,9 @@ def _copy(data: Any) -> Any:
 def _saved(model: type[S], data: Mapped) -> S:
     """Return the section that is left after all invalid parts are removed, round by round."""
     for _ in range(_ROUNDS):
-        errors = _errors(model, data)
-        if not errors:
-            return model.model_validate(data, by_alias=True, by_name=False)
+        section, errors = _validated(model, data)
+        if section is not None:
+            return section
         # from the end, so that earlier list indexes stay valid
         for error in sorted(errors, key=_position, reverse=True):
             _take_out(model, data, error)

@@ -78,29 +78,33 @@ class TreeBuilder:
     def build(self, node: Node, where: str = "") -> Any:
         """Return the data under a node: text, None, a list or a :class:`Mapped`."""
         self.nodes[where] = node
-        self._join_halves(node, where)
+        if not isinstance(node, CollectionNode):
+            self._join_halves(node, where)
+            self._count()
+            return self._scalar(node, where)
         with self._entered(node):
             if isinstance(node, MappingNode):
                 return self._mapping(node, where)
-            if isinstance(node, SequenceNode):
-                items: list[Node] = node.value
-                return [self.build(item, pointers.child(where, i)) for i, item in enumerate(items)]
-            return self._scalar(node, where)
+            items: list[Node] = node.value
+            return [self.build(item, pointers.child(where, i)) for i, item in enumerate(items)]
 
     @contextmanager
     def _entered(self, node: Node) -> Generator[None]:
-        again = isinstance(node, CollectionNode) and id(node) in self._seen
+        again = id(node) in self._seen
         if id(node) in self._open:
             raise AliasLimitError("an alias contains itself")
         self._depth += again
-        self._aliased += self._depth > 0
-        if self._aliased > MAX_ALIASED:
-            raise AliasLimitError(f"aliases repeat more than {MAX_ALIASED:,} values")
+        self._count()
         self._seen.add(id(node))
         self._open.add(id(node))
         yield
         self._open.discard(id(node))
         self._depth -= again
+
+    def _count(self) -> None:
+        self._aliased += self._depth > 0
+        if self._aliased > MAX_ALIASED:
+            raise AliasLimitError(f"aliases repeat more than {MAX_ALIASED:,} values")
 
     def _mapping(self, node: MappingNode, where: str) -> Mapped:
         mapped = Mapped.at(where)

@@ -15,7 +15,7 @@ def explain(error: BaseException) -> str:
         return refused.group(1)
     if (said := said_by(text)) is not None:
         return " ".join(said.error.message.split("\n"))
-    return _raised_in_worker(text) or _java_cause(text) or type(error).__name__
+    return _raised_in_worker(text) or _ended_worker(text) or _java_cause(text) or type(error).__name__
 
 
 def is_sparks(error: BaseException) -> bool:
@@ -27,6 +27,7 @@ _GRPC = re.compile(r'<_\w*RpcError of RPC[^"]*details = "([^"]*)"')
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(r"[^\W\d][\w.]*(?::|$)")
 _JAVA_CLASS = re.compile(r"(?:[a-z][\w$]*\.)+([A-Z][\w$]*): ")
+_ENDED_WORKER = re.compile(r"Python worker exited unexpectedly.*")
 _LOST_TASK = re.compile(r"Lost task [^:]*?\): (.+)")
 
 
@@ -35,6 +36,12 @@ def _raised_in_worker(text: str) -> str | None:
     _, found, tail = text.rpartition(_TRACEBACK)
     lines = tail.splitlines() if found else []
     return next((line.strip() for line in lines if _RAISED.match(line)), None)
+
+
+def _ended_worker(text: str) -> str | None:
+    """Return what Spark says of a Python worker that died; Java's own cause is how its socket ended, which varies."""
+    found = _ENDED_WORKER.search(text)
+    return _without_class(found.group()) if found else None
 
 
 def _java_cause(text: str) -> str:

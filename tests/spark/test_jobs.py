@@ -97,6 +97,13 @@ def test_a_worker_that_dies_is_said_so(spark: SparkSession) -> None:
     assert "\n" not in error.message
 
 
+def test_a_worker_that_dies_is_said_so_however_its_socket_ended() -> None:
+    """It is reset if the worker left data unread, which is a matter of chance."""
+    said = "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"
+    for cause in ("java.io.EOFException", "java.net.SocketException: Connection reset"):
+        assert explain(RuntimeError(f"{said}\n\tat x\nCaused by: {cause}\n\tat y")) == said.partition(": ")[2]
+
+
 def test_an_error_of_spark_itself_is_one_line(spark: SparkSession) -> None:
     with pytest.raises(TransientError) as caught:
         run_job(spark, "read", lambda: spark.read.json("/nowhere/at/all").collect())
