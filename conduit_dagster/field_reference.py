@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from conduit_dagster.record import OPERATIONS, Data, Document, Record
@@ -75,6 +76,7 @@ class Reference(ABC):
         return self.root in ("after", "before", "key") and not self.path
 
     @staticmethod
+    @lru_cache(maxsize=4096)
     def parse(text: str) -> Reference:
         """Parse a reference. Raises :class:`ReferenceSyntaxError`."""
         root, path = read_reference(text)

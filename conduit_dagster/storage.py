@@ -58,6 +58,11 @@ def local_path(url: str) -> Path | None:
     return None if "://" in url else Path(url)
 
 
+def is_local(url: str) -> bool:
+    """Return whether ``url`` is a path of this machine."""
+    return "://" not in url or url.startswith("file://")
+
+
 def protocol_problem(url: str) -> str | None:
     """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
     for protocol in url.rpartition("://")[0].split("::"):
@@ -328,7 +333,7 @@ class NewFile:
 
     def finish(self) -> str:
         """Sync and close; return the SHA-256 of everything written."""
-        if local_path(self.url) is not None:
+        if is_local(self.url):
             os.fsync(self._file.fileno())
         self._file.close()
         return self._sha.hexdigest()

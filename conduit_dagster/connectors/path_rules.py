@@ -33,7 +33,7 @@ def possible_path(path: str) -> str:
         raise _refused(
             "the path holds half of a character: it is not UTF-8 text", "write the character itself"
         ) from None
-    if storage.local_path(path) is None:
+    if not storage.is_local(path):
         return path
     longest = max(map(len, data.split(b"/")))
     if longest > NAME_BYTES:

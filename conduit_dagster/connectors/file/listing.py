@@ -89,7 +89,7 @@ def is_many(path: str, root: str) -> bool:
 
 def require_local(path: str) -> None:
     """Raise ``FatalError`` if a folder or glob is not on this machine."""
-    if storage.local_path(path) is None:
+    if not storage.is_local(path):
         raise FatalError(
             f"a folder or glob of files must be local, not {path}",
             code="file.not_local",

@@ -254,7 +254,7 @@ class FileSource(Source):
         }
 
     def _shown(self, url: str) -> str:
-        is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
+        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
         return os.path.relpath(url, self.context.root) if is_relative else url
 
     def _prefix(self, file: TrackedFile) -> str:

@@ -113,7 +113,7 @@ def _parquet(file: IO[bytes]) -> Any:
 
 def _found(file: IO[bytes], url: str) -> FoundFile:
     name = url.rsplit("/", 1)[-1]
-    if storage.local_path(url) is None:
+    if not storage.is_local(url):
         return FoundFile(url, name, 0, file.seek(0, io.SEEK_END), 0)
     descriptor = file.fileno()
     return found_of(url, name, os.fstat(descriptor), birth_of(descriptor))

@@ -88,5 +88,5 @@ class ParquetSource(RowFiles):
 
     def _describe(self, url: str) -> dict[str, str]:
         """Return the file's path, relative to the project root if the setting is relative."""
-        is_relative = storage.local_path(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
+        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
         return {"file.path": os.path.relpath(url, self.context.root) if is_relative else url}
