@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from lab.inbox import WAITS, Inbox
 from lab.kept import MemoryValues
 
 from conduit_dagster.connectors.file.file_position import parse_position
+from conduit_dagster.connectors.file.finished_files import FileLists
+from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.kept_lists import FinishedLists
+from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Limit, ReadOptions
+from conduit_dagster.sdk import ConnectorContext, Limit, ReadOptions
 
 NEVER = 10**9
 
@@ -224,3 +229,22 @@ def test_what_a_step_stores_does_not_grow_with_the_files(tmp_path: Path) -> None
         assert kept.written - before <= 20 * 20_000
     assert max(sizes[1:]) < 1.01 * sizes[0]
     assert kept.written / 20 < 100_000
+
+
+ROWS = [
+    TrackedFile("a", 0, 11, 6, 3, "ab12", False, 6, 100, 200, 300),
+    TrackedFile("b", 1, 12, 4, 2, "cd34", True, 4, 101, 201, 301, 4, "ff"),
+]
+
+
+def test_stored_sums_and_lists_stay_what_they_are(inbox: Inbox) -> None:
+    """Both are in stores: a sum can't be computed again, as most of its files are gone."""
+    read = FinishedLists().moved(ROWS, ())
+    assert read.sum == "ff14a278d585b34a820db16fecb81590d166b003624c9fea8e32025f0b68e198"
+    lists = FileLists(ConnectorContext("p", "in", "", Clock(7), "exactly-once"))
+    lists.attach(inbox.kept.access)
+    assert [rows for _, rows in lists.added(read, ROWS).lists] == [2]
+    (value,) = inbox.kept.values.values()
+    assert zlib.decompress(value).hex() == (
+        "929da161000b0603a461623132c20664ccc8cd012c00a09da162010c0402a463643334c30465ccc9cd012d04a26666"
+    )

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from conduit_dagster.connectors.file import finished_files
+from conduit_dagster.connectors import kept_lists
 from conduit_dagster.sdk import KeptValues
 
 
@@ -34,4 +34,4 @@ class MemoryValues:
 
 def leave_at(patch: pytest.MonkeyPatch, files: int) -> None:
     """So many finished files leave the position together."""
-    patch.setattr(finished_files, "LEAVES_AT", files)
+    patch.setattr(kept_lists, "LEAVES_AT", files)

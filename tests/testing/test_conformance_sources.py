@@ -89,6 +89,24 @@ class TestParquet(SourceConformance):
         return lambda: ParquetSource(ParquetSourceSettings.model_validate(settings), context(tmp_path))
 
 
+class TestParquetLists(SourceConformance):
+    """Files leave the position as soon as they are read."""
+
+    @pytest.fixture
+    def make(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+        leave_at(monkeypatch, 1)
+        for number in range(9):
+            pq.write_table(pa.table({"i": [number * 5 + i for i in range(5)]}), tmp_path / f"in{number}.parquet")
+        kept = MemoryValues()
+
+        def made() -> ParquetSource:
+            source = ParquetSource(ParquetSourceSettings(path="in*.parquet"), context(tmp_path))
+            source.attach_kept(kept.access)
+            return source
+
+        return made
+
+
 class TestSpark(SourceConformance):
     @pytest.fixture
     def make(self, tmp_path: Path, spark: SparkSession) -> Make:

@@ -9,32 +9,13 @@ from typing import Any
 import msgspec
 
 from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.kept_lists import FinishedLists
 from conduit_dagster.msgspec_warmup import learn
 
 _OBSERVED = ("size", "modified", "changed", "birth", "ahead", "ahead_mark")
 """Fields that may differ between observations: not part of a place, which goes into the delivery hash."""
 _NAMED = 8
 """Most files that a place names one by one; more of them are digested."""
-_MODULUS = 1 << 256
-
-
-class FinishedLists(msgspec.Struct, frozen=True):
-    """Files that are no longer in the position itself."""
-
-    lists: tuple[tuple[str, int], ...] = ()
-    """Digest and number of rows of each list, oldest first. A later row of a file replaces an earlier one."""
-    sum: str = ""
-    """Sum, modulo 2^256, of the digests of all these files, and of files that are gone: it depends on how far each one
-    was read, and not on steps, lists, or what was dropped."""
-
-    def moved(self, left: Iterable[TrackedFile], back: Iterable[TrackedFile]) -> FinishedLists:
-        """Return it with the files that left the position, and without those that came back to it."""
-        total = int(self.sum or "0", 16) + _total(left) - _total(back)
-        return msgspec.structs.replace(self, sum=f"{total % _MODULUS:064x}")
-
-    def place(self, files: Iterable[TrackedFile]) -> str:
-        """Return the digest of these files and of all that left the position."""
-        return self.moved(files, ()).sum
 
 
 class FilePosition(msgspec.Struct, frozen=True):
@@ -69,7 +50,7 @@ class FilePosition(msgspec.Struct, frozen=True):
         """Return the JSON value that the engine stores."""
         value: dict[str, Any] = {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
         if self.read is not None:
-            value["read"] = {"lists": [[*one] for one in self.read.lists], "sum": self.read.sum}
+            value["read"] = self.read.as_json()
         return value
 
     def place(self) -> dict[str, Any]:
@@ -82,12 +63,6 @@ class FilePosition(msgspec.Struct, frozen=True):
             return {"seen": self.seen, "files": files}
         # each consumer's delivery hash covers all of it
         return {"seen": self.seen, "files": hashlib.sha256(msgspec.json.encode(files)).hexdigest()}
-
-
-def _total(files: Iterable[TrackedFile]) -> int:
-    # exactly these fields, for ever: a stored sum can't be computed again
-    rows = ((f.name, f.number, f.inode, f.offset, f.line, f.mark, f.unended) for f in files)
-    return sum(int.from_bytes(hashlib.sha256(msgspec.json.encode(row)).digest()) for row in rows)
 
 
 def parse_position(value: Any) -> FilePosition:

@@ -257,6 +257,16 @@ class TrackedFile(msgspec.Struct, frozen=True):
     ahead_mark: str = ""
     """Mark of the file up to ``ahead``: lines that existed and were not read."""
 
+    @property
+    def slot(self) -> int:
+        """Key of the file in lists of finished ones: its inode; 0 for a row that hides an earlier one."""
+        return self.inode
+
+    @property
+    def placed(self) -> tuple[Any, ...]:
+        """What goes into a place: exactly these fields, for ever, as a stored sum can't be computed again."""
+        return self.name, self.number, self.inode, self.offset, self.line, self.mark, self.unended
+
     def may_be(self, found: FoundFile) -> bool:
         """Return whether a found file can be this one, judging by inode, birth and times, not by content."""
         if not self.inode or not found.inode:

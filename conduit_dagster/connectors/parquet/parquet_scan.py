@@ -1,4 +1,4 @@
-"""Survey of a source's Parquet files, and its position: how much of each was read."""
+"""Survey of a source's Parquet files."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import msgspec
-
 from conduit_dagster.connectors.file.listing import FoundFile, is_many, list_many, look
 from conduit_dagster.connectors.file.settings import GLOB
+from conduit_dagster.connectors.parquet.finished_parquet import (
+    NO_PARQUETS,
+    FinishedParquets,
+    ParquetStates,
+    finished_row,
+)
 from conduit_dagster.connectors.parquet.footer import Footer, read_footer
-from conduit_dagster.msgspec_warmup import learn
+from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile
 from conduit_dagster.recovery.errors import FatalError, TransientError, from_os_error
 
 
@@ -52,54 +56,6 @@ class ListedFiles:
         return [found]
 
 
-class ReadFile(msgspec.Struct, frozen=True):
-    """A file, identified by its name and its footer's mark, and the number of its rows before the position."""
-
-    name: str
-    mark: str
-    number: int
-    """Index of the file in the source, from 0."""
-    rows: int
-    """Number of rows in the whole file."""
-    done: int = 0
-
-    @property
-    def ident(self) -> tuple[str, str]:
-        """Identity of the file: a name that comes back with other content is another file."""
-        return self.name, self.mark
-
-
-class ParquetPosition(msgspec.Struct, frozen=True):
-    """Position of a source: every file that still exists and was read at least in part, in reading order."""
-
-    seen: int = 0
-    files: tuple[ReadFile, ...] = ()
-
-    def with_files(self, moved: dict[int, ReadFile]) -> ParquetPosition:
-        """Return the position with these files in their new states, new ones at the end."""
-        kept = [moved.get(file.number, file) for file in self.files]
-        known = {file.number for file in self.files}
-        fresh = [file for number, file in moved.items() if number not in known]
-        return ParquetPosition(max([self.seen, *(file.number + 1 for file in fresh)]), (*kept, *fresh))
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the JSON value that the engine stores."""
-        return {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
-
-
-def parse_position(value: Any) -> ParquetPosition:
-    """Return the position from its stored JSON value."""
-    return msgspec.convert(value, ParquetPosition)
-
-
-def parse_file(value: Any) -> ReadFile:
-    """Return the file from a split's start or from a boundary."""
-    return msgspec.convert(value, ReadFile)
-
-
-learn(ParquetPosition, ReadFile)
-
-
 _KEPT = 10_000
 """Number of cached footers above which those of files that are gone are dropped."""
 There = dict[tuple[str, str], tuple[FoundFile, Footer]]
@@ -124,6 +80,8 @@ class UnreadFiles(NamedTuple):
     """The position without files that it need not name any more: fully read, and gone or followed by another one."""
     unread: list[tuple[ReadFile, Footer]]
     """Files with rows after the position: partly read ones first, then new ones by name."""
+    states: ParquetStates
+    """What was found of the other files."""
 
 
 class ParquetScan:
@@ -134,16 +92,38 @@ class ParquetScan:
         self._listing, self._place = listing, place
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
 
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a position names only the last file, as each new file's name sorts after all others."""
+        return self._listing.ordered
+
     def _files(self, wanted: Callable[[str], bool]) -> There:
         """Return the existing files whose names are wanted, in reading order. Raises if one of them can't be read."""
+        return self._unsettled(wanted, NO_PARQUETS, set())
+
+    def _unsettled(self, wanted: Callable[[str], bool], finished: FinishedParquets, settled: set[int]) -> There:
+        """Return the wanted files without those that are as they were when they were finished.
+
+        Their numbers are added to ``settled``; their footers are not read.
+        """
+        there: There = {}
         try:
             listed = self._listing.files()
             if len(self._footers) > _KEPT:
                 self._footers = {found: self._footers[found] for found in listed if found in self._footers}
-            read = [(found.name, self._footer(found)) for found in listed if wanted(found.name)]
-            return {(name, footer.mark): (opened, footer) for name, (opened, footer) in read}
+            for found in listed:
+                if not wanted(found.name):
+                    continue
+                row = finished.settled(found)
+                if row is not None:
+                    settled.add(row.number)
+                    self._footers.pop(found, None)
+                    continue
+                opened, footer = self._footer(found)
+                there[found.name, footer.mark] = opened, footer
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
+        return there
 
     def _footer(self, found: FoundFile) -> tuple[FoundFile, Footer]:
         """Return the file now at a path and its footer: another file may have the path since it was listed."""
@@ -167,26 +147,31 @@ class ParquetScan:
             return {"last": max((found.name for found in self._listing.files()), default="")}
         return {"files": set(self._files(lambda _: True))}
 
-    def look(self, position: ParquetPosition, horizon: Any = None) -> UnreadFiles:
+    def look(
+        self, position: ParquetPosition, horizon: Any = None, finished: FinishedParquets = NO_PARQUETS
+    ) -> UnreadFiles:
         """Return the unread files after a position; only those of the ``horizon``, if that is given.
 
-        Raises ``FatalError`` if a partly read file is gone or was replaced.
+        ``finished``: the files in the position's lists. Raises ``FatalError`` if a partly read file is gone or was
+        replaced.
         """
         ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
         last = position.files[-1].name if ordered and position.files else ""
-        names = {file.name for file in begun}
-        there = self._files(lambda name: name > last or name in names)
+        names, settled = {file.name for file in begun}, set[int]()
+        there = self._unsettled(lambda name: name > last or name in names, finished, settled)
         for file in begun:
             if file.ident not in there:
                 raise self.gone(file)
         known = {file.ident for file in position.files}
+        states = _states(position, there, finished, settled)
+        known |= {(row.name, row.mark) for row in states.changed}
         fresh = [ident for ident in there if ident not in known]
         new = [ReadFile(*ident, position.seen + i, there[ident][1].rows) for i, ident in enumerate(fresh)]
         unread = [(file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, horizon)]
         newest = position.files[-1:] if ordered else ()
         kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
-        return UnreadFiles(ParquetPosition(position.seen, tuple(kept)), unread)
+        return UnreadFiles(ParquetPosition(position.seen, tuple(kept), position.read), unread, states)
 
     def gone(self, file: ReadFile) -> FatalError:
         """Return the error for a file whose unread rows are gone."""
@@ -196,6 +181,23 @@ class ParquetScan:
             place=self._place,
             fix="put the file back under its name, with the content that it had",
         )
+
+
+def _states(
+    position: ParquetPosition, there: There, finished: FinishedParquets, settled: set[int]
+) -> ParquetStates:
+    states = ParquetStates()
+    for file in position.files:
+        if file.ident in there:
+            states.here[file.number] = there[file.ident][0]
+        elif file.done == file.rows:
+            states.gone.append(file)
+    for ident, (opened, _) in there.items():
+        if (row := finished.identified(*ident)) is not None:
+            states.changed.append(finished_row(row.file, opened))
+    still = settled | {row.number for row in states.changed}
+    states.missing.extend(number for number in finished.rows if number not in still)
+    return states
 
 
 def _is_within(file: ReadFile, horizon: Any) -> bool:

@@ -11,17 +11,13 @@ import pyarrow as pa
 
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets, ParquetLists
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
-from conduit_dagster.connectors.parquet.parquet_scan import (
-    ParquetPosition,
-    ParquetScan,
-    ReadFile,
-    parse_file,
-    parse_position,
-)
+from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile, parse_file, parse_position
+from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Record
-from conduit_dagster.sdk import Block, Limit, Position, ReadOptions, Rows, Source, Split
+from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions, Rows, Source, Split
 
 _ROWS = 65_536
 """Maximum rows in a block that stays columnar."""
@@ -109,7 +105,8 @@ _MOST_FILES = 1_000
 
 
 class RowFiles(Source):
-    """A document per row, file after file. The position names every file that was read and still exists."""
+    """A document per row, file after file. The position names every file that was read and still exists,
+    or the lists of those that were read completely."""
 
     sets_metadata = True
     gives_json = True
@@ -120,6 +117,16 @@ class RowFiles(Source):
     def survey(self) -> ParquetScan:
         """Survey of the existing files, for the driver only: a task's split names its file."""
         return self._made_survey()
+
+    @lazy_property
+    def _lists(self) -> ParquetLists:
+        """Files that left positions, for the driver only."""
+        return ParquetLists(self.context)
+
+    def attach_kept(self, kept: KeptValues) -> None:
+        """Keep the files that were read completely there, not in the position; only those of a folder or glob."""
+        if not self.survey.is_ordered:
+            self._lists.attach(kept)
 
     @abstractmethod
     def _made_survey(self) -> ParquetScan:
@@ -134,6 +141,11 @@ class RowFiles(Source):
         """Return the position before the first file."""
         return ParquetPosition().as_json()
 
+    def place(self, position: Position) -> Any:
+        """Return how far each file is read, digested once files have left the position."""
+        where = parse_position(position)
+        return position if where.read is None else {"seen": where.seen, "sum": where.read.place(where.files)}
+
     def horizon(self) -> Any:
         """Return the files that exist now."""
         return self.survey.horizon()
@@ -142,7 +154,7 @@ class RowFiles(Source):
         """Return the position reached by reading the files in order up to the limit."""
         position, left = parse_position(start), limit
         moved: dict[int, ReadFile] = {}
-        look = self.survey.look(position, horizon)
+        look = self.survey.look(position, horizon, self._lists.of(position))
         for file, footer in look.unread:
             rows = min(file.rows - file.done, left.records, max(1, left.bytes // footer.row_bytes))
             moved[file.number] = msgspec.structs.replace(file, done=file.done + rows)
@@ -152,7 +164,12 @@ class RowFiles(Source):
                 break
         if not moved:
             return start
-        return look.still.with_files(moved).as_json()
+        still = look.still
+        if self._lists.is_writable:
+            still = self._lists.left(still, look.states, moved)
+        elif still.read is not None:
+            still = msgspec.structs.replace(still, read=still.read.moved(look.states.gone, ()))
+        return still.with_files(moved).as_json()
 
     def verify(self, start: Position, end: Position) -> None:
         """Raise ``FatalError`` unless every file of the range exists with the footer that it had."""
@@ -160,15 +177,15 @@ class RowFiles(Source):
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:
         """Return the position at a boundary: files before the boundary's are read whole, those after it not at all."""
-        cut, before = parse_file(boundary), parse_position(start)
+        cut, before, after = parse_file(boundary), parse_position(start), parse_position(end)
         moved: dict[int, ReadFile] = {}
-        for first, last in _moved(before, parse_position(end)):
+        for first, last in self._moved(before, after):
             if last.number == cut.number:
                 if cut.done > first.done:
                     moved[cut.number] = cut
                 break
             moved[last.number] = last
-        return before.with_files(moved).as_json() if moved else start
+        return before.like(after).with_files(moved).as_json() if moved else start
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between row groups into pieces of about equal bytes."""
@@ -181,9 +198,21 @@ class RowFiles(Source):
                 ordinal += high - low
         return splits
 
+    def _moved(self, start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:
+        """Yield each file with rows in the range, as at the range's start and as at its end, in reading order.
+
+        A file is looked up in the lists of both positions as well: a range may lie many steps apart.
+        """
+        before, listed, finished = {file.number: file for file in start.files}, self._lists.of(start), self._lists.of(end)
+        for last in _at(end, listed, finished):
+            row = listed.find(last.number)
+            first = before.get(last.number) or (row.file if row else msgspec.structs.replace(last, done=0))
+            if last.done > first.done:
+                yield first, last
+
     def _found(self, start: Position, end: Position) -> list[tuple[ReadFile, ReadFile, FoundFile, Footer]]:
         """Return each file of the range. Raises ``FatalError`` if one is gone or was replaced."""
-        ranges = list(_moved(parse_position(start), parse_position(end)))
+        ranges = list(self._moved(parse_position(start), parse_position(end)))
         there = self.survey.named([last.name for _, last in ranges])
         for _, last in ranges:
             if last.ident not in there:
@@ -213,16 +242,16 @@ class RowFiles(Source):
 
     def lag(self, position: Position) -> int | None:
         """Return the number of existing rows not read yet."""
-        return sum(file.rows - file.done for file, _ in self.survey.look(parse_position(position)).unread)
+        where = parse_position(position)
+        return sum(file.rows - file.done for file, _ in self.survey.look(where, None, self._lists.of(where)).unread)
 
 
-def _moved(start: ParquetPosition, end: ParquetPosition) -> Iterator[tuple[ReadFile, ReadFile]]:
-    """Yield each file with rows in the range, as at the range's start and as at its end, in reading order."""
-    before = {file.number: file for file in start.files}
-    for last in end.files:
-        first = before.get(last.number) or msgspec.structs.replace(last, done=0)
-        if last.done > first.done:
-            yield first, last
+def _at(end: ParquetPosition, before: FinishedParquets, finished: FinishedParquets) -> Sequence[ReadFile]:
+    """Return the files of a position, and those in its lists that are not in the lists ``before``."""
+    if finished is before:
+        return end.files
+    later = [row.file for number, row in finished.rows.items() if number not in before.rows]
+    return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
 
 
 def _pieces(low: int, high: int, footer: Footer, share: int) -> Iterator[tuple[int, int]]:

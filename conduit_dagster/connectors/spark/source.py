@@ -8,7 +8,8 @@ from typing import Any, ClassVar, cast
 
 from conduit_dagster import storage
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan, parse_position
+from conduit_dagster.connectors.parquet.parquet_position import parse_position
+from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.connectors.parquet.row_files import RowFiles
 from conduit_dagster.connectors.spark.driver_session import has_session
 from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, StreamLander

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 from pyspark.sql import SparkSession
 
 from conduit_dagster.config.project import Project
-from conduit_dagster.connectors.file import finished_files
+from conduit_dagster.connectors import kept_lists
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.operate.pipeline_lock import owned
@@ -41,11 +41,11 @@ class Runs:
         self.database = open_database(self._project.state_url)
 
     def __enter__(self) -> Self:
-        self._leaves_at, finished_files.LEAVES_AT = finished_files.LEAVES_AT, 1
+        self._leaves_at, kept_lists.LEAVES_AT = kept_lists.LEAVES_AT, 1
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        finished_files.LEAVES_AT = self._leaves_at
+        kept_lists.LEAVES_AT = self._leaves_at
         self.database.dispose()
 
     def once(self, pipeline: str) -> RunResult:

@@ -1,0 +1,107 @@
+"""Parquet files that were read completely: rows of lists outside the position."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Final
+
+import msgspec
+
+from conduit_dagster.connectors import kept_lists
+from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.kept_lists import FinishedLists, FinishedRows, KeptLists
+from conduit_dagster.connectors.parquet.footer import seen_of
+from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile
+from conduit_dagster.sdk import ConnectorContext
+
+
+class FinishedParquet(msgspec.Struct, frozen=True):
+    """A file whose rows were all read, and its state when its footer was."""
+
+    name: str
+    mark: str
+    number: int
+    rows: int
+    seen: list[int]
+    """What was observed of it; empty where that tells nothing."""
+
+    @property
+    def slot(self) -> str:
+        """Its name; empty for a row that hides an earlier one: its file is gone."""
+        return self.name
+
+    @property
+    def file(self) -> ReadFile:
+        """The file as a position has it."""
+        return ReadFile(self.name, self.mark, self.number, self.rows, self.rows)
+
+
+def finished_row(file: ReadFile, found: FoundFile) -> FinishedParquet:
+    """Return a file that was read completely, as it was ``found``."""
+    return FinishedParquet(file.name, file.mark, file.number, file.rows, seen_of(found))
+
+
+class FinishedParquets(FinishedRows[FinishedParquet]):
+    """The files in the lists of one position, by name. Immutable."""
+
+    def settled(self, found: FoundFile) -> FinishedParquet | None:
+        """Return the file that the found one is, if it is unchanged since.
+
+        No tool can set the time of an inode's last change, so an equal state means equal content.
+        """
+        rows = self.at(found.name)
+        if not rows or not found.changed:
+            return None
+        seen = seen_of(found)
+        return next((row for row in rows if seen and row.seen == seen), None)
+
+    def identified(self, name: str, mark: str) -> FinishedParquet | None:
+        """Return the file with this name and mark."""
+        return next((row for row in self.at(name) if row.mark == mark), None)
+
+
+NO_PARQUETS: Final = FinishedParquets({}, {})
+
+
+class ParquetStates:
+    """What a look found of the files that a position knows."""
+
+    def __init__(self) -> None:
+        self.here: dict[int, FoundFile] = {}
+        """Where those of the position that exist are, by number."""
+        self.gone: list[ReadFile] = []
+        """Files of the position that were read completely and do not exist any more."""
+        self.missing: list[int] = []
+        """Numbers of the files of the lists that do not exist any more."""
+        self.changed: list[FinishedParquet] = []
+        """Files of the lists with the same content in another state, such as another time."""
+
+
+class ParquetLists(KeptLists[FinishedParquet, FinishedParquets]):
+    """Lists of the finished files of a folder or glob."""
+
+    def __init__(self, context: ConnectorContext) -> None:
+        super().__init__(context, FinishedParquet, NO_PARQUETS)
+
+    def of(self, position: ParquetPosition) -> FinishedParquets:
+        """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
+        return self.view(position.read)
+
+    def left(self, position: ParquetPosition, states: ParquetStates, moved: Container[int]) -> ParquetPosition:
+        """Return the position without the files that it says are finished, once they are stored durably in a list.
+
+        Files that are gone are forgotten: a copy that comes back is read again. ``moved``: numbers of the files that
+        the step reads, which stay.
+        """
+        read = (position.read or FinishedLists()).moved(states.gone, ())
+        leaving = [file for file in position.files if file.done == file.rows and file.number not in moved]
+        leaving = [file for file in leaving if file.number in states.here]
+        if len(leaving) < kept_lists.LEAVES_AT:
+            leaving = []
+        if leaving or states.missing:
+            rows = [finished_row(file, states.here[file.number]) for file in leaving]
+            hidden = [FinishedParquet("", "", number, 0, []) for number in states.missing]
+            read = self.added(read.moved(leaving, ()), [*rows, *hidden, *states.changed])
+        numbers = {file.number for file in leaving}
+        files = tuple(file for file in position.files if file.number not in numbers)
+        return ParquetPosition(position.seen, files, read)
