@@ -87,7 +87,8 @@ class Inbox:
         self.versions: list[bytes] = []
 
     def put(self, name: str, rows: int) -> None:
-        pq.write_table(pa.table({"i": list(range(self.rows, self.rows + rows))}), self.folder / ".new", row_group_size=2)
+        table = pa.table({"i": list(range(self.rows, self.rows + rows))})
+        pq.write_table(table, self.folder / ".new", row_group_size=2)
         self.rows += rows
         self.versions.append((self.folder / ".new").read_bytes())
         (self.folder / ".new").replace(self.folder / name)
@@ -162,6 +163,18 @@ def test_ranges_over_many_steps(tmp_path: Path, inbox: Inbox, reader: Reader) ->
         assert found == list(range(2 * begin, 18))
         reader.source.verify(start, end)
         assert reader.source.split(end, start, 1) == []
+
+
+def test_a_file_that_is_gone_stays_in_the_place(inbox: Inbox, reader: Reader) -> None:
+    """A step's end and its last record are the same boundary, though only the end has forgotten the file."""
+    inbox.put("a", 3)
+    reader.step()
+    (inbox.folder / "a").unlink()
+    inbox.put("b", 1)
+    start, end = reader.position, reader.latest()
+    assert [file["name"] for file in end["files"]] == ["b"]
+    boundary = reader.records(start, end)[-1][2]
+    assert reader.source.place(reader.source.within(start, end, boundary)) == reader.source.place(end)
 
 
 def test_reading_verbs_read_lists_and_write_none(inbox: Inbox, reader: Reader) -> None:

@@ -183,9 +183,7 @@ class ParquetScan:
         )
 
 
-def _states(
-    position: ParquetPosition, there: There, finished: FinishedParquets, settled: set[int]
-) -> ParquetStates:
+def _states(position: ParquetPosition, there: There, finished: FinishedParquets, settled: set[int]) -> ParquetStates:
     states = ParquetStates()
     for file in position.files:
         if file.ident in there:

@@ -203,8 +203,8 @@ class RowFiles(Source):
 
         A file is looked up in the lists of both positions as well: a range may lie many steps apart.
         """
-        before, listed, finished = {file.number: file for file in start.files}, self._lists.of(start), self._lists.of(end)
-        for last in _at(end, listed, finished):
+        before, listed = {file.number: file for file in start.files}, self._lists.of(start)
+        for last in _at(end, listed, self._lists.of(end)):
             row = listed.find(last.number)
             first = before.get(last.number) or (row.file if row else msgspec.structs.replace(last, done=0))
             if last.done > first.done:
