@@ -98,7 +98,7 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
     if cells:
         print_table(console, columns, cells)
     collections = [
-        (row["id"], source["id"], one["namespace"], one["mode"], one["offset"])
+        (row["id"], source["id"], one["namespace"], one["mode"], "" if one["offset"] is None else one["offset"])
         for row in rows
         for source in row["sources"]
         for one in source["collections"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Collection, Iterable
 from typing import Any, Final
 
 import re2
 from pydantic_core import PydanticCustomError
 
+from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError
 
 COLLECTION_BYTES: Final = 255
@@ -42,6 +44,11 @@ class CollectionPattern:
                 fix="rename the file, or set collection to an expression whose group is a plain name: ^([a-z0-9_]+)",
             )
         return name
+
+
+def modes_of(known: Iterable[str], unread: Collection[str]) -> dict[str, Mode]:
+    """Return the mode of each collection: ``copy`` for those of files that are not read to their end."""
+    return {name: "copy" if name in unread else "complete" for name in sorted({*known, *unread}) if name}
 
 
 def is_pattern(text: str) -> bool:

@@ -16,7 +16,7 @@ from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.record import Mode, Record
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import ResumeState, Source
+from conduit_dagster.sdk import Position, ResumeState, Source
 from conduit_dagster.state.log_store import LogPart, LogStore
 from conduit_dagster.state.overview import collection_rows
 
@@ -32,7 +32,7 @@ def resume_sources(context: StepContext) -> None:
 
 class _Resuming:
     def __init__(self, context: StepContext, node: SourceNode) -> None:
-        self._context, self._id = context, node.id
+        self._context, self._id, self._source = context, node.id, node.source
         self._is_logged = context.pipeline.program.log == "records"
         self._log = LogStore(context.name)
         self._folder = LogFolder(context.settings.log, context.name, node.id)
@@ -40,7 +40,8 @@ class _Resuming:
     def state(self) -> ResumeState:
         modes = self._handled_modes()
         if not self._is_logged:
-            return ResumeState(self._context.state.sources[self._id].position, None, modes)
+            position = self._context.state.sources[self._id].position
+            return ResumeState(position, None, modes | self._own_modes(position))
         logged = self._context.store.transactions.read(lambda connection: self._log.state(connection, self._id))
         try:
             modes |= self._logged_modes()
@@ -49,7 +50,10 @@ class _Resuming:
             # the step that needs the entry will say so; a source must do without anyway
             log.warning("a source's last record can't be read from the log", source=self._id, cause=error.message)
             last = None
-        return ResumeState(logged.position, last, modes)
+        return ResumeState(logged.position, last, modes | self._own_modes(logged.position))
+
+    def _own_modes(self, position: Position) -> dict[str, Mode]:
+        return dict(blamed(self._context.node(self._id), self._source.collection_modes, position))
 
     def _handled_modes(self) -> dict[str, Mode]:
         rows = collection_rows(self._context.store.engine, self._context.name)

@@ -125,7 +125,7 @@ class ResumeState(NamedTuple):
     last: Record | None
     """The last record before that position, as it was logged; None without a log of records, or with an empty one."""
     collections: Mapping[str, Mode]
-    """The mode of each collection's last record: ``copy``, ``complete`` or ``sync``."""
+    """The mode of each collection: what :meth:`Source.collection_modes` tells, else that of its last record."""
 
 
 class KeptValues(NamedTuple):
@@ -193,6 +193,14 @@ class Source(ABC):
 
     def counts(self, position: Position) -> Mapping[str, int]:
         """Return numbers that tell a reader how far a position is, such as ``{"files_read": 12}``; none by default."""
+        return {}
+
+    def collection_modes(self, position: Position) -> Mapping[str, Mode]:
+        """Return where collections stand at a position, as far as the source knows more than its records say.
+
+        ``copy``: something that is there is not read; ``complete``: all of it is, by now. What comes later may turn
+        ``complete`` into ``copy`` again. None by default: the mode of a collection is then its last record's.
+        """
         return {}
 
     def resume(self, state: ResumeState) -> None:  # noqa: B027  # most sources need their positions only

@@ -202,6 +202,23 @@ def many_files(lab: Lab, count: int) -> None:
     lab.pipeline(connectors=[source("./in/"), destination()], delivery=delivery, **{"dead-letter-queue": queue()})
 
 
+def test_a_collection_is_complete_once_all_its_files_are_read(run, lab: Lab) -> None:
+    """By what the source knows of its files; also one of which nothing was read yet is shown."""
+    settings = {"path": "./in/", "collection": "^([a-z]+)-"}
+    for name in ("bills-1", "orders-1"):
+        lab.write(f"in/{name}.jsonl", [{"i": 1}])
+    lab.pipeline(connectors=[source() | {"settings": settings}, destination()], **{"dead-letter-queue": queue()})
+    assert lab.run().error is None
+    for name in ("orders-2", "trips-1"):
+        lab.write(f"in/{name}.jsonl", [{"i": 2}])
+    assert source_row(run)["collections"] == [
+        {"namespace": "bills", "mode": "complete", "offset": 0},
+        {"namespace": "orders", "mode": "copy", "offset": 1},
+        {"namespace": "trips", "mode": "copy", "offset": None},
+    ]
+    assert "trips" in run("positions", "show").out
+
+
 def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

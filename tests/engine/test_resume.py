@@ -44,6 +44,10 @@ class Resuming(Source):
             for i, (name, mode) in rows
         ]
 
+    def collection_modes(self, position):
+        told = Path(self.context.resolve("modes.json"))
+        return json.loads(told.read_text()) if told.exists() else {}
+
     def resume(self, state):
         last = state.last and [str(state.last.position), state.last.key, state.last.collection]
         with Path(self.context.resolve("told.jsonl")).open("a") as file:
@@ -86,6 +90,14 @@ def test_with_a_log_it_gets_the_last_record_too(lab: Lab) -> None:
     for _ in range(2):
         assert lab.run().error is None
     assert told(lab) == [[0, None, {}], [5, ["5", {"id": 4}, "a"], MODES]]
+
+
+def test_what_the_source_knows_of_a_collection_goes_before_what_its_last_record_says(lab: Lab) -> None:
+    build(lab, log="positions")
+    assert lab.run().error is None
+    (lab.root / "modes.json").write_text(json.dumps({"b": "complete", "c": "copy"}))
+    assert lab.run().error is None
+    assert told(lab)[-1] == [5, None, {"a": "sync", "b": "complete", "c": "copy"}]
 
 
 def test_records_that_are_logged_and_not_delivered_count(lab: Lab, crashes: Crashes) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.collection_setting import CollectionPattern
+from conduit_dagster.connectors.collection_setting import CollectionPattern, modes_of
 from conduit_dagster.connectors.file.file_position import FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey, open_tracked
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
@@ -26,7 +26,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
 from conduit_dagster.connectors.path_rules import located
-from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
 
@@ -244,14 +244,17 @@ class FileSource(Source):
 
     def _metadata(self, url: str, file: TrackedFile) -> dict[str, str]:
         """Return the metadata of every record of one file, with paths as written."""
-        # a followed file keeps its collection when it is rotated: its name is then another one
-        collection = self._collections.of((file.name if self._many else self._settings.path).rsplit("/", 1)[-1])
+        collection = self._collection(file)
         return {
             SOURCE_CONNECTOR_ID: self.context.full_id,
             **({COLLECTION: collection} if collection else {}),
             "file.path": self._shown(url) if self._many else self._settings.path,
             READ_AT: str(self.context.clock.now_ns),
         }
+
+    def _collection(self, file: TrackedFile) -> str:
+        # a followed file keeps its collection when it is rotated: its name is then another one
+        return self._collections.of((file.name if self._many else self._settings.path).rsplit("/", 1)[-1])
 
     def _shown(self, url: str) -> str:
         is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
@@ -268,6 +271,18 @@ class FileSource(Source):
         where = parse_position(position)
         survey = self._surveyor.survey(where, self._lists.of(where))
         return sum(max(0, seen.found.size - seen.file.offset) for seen in self._surveyor.unread(survey))
+
+    def collection_modes(self, position: Position) -> Mapping[str, Mode]:
+        """Return ``complete`` for each collection whose files are all read as far as they were looked at."""
+        where = parse_position(position)
+        finished = self._lists.of(where)
+        unread = {
+            self._collection(seen.file)
+            for seen in self._surveyor.unread(self._surveyor.survey(where, finished))
+            if seen.found.size > seen.file.offset
+        }
+        known = {self._collection(file) for file in (*finished.rows.values(), *where.files)}
+        return modes_of(known, unread)
 
     def counts(self, position: Position) -> Mapping[str, int]:
         """Return how many files are read completely, as far as they were looked at, and how many are not."""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
 
+from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.columnar.documents import documents
 from conduit_dagster.connectors.file.listing import FoundFile
-from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets, ParquetLists
+from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquet, FinishedParquets, ParquetLists
 from conduit_dagster.connectors.parquet.footer import Footer, open_planned, seen_of
 from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition, ReadFile, parse_file, parse_position
 from conduit_dagster.connectors.parquet.parquet_scan import ParquetScan
 from conduit_dagster.lazy_property import lazy_property
-from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Record
+from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode, Record
 from conduit_dagster.sdk import Block, KeptValues, Limit, Position, ReadOptions, Rows, Source, Split
 
 _ROWS = 65_536
@@ -222,7 +223,7 @@ class RowFiles(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the rows of one file's range."""
         detail, file = split.detail, parse_file(split.start)
-        collection = self._collection(file.name.rsplit("/", 1)[-1])
+        collection = self._collection_of(file)
         metadata = {
             SOURCE_CONNECTOR_ID: self.context.full_id,
             **self._describe(detail["url"]),
@@ -239,6 +240,17 @@ class RowFiles(Source):
     @abstractmethod
     def _describe(self, url: str) -> dict[str, str]:
         """Return metadata of a file's records."""
+
+    def collection_modes(self, position: Position) -> Mapping[str, Mode]:
+        """Return ``complete`` for each collection whose files are all read."""
+        where = parse_position(position)
+        finished = self._lists.of(where)
+        unread = {self._collection_of(file) for file, _ in self.survey.look(where, None, finished).unread}
+        known = {self._collection_of(file) for file in (*finished.rows.values(), *where.files)}
+        return modes_of(known, unread)
+
+    def _collection_of(self, file: ReadFile | FinishedParquet) -> str:
+        return self._collection(file.name.rsplit("/", 1)[-1])
 
     def lag(self, position: Position) -> int | None:
         """Return the number of existing rows not read yet."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from conduit_dagster.config.scalars import masked, parse_age
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.registering import attach_kept_to_look
+from conduit_dagster.record import Mode
 from conduit_dagster.sdk import Source
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.log_store import LogPart, LogState, LogStore, Segment, whole_from
@@ -138,16 +139,10 @@ def position_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
         attach_kept_to_look(bound.compiled, database)
     logs = {view.source: view for view in logs_of(database, pipeline, base)}
     joined = joined_of(state)
-    collections = collection_rows(database, pipeline)
+    rows = collection_rows(database, pipeline)
+    collections = {name: [row for row in rows if row["source"] == name] for name in state.sources}
     return [
-        {
-            **_facts(name, one, joined, state, logs.get(name), _source(bound, name)),
-            "collections": [
-                {key: row[key] for key in ("namespace", "mode", "offset")}
-                for row in collections
-                if row["source"] == name
-            ],
-        }
+        _facts(name, one, joined, state, logs.get(name), _source(bound, name), collections[name])
         for name, one in state.sources.items()
     ]
 
@@ -164,6 +159,7 @@ def _facts(
     state: PipelineState,
     log: LogView | None,
     source: Source | None,
+    collections: list[Facts],
 ) -> Facts:
     join = joined.get(name)
     # a member's own row stands still while the join moves
@@ -180,7 +176,19 @@ def _facts(
         "lag": None if source is None else lag_of(source, read),
         "counts": {} if source is None else _told(lambda: dict(source.counts(read)), {}),
         "lag_unit": None if source is None else source.lag_unit,
+        "collections": _collections(
+            collections, {} if source is None else _told(lambda: source.collection_modes(read), {})
+        ),
     }
+
+
+def _collections(rows: list[Facts], own: Mapping[str, Mode]) -> list[Facts]:
+    """Return where each collection stands; ``own``: what the source itself tells, which also knows unread ones."""
+    stored = {row["namespace"]: {key: row[key] for key in ("namespace", "mode", "offset")} for row in rows}
+    told = {
+        name: {"namespace": name, "offset": None, **stored.get(name, {}), "mode": mode} for name, mode in own.items()
+    }
+    return list((stored | told).values())
 
 
 def _log_facts(log: LogView, position: int) -> Facts:
