@@ -128,6 +128,8 @@ def test_an_unchanged_finished_file_is_not_opened_again(
     reader.restart()
     assert reader.source.lag(reader.position) == 0
     assert opened == ["c"]
+    reader.source.horizon()
+    assert opened == ["c"]
     (inbox.folder / "a").touch()
     assert reader.latest() == reader.position
     assert opened == ["c", "a"]

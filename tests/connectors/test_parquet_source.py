@@ -81,6 +81,19 @@ def test_the_horizon_leaves_out_what_comes_later(tmp_path: Path) -> None:
     assert source.latest(end, ALL) != end
 
 
+def test_the_horizon_leaves_out_what_replaces_a_file_and_not_what_only_gets_other_rights(tmp_path: Path) -> None:
+    for name in "ab":
+        write(tmp_path / "in" / f"{name}.parquet", range(10))
+    source = make(tmp_path)
+    horizon = source.horizon()
+    (tmp_path / "in" / "a.parquet").chmod(0o600)
+    write(tmp_path / "in" / ".new", range(10, 20))
+    (tmp_path / "in" / ".new").replace(tmp_path / "in" / "b.parquet")
+    end = source.latest(source.initial(), ALL, horizon)
+    assert numbers(read(source, source.initial(), end)) == list(range(10))
+    assert numbers(read(source, end, source.latest(end, ALL))) == list(range(10, 20))
+
+
 def test_another_content_under_a_name_is_another_file(tmp_path: Path) -> None:
     write(tmp_path / "in" / "a.parquet", range(10))
     source = make(tmp_path)

@@ -142,10 +142,14 @@ class ParquetScan:
         return self._files(set(names).__contains__)
 
     def horizon(self) -> Any:
-        """Return the files that exist now, as a JSON value for :meth:`look`."""
+        """Return the files that exist now, for :meth:`look`. Opens none of them."""
+        try:
+            listed = self._listing.files()
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._place}") from error
         if self._listing.ordered:
-            return {"last": max((found.name for found in self._listing.files()), default="")}
-        return {"files": set(self._files(lambda _: True))}
+            return {"last": max((found.name for found in listed), default="")}
+        return {"files": {found.name: _state(found) for found in listed}}
 
     def look(
         self, position: ParquetPosition, horizon: Any = None, finished: FinishedParquets = NO_PARQUETS
@@ -168,7 +172,9 @@ class ParquetScan:
         known |= {(row.name, row.mark) for row in states.changed}
         fresh = [ident for ident in there if ident not in known]
         new = [ReadFile(*ident, position.seen + i, there[ident][1].rows) for i, ident in enumerate(fresh)]
-        unread = [(file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, horizon)]
+        unread = [
+            (file, there[file.ident][1]) for file in (*begun, *new) if _is_within(file, there[file.ident][0], horizon)
+        ]
         newest = position.files[-1:] if ordered else ()
         kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
         return UnreadFiles(ParquetPosition(position.seen, tuple(kept), position.read), unread, states)
@@ -198,7 +204,12 @@ def _states(position: ParquetPosition, there: There, finished: FinishedParquets,
     return states
 
 
-def _is_within(file: ReadFile, horizon: Any) -> bool:
+def _is_within(file: ReadFile, found: FoundFile, horizon: Any) -> bool:
     if horizon is None:
         return True
-    return file.name <= horizon["last"] if "last" in horizon else file.ident in horizon["files"]
+    return file.name <= horizon["last"] if "last" in horizon else horizon["files"].get(file.name) == _state(found)
+
+
+def _state(found: FoundFile) -> tuple[int, int, int]:
+    """Return what tells a file from one that replaces it under its name; a remote file has only its size."""
+    return found.inode, found.size, found.modified
