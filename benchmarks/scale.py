@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from benchmarks.bench import Bench
@@ -21,10 +24,11 @@ from benchmarks.refused import refused
 from conduit_dagster.config.project import Project
 from conduit_dagster.connectors.file.settings import FileSourceSettings
 from conduit_dagster.connectors.file.source import FileSource
+from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.engine.dead_letters.archive import Archive, ArchivedLetter, ArchiveFile
 from conduit_dagster.engine.dead_letters.index import index_letters
 from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import ConnectorContext, KeptValues, Limit
+from conduit_dagster.sdk import ConnectorContext, KeptValues, Limit, Source
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.database import open_database
 from conduit_dagster.state.dead_letters import insert_parts
@@ -59,7 +63,8 @@ def scale(bench: Bench) -> dict[str, Any]:
     root = bench.work / "scale"
     return {
         "records": bench.records,
-        "files": [_files(_emptied(root), size) for size in files],
+        "files": [_files(_emptied(root), size, _line_source, b'{"n":1}\n') for size in files],
+        "parquet_files": [_files(_emptied(root), size, _parquet_source, _parquet_bytes()) for size in files],
         "letters": [_letters(_emptied(root), size) for size in letters],
         "pipelines": [_pipelines(_emptied(root), size) for size in pipelines],
         "quiet": [quiet(_emptied(root), size) for size in ((1, 10_000) if larger else (1,))],
@@ -82,19 +87,32 @@ def _timed(work: Callable[[], Any]) -> tuple[Any, float]:
 # -- files of a folder ------------------------------------------------------------------------------------------------
 
 
-def _files(root: Path, size: int) -> dict[str, Any]:
+def _line_source(context: ConnectorContext) -> FileSource:
+    return FileSource(FileSourceSettings.model_validate({"path": "in/"}), context)
+
+
+def _parquet_source(context: ConnectorContext) -> ParquetSource:
+    return ParquetSource(ParquetSourceSettings(path="in/"), context)
+
+
+def _parquet_bytes() -> bytes:
+    into = io.BytesIO()
+    pq.write_table(pa.table({"n": [1]}), into)
+    return into.getvalue()
+
+
+def _files(root: Path, size: int, of: Callable[[ConnectorContext], Source], content: bytes) -> dict[str, Any]:
     """The last step of a folder: what its driver does and stores besides running a job. Times in milliseconds."""
     then = time.time() - 60
     (root / "in").mkdir()
     for number in range(size):
-        path = root / "in" / f"{number:08d}.jsonl"
-        path.write_bytes(b'{"n":%d}\n' % number)
+        path = root / "in" / f"{number:08d}"
+        path.write_bytes(content)
         os.utime(path, (then, then))
     database = open_database(f"sqlite:///{root}/state.db")
     lease = acquire(database, "p", 30)
     kept = _Kept(PipelineStore(database, lease).kept_values("in"))
-    context = ConnectorContext("p", "in", str(root), Clock(7))
-    source = FileSource(FileSourceSettings.model_validate({"path": "in/"}), context)
+    source = of(ConnectorContext("p", "in", str(root), Clock(7)))
     source.attach_kept(KeptValues(kept.get, kept.put))
     start, end = source.initial(), source.initial()
     steps, plan_ms = 0, 0.0

@@ -157,7 +157,7 @@ def _letters(measures: dict[str, Any]) -> str:
 
 def _scale(measures: dict[str, Any]) -> str:
     found = measures.get("scale", {})
-    kinds = (kind for kind in ("files", "letters", "pipelines", "quiet", "refused") if kind in found)
+    kinds = (kind for kind in ("files", "parquet_files", "letters", "pipelines", "quiet", "refused") if kind in found)
     return "\n\n".join(_growth(found[kind]) for kind in kinds)
 
 

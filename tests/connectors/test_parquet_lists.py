@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.kept import MemoryValues, leave_at
 
-from conduit_dagster.connectors.parquet import parquet_scan
+from conduit_dagster.connectors.parquet import parquet_folder, parquet_scan
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
@@ -139,6 +139,46 @@ def test_an_unchanged_finished_file_is_not_opened_again(
     opened.clear()
     assert reader.latest() == reader.position
     assert opened == ["d"]
+
+
+def test_many_finished_files_are_examined_in_turns(
+    tmp_path: Path, inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What replaces one, or is gone, shows at once; what is written over one in its turn, and in a drained run."""
+    monkeypatch.setattr(parquet_folder, "EXAMINED_AT_ONCE", 2)
+    for name in "abcdefg":
+        inbox.put(name, 1)
+    reader.step()
+    inbox.put("z", 1)
+    reader.step()
+    looked, look = list[str](), parquet_folder.examine
+    monkeypatch.setattr(parquet_folder, "examine", lambda path: (looked.append(Path(path).name), look(path))[1])
+    turns = list[set[str]]()
+    for _ in range(5):
+        looked.clear()
+        assert reader.latest() == reader.position
+        turns.append(set(looked))
+    assert [len(turn) for turn in turns] == [8, 3, 3, 3, 2]
+    assert set.union(*turns[1:]) == {*"abcdefg", "z"}
+    inbox.put("c", 1)
+    assert values(reader.step()) == [8]
+    (inbox.folder / "d").unlink()
+    inbox.put("y", 1)
+    assert values(reader.step()) == [9]
+    inbox.put_back("d", 3)
+    assert values(reader.step()) == [3]
+    for drained in (False, True):
+        reader.restart()
+        reader.latest()
+        (inbox.folder / "e").write_bytes(inbox.versions[int(drained)])
+        horizon = reader.source.horizon() if drained else None
+        looks = 0
+        while (end := reader.source.latest(reader.position, ALL, horizon)) == reader.position:
+            looks += 1
+            assert looks < 8
+        assert [one[0]["i"] for one in reader.records(reader.position, end)] == [int(drained)]
+        assert looks == 0 or not drained
+        reader.position = json.loads(json.dumps(end))
 
 
 def test_a_copy_that_comes_back_is_read_again(inbox: Inbox, reader: Reader) -> None:

@@ -44,7 +44,7 @@ def test_of_two_owners_with_one_number_one_lands(landing: Landing) -> None:
     with pytest.raises(TransientError) as raised:
         landing.land(3, ["snapshot-1/a"])
     assert raised.value.code == "spark.landed_twice"
-    assert [file.name for file in landing.files()] == [f"0000000{n}-000000" for n in (1, 2, 3)]
+    assert [file.name for file in landing.files().files] == [f"0000000{n}-000000" for n in (1, 2, 3)]
 
 
 def test_what_was_acked_stays_until_it_is_old(landing: Landing) -> None:

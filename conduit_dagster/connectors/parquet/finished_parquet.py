@@ -55,6 +55,11 @@ class FinishedParquets(FinishedRows[FinishedParquet]):
         seen = seen_of(found)
         return next((row for row in rows if seen and row.seen == seen), None)
 
+    def only(self, name: str, inode: int) -> FinishedParquet | None:
+        """Return the one file that had this name, if it had this inode."""
+        rows = self.at(name)
+        return rows[0] if len(rows) == 1 and rows[0].seen[:1] == [inode] else None
+
     def identified(self, name: str, mark: str) -> FinishedParquet | None:
         """Return the file with this name and mark."""
         return next((row for row in self.at(name) if row.mark == mark), None)

@@ -14,6 +14,8 @@ import msgspec
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.parquet.finished_parquet import NO_PARQUETS, FinishedParquets
+from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
 
@@ -75,13 +77,17 @@ class Landing:
         with storage.open_read(storage.join(self.url, name)) as file:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
-    def files(self) -> list[FoundFile]:
-        """Return all files of all batches, in reading order; their names begin with their batch's number."""
-        return [
+    def files(self, wanted: Wanted = lambda _: True, finished: FinishedParquets = NO_PARQUETS) -> Listed:
+        """Return the files of all batches, in reading order; their names begin with their batch's number."""
+        found = [
             FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
             for batch in self.batches()
             for place, file in enumerate(batch.files)
         ]
+        return Listed([file for file in found if wanted(file.name)])
+
+    def forget(self) -> None:
+        """Do nothing: every look reads the lists of all batches."""
 
     def next_number(self) -> int:
         """Return the number of the next batch. Call before any work for that batch, see :meth:`land`."""
