@@ -6,7 +6,7 @@ import hashlib
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import msgspec
@@ -115,6 +115,10 @@ def _remove(number: int, rows: dict[int, Row], slots: dict[Hashable, tuple[int, 
             slots[row.slot] = left
 
 
+def _none_of(view: FinishedRows[Any]) -> Iterable[int]:
+    return ()
+
+
 class KeptLists(Generic[Row, View]):
     """Lists of finished files in the state store. A list never changes; its digest is its name."""
 
@@ -171,26 +175,24 @@ class KeptLists(Generic[Row, View]):
             f" conduit-dagster positions rewind {context.pipeline} {context.connector} --to-start",
         )
 
-    def added(self, read: FinishedLists, rows: Sequence[Row]) -> FinishedLists:
+    def added(
+        self, read: FinishedLists, rows: Sequence[Row], gone: Callable[[View], Iterable[int]] = _none_of
+    ) -> FinishedLists:
         """Store a list of these rows durably, merged with lists before it that are not larger.
 
-        A merge of all lists leaves out the files that are :meth:`_dropped`, and the rows that hide others.
+        A merge of all lists leaves out the rows that hide others, and the files whose numbers ``gone`` returns.
         """
         view, lists, merged = self.view(read).with_rows(rows), list(read.lists), {row.number: row for row in rows}
         while lists and lists[-1][1] <= len(merged):
             name, _ = lists.pop()
             merged = {row.number: row for row in self._rows(name)} | merged
         if not lists:
-            view = view.with_rows((), self._dropped(view))
+            view = view.with_rows((), gone(view))
             merged = dict(view.rows)
         if merged:
             lists.append((self._put(merged), len(merged)))
         self._remembered(tuple(name for name, _ in lists), view)
         return msgspec.structs.replace(read, lists=tuple(lists))
-
-    def _dropped(self, view: View) -> Iterable[int]:
-        """Return the numbers of the files that need not be kept."""
-        return ()
 
     def _put(self, rows: Mapping[int, Row]) -> str:
         assert self._kept is not None and self._kept.put is not None, "files leave only for the state store"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from lab.kept import leave_at
@@ -219,6 +221,15 @@ def test_a_collection_is_complete_once_all_its_files_are_read(run, lab: Lab) -> 
     assert "trips" in run("positions", "show").out
 
 
+def many_parquet_files(lab: Lab, first: int, stop: int) -> None:
+    """As above, of the source of rows."""
+    (lab.root / "in").mkdir(exist_ok=True)
+    for number in range(first, stop):
+        pq.write_table(pa.table({"i": [number]}), lab.root / "in" / f"{number:02d}.parquet")
+    rows = {**source("./in/"), "plugin": "builtin:parquet"}
+    lab.pipeline(connectors=[rows, destination()], delivery={"batch-size": 2}, **{"dead-letter-queue": queue()})
+
+
 def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewind(
     run, lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +254,30 @@ def test_files_that_were_read_completely_are_counted_and_read_again_after_a_rewi
     assert lab.run().progress.read == 5
     assert result(run("positions", "rewind", "p", "--to-start", "--json"))["changed"] is True
     assert lab.run().progress.read == 13
+
+
+def test_parquet_files_that_were_read_are_counted_and_read_again_after_a_rewind(
+    run, lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, by name and footer; the last position is printed, and goes on to be known."""
+    leave_at(monkeypatch, 1)
+    many_parquet_files(lab, 0, 8)
+    assert lab.run().error is None
+    row = source_row(run)
+    assert [file["name"] for file in row["position"]["files"]] == ["06.parquet", "07.parquet"]
+    assert (row["counts"], row["lag"]) == ({"files_read": 8, "files_unread": 0}, 0)
+    early = json.dumps(row["position"])
+    many_parquet_files(lab, 8, 13)
+    assert source_row(run)["lag"] == 5
+    assert lab.run().error is None
+    late = json.dumps(source_row(run)["position"])
+    assert result(run("positions", "rewind", "p", "--to", early, "--json"))["changed"] is True
+    refusal = error(run("positions", "rewind", "p", "--to", late, "--json"))
+    assert (refusal["code"], "5 records" in refusal["message"]) == ("positions.forward", True)
+    assert lab.run().progress.read == 5
+    assert result(run("positions", "rewind", "p", "--to-start", "--json"))["changed"] is True
+    assert lab.run().progress.read == 13
+    assert values(lab) == [*range(13), *range(8, 13), *range(13)]
 
 
 def test_a_position_whose_lists_are_gone_is_refused(run, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ class Reader:
         self.earlier = [self.position]
 
     def restart(self) -> None:
+        self.horizon: Any = None
         context = ConnectorContext("p", "in", str(self.root), Clock(7), "exactly-once")
         self.source = ParquetSource(ParquetSourceSettings(path="in/"), context)
         if self.kept is not None:
@@ -43,7 +44,7 @@ class Reader:
     def latest(self, limit: Limit = ALL) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             leave_at(patch, self.leaves_at)
-            return json.loads(json.dumps(self.source.latest(self.position, limit)))
+            return json.loads(json.dumps(self.source.latest(self.position, limit, self.horizon)))
 
     def records(self, start: Any, end: Any) -> list[tuple[Any, Any, Any]]:
         """The documents of a range, their positions and their boundaries."""
@@ -181,6 +182,80 @@ def test_many_finished_files_are_examined_in_turns(
         reader.position = json.loads(json.dumps(end))
 
 
+def test_a_run_that_drains_opens_what_is_unread_only(
+    inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a new process: its horizon is no reason to read the footers of finished files."""
+    for name in "abc":
+        inbox.put(name, 2)
+        reader.step()
+    inbox.put("d", 1)
+    opened, read_footer = list[str](), parquet_scan.read_footer
+    monkeypatch.setattr(parquet_scan, "read_footer", lambda url: (opened.append(Path(url).name), read_footer(url))[1])
+    reader.restart()
+    reader.horizon = reader.source.horizon()
+    assert values(reader.step()) == [6]
+    assert reader.latest() == reader.position
+    assert opened == ["c", "d"]
+
+
+def test_a_horizon_leaves_out_what_is_written_later(inbox: Inbox, reader: Reader) -> None:
+    """New files, and others in the places of old ones; a file of which rows were read is read to its end."""
+    for name in "abc":
+        inbox.put(name, 2)
+    reader.horizon = reader.source.horizon()
+    assert values(reader.step(Limit(1, 10**9))) == [0]
+    inbox.put("b", 2)
+    inbox.put("d", 2)
+    (inbox.folder / "a").touch()
+    assert values(reader.step()) == [1, 4, 5]
+    assert reader.step() == []
+    reader.horizon = reader.source.horizon()
+    assert values(reader.step()) == [6, 7, 8, 9]
+
+
+def test_splits_are_made_without_listing_the_folder(
+    inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those of a step that follows another one in flight; a new process lists it once for each range."""
+    for name in "abcd":
+        inbox.put(name, 2)
+    lists, listing = list[str](), parquet_folder.ListedFiles.files
+
+    def counted(self: parquet_folder.ListedFiles, wanted: Any, finished: Any) -> parquet_folder.Listed:
+        lists.append("in/")
+        return listing(self, wanted, finished)
+
+    monkeypatch.setattr(parquet_folder.ListedFiles, "files", counted)
+    start = reader.position
+    first = reader.position = reader.latest(Limit(4, 10**9))
+    second = reader.latest()
+    lists.clear()
+    for begin, end, rows in ((start, first, [0, 1, 2, 3]), (first, second, [4, 5, 6, 7])):
+        assert [after["i"] for after, _, _ in reader.records(begin, end)] == rows
+        reader.source.verify(begin, end)
+    assert lists == []
+    reader.restart()
+    reader.source.verify(first, second)
+    assert lists == ["in/"]
+    (inbox.folder / "d").unlink()
+    with pytest.raises(FatalError) as gone:
+        reader.source.verify(first, second)
+    assert gone.value.code == "parquet.range_gone"
+
+
+def test_counts_say_how_many_files_were_read(inbox: Inbox, reader: Reader) -> None:
+    """Those in lists as well: they are not in the position that is shown."""
+    inbox.put("a", 2)
+    reader.step()
+    inbox.put("b", 2)
+    reader.step()
+    inbox.put("c", 2)
+    reader.step(Limit(1, 10**9))
+    assert reader.names == ["c"]
+    assert reader.source.counts(reader.position) == {"files_read": 2, "files_unread": 1}
+
+
 def test_a_copy_that_comes_back_is_read_again(inbox: Inbox, reader: Reader) -> None:
     inbox.put("a", 3)
     reader.step()
@@ -231,8 +306,14 @@ def test_reading_verbs_read_lists_and_write_none(inbox: Inbox, reader: Reader) -
     reader.restart()
     reader.source.attach_kept(KeptValues(kept.get, None))
     assert reader.source.lag(reader.position) == 2
+    assert [file["name"] for file in reader.latest()["files"]] == ["b", "c"]
+    (inbox.folder / "b").unlink()
+    assert kept.written == written
+    end = reader.latest()
+    reader.restart()
+    assert reader.source.place(reader.latest()) == reader.source.place(end)
+    reader.source.attach_kept(KeptValues(kept.get, None))
     assert values(reader.step()) == [4, 5]
-    assert (reader.names, kept.written) == (["b", "c"], written)
 
 
 def test_missing_list_says_what_to_do(inbox: Inbox, reader: Reader) -> None:
@@ -297,6 +378,8 @@ MOVES = st.one_of(
     st.tuples(st.just("put back"), FILES, st.integers(0, 5)),
     st.tuples(st.just("touch"), FILES, st.just(0)),
     st.tuples(st.just("restart"), st.just(0), st.just(0)),
+    st.tuples(st.just("drain"), st.just(0), st.just(0)),
+    st.tuples(st.just("go on"), st.just(0), st.just(0)),
     st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
     st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
     st.tuples(st.just("cut"), st.integers(2, 9), st.integers(0, 5)),
@@ -326,14 +409,16 @@ def _move(inbox: Inbox, readers: list[Reader], kind: str, first: int, second: in
     for reader in readers:
         if kind == "restart":
             reader.restart()
+        elif kind == "drain":
+            reader.horizon = reader.source.horizon()
+        elif kind == "go on":
+            reader.horizon = None
         elif kind == "back":
             reader.position = reader.earlier[-1 - first % len(reader.earlier)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(moves=st.lists(MOVES, min_size=4, max_size=30))
-def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
-    """New files, deletions, replacements, returns, restarts, cut steps and rewinds, with lists and without."""
+def compare(moves: list[tuple[str, int, int]]) -> None:
+    """Three readers: files leave the position of one at once, of another never, and the third has no state store."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         inbox = Inbox(root)
@@ -354,3 +439,21 @@ def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
             assert readers[0].place == readers[1].place
             lags = [_outcome(lambda r=r: r.source.lag(r.position)) for r in readers]
             assert lags[0] == lags[1] == lags[2]
+
+
+HISTORIES = st.lists(MOVES, min_size=10, max_size=40)
+
+
+@settings(max_examples=40)
+@given(moves=HISTORIES)
+def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
+    """New files, deletions, replacements, returns, restarts, cut steps, rewinds and drains, with lists and without."""
+    compare(moves)
+
+
+@pytest.mark.slow
+@settings(max_examples=400)
+@given(moves=HISTORIES)
+def test_many_random_histories(moves: list[tuple[str, int, int]]) -> None:
+    """As above."""
+    compare(moves)

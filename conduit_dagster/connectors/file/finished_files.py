@@ -76,7 +76,6 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
 
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context, TrackedFile, NO_FILES)
-        self._alive: Alive = _all
 
     def of(self, position: FilePosition) -> FinishedFiles:
         """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
@@ -104,16 +103,12 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
         read = read.moved([*leaving, *states.gone], ())
         if leaving or hidden:
             again = [row for file in states.listed if file.number not in changed for row in states.finished(file)]
-            self._alive = alive
-            read = self.added(read, [*leaving, *hidden, *again])
+            read = self.added(read, [*leaving, *hidden, *again], lambda view: _gone(view, alive))
         numbers = {row.number for row in leaving}
         files = tuple(file for file in position.files if file.number not in numbers)
         return FilePosition(position.seen, files, read)
 
-    def _dropped(self, view: FinishedFiles) -> list[int]:
-        existing = set(self._alive(view.rows.values()))
-        return [number for number in view.rows if number not in existing]
 
-
-def _all(files: Collection[TrackedFile]) -> list[int]:
-    return [file.number for file in files]
+def _gone(view: FinishedFiles, alive: Alive) -> list[int]:
+    existing = set(alive(view.rows.values()))
+    return [number for number in view.rows if number not in existing]

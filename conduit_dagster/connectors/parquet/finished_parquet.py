@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Final
 
 import msgspec
@@ -92,15 +91,14 @@ class ParquetLists(KeptLists[FinishedParquet, FinishedParquets]):
         """Return the files in the lists of a position. Raises ``FatalError`` (``file.list_gone``)."""
         return self.view(position.read)
 
-    def left(self, position: ParquetPosition, states: ParquetStates, moved: Container[int]) -> ParquetPosition:
+    def left(self, position: ParquetPosition, states: ParquetStates) -> ParquetPosition:
         """Return the position without the files that it says are finished, once they are stored durably in a list.
 
-        Files that are gone are forgotten: a copy that comes back is read again. ``moved``: numbers of the files that
-        the step reads, which stay.
+        Files that are gone are forgotten: a copy that comes back is read again. ``position``: the start of a step,
+        without files that are gone.
         """
         read = (position.read or FinishedLists()).moved(states.gone, ())
-        leaving = [file for file in position.files if file.done == file.rows and file.number not in moved]
-        leaving = [file for file in leaving if file.number in states.here]
+        leaving = [file for file in position.files if file.done == file.rows]
         if len(leaving) < kept_lists.LEAVES_AT:
             leaving = []
         if leaving or states.missing:

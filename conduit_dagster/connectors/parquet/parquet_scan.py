@@ -6,7 +6,7 @@ from collections.abc import Collection, Container, Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
 
-from conduit_dagster.connectors.file.listing import FoundFile
+from conduit_dagster.connectors.file.listing import FoundFile, examine
 from conduit_dagster.connectors.parquet.finished_parquet import (
     NO_PARQUETS,
     FinishedParquets,
@@ -19,7 +19,7 @@ from conduit_dagster.connectors.parquet.parquet_position import ParquetPosition,
 from conduit_dagster.recovery.errors import FatalError, from_os_error
 
 _KEPT = 10_000
-"""Number of cached footers above which those of files that are gone are dropped."""
+"""Number of cached footers above which those of files that are gone are dropped; and of paths that are remembered."""
 There = dict[tuple[str, str], tuple[FoundFile, Footer]]
 """Existing files by name and mark, each as it was when its footer was read; in reading order."""
 
@@ -42,6 +42,8 @@ class ParquetScan:
         """``place``: location of the files, for error messages."""
         self._listing, self._place = listing, place
         self._footers: dict[FoundFile, tuple[FoundFile, Footer]] = {}
+        self._places: dict[str, str] = {}
+        """Paths of files that were to be read, by name."""
 
     @property
     def is_ordered(self) -> bool:
@@ -58,6 +60,10 @@ class ParquetScan:
     def _forget_footers(self, listed: list[FoundFile]) -> None:
         if len(self._footers) > _KEPT:
             self._footers = {found: self._footers[found] for found in listed if found in self._footers}
+
+    def _forget_places(self) -> None:
+        # a step in flight asks for those of its own files
+        self._places = dict(list(self._places.items())[-_KEPT:])
 
     def _read(self, files: Iterable[FoundFile]) -> There:
         """Return the files with their footers. Raises if one of them can't be read."""
@@ -77,8 +83,22 @@ class ParquetScan:
         return known
 
     def named(self, names: Collection[str]) -> There:
-        """Return the existing files with these names."""
-        return self._read(self._listed(set(names).__contains__, NO_PARQUETS).files)
+        """Return the existing files with these names. Lists all files only if one is not where it was last found."""
+        there = self._where_found(names)
+        return self._read(self._listed(set(names).__contains__, NO_PARQUETS).files) if there is None else there
+
+    def _where_found(self, names: Collection[str]) -> There | None:
+        found = list[FoundFile]()
+        try:
+            for name in names:
+                place = self._places.get(name)
+                file = examine(place) if place is not None else None
+                if file is None:
+                    return None
+                found.append(file._replace(name=name))
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._place}") from error
+        return self._read(found)
 
     def horizon(self) -> Any:
         """Return the files that exist now, for :meth:`look`. Opens none of them."""
@@ -114,9 +134,11 @@ class ParquetScan:
         still = ParquetPosition(position.seen, tuple(kept), position.read)
         known = {file.ident for file in position.files} | {(row.name, row.mark) for row in states.changed}
         within = [found for found in left if _is_within(found, horizon)]
-        older = ((file, there[file.ident]) for file in begun)
-        unread = ((file, footer) for file, (found, footer) in older if _is_within(found, horizon))
-        return UnreadFiles(still, chain(unread, self._fresh(within, there, known, position.seen)), states)
+        # a file that was begun existed before the horizon, or was within it
+        older = [(file, there[file.ident][1]) for file in begun]
+        self._forget_places()
+        self._places.update((found.name, found.url) for found, _ in there.values() if found.inode)
+        return UnreadFiles(still, chain(older, self._fresh(within, there, known, position.seen)), states)
 
     def _fresh(
         self, files: Iterable[FoundFile], there: There, known: Container[tuple[str, str]], number: int
@@ -126,6 +148,8 @@ class ParquetScan:
         for found in files:
             footer = read.get(found.name) or self._footer(found)[1]
             if (found.name, footer.mark) not in known:
+                if found.inode:
+                    self._places[found.name] = found.url
                 yield ReadFile(found.name, footer.mark, number, footer.rows), footer
                 number += 1
 

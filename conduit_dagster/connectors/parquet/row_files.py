@@ -167,7 +167,7 @@ class RowFiles(Source):
             return start
         still = look.still
         if self._lists.is_writable:
-            still = self._lists.left(still, look.states, moved)
+            still = self._lists.left(still, look.states)
         elif still.read is not None:
             still = msgspec.structs.replace(still, read=still.read.moved(look.states.gone, ()))
         return still.with_files(moved).as_json()
@@ -256,6 +256,15 @@ class RowFiles(Source):
         """Return the number of existing rows not read yet."""
         where = parse_position(position)
         return sum(file.rows - file.done for file, _ in self.survey.look(where, None, self._lists.of(where)).unread)
+
+    def counts(self, position: Position) -> Mapping[str, int]:
+        """Return how many existing files are read completely, and how many were begun; nothing for a landing."""
+        where = parse_position(position)
+        if self.survey.is_ordered:
+            return {}
+        begun = sum(file.done < file.rows for file in where.files)
+        read = len(self._lists.of(where).rows) + len(where.files) - begun
+        return {"files_read": read, "files_unread": begun}
 
 
 def _at(end: ParquetPosition, before: FinishedParquets, finished: FinishedParquets) -> Sequence[ReadFile]:
