@@ -113,3 +113,23 @@ def test_a_stream_of_many_batches(tmp_path: Path, spark: SparkSession, keep: str
     (own,) = (tmp_path / ".conduit" / "log" / "p" / "~landing" / "in").iterdir()
     files = list((own / "stream").glob("*.parquet"))
     assert len(files) >= 23 if keep == "1h" else len(files) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("read", "modes"), [("batch", [{}, {"orders": "copy"}, {"orders": "complete"}]), ("stream", [{}, {}, {}])]
+)
+def test_a_snapshot_is_complete_once_it_is_read_and_a_stream_never(
+    tmp_path: Path, spark: SparkSession, read: str, modes: list[dict[str, str]]
+) -> None:
+    kind: Any = SOURCES.find("spark:json", {})
+    settings = {"path": "in", "read": read, "schema": "i BIGINT", "poll": "0s", "collection": "orders"}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.json").write_text('{"i": 1}\n{"i": 2}\n')
+    context = ConnectorContext("p", "in", str(tmp_path), Clock(7), "exactly-once")
+    made = kind(kind.Settings.model_validate(settings), context)
+    found, position = [made.collection_modes(made.initial())], made.initial()
+    for _ in range(2):
+        position = made.latest(position, Limit(1, 10**9))
+        found.append(made.collection_modes(position))
+    assert found == modes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -16,6 +16,7 @@ from conduit_dagster.connectors.spark.lander import Lander, SnapshotLander, Stre
 from conduit_dagster.connectors.spark.landing import Landing, number_of
 from conduit_dagster.connectors.spark.settings import SparkSourceSettings
 from conduit_dagster.lazy_property import lazy_property
+from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import ConnectorContext, Limit, Position
 
@@ -91,6 +92,10 @@ class SparkSource(RowFiles):
     def ack(self, upto: Position, generation: int) -> None:
         """Remove batches acked at least ``keep`` ago, except the newest one."""
         self._landing.acked(_batch_of(upto), generation, self._settings.keep)
+
+    def collection_modes(self, position: Position) -> Mapping[str, Mode]:
+        """Return ``complete`` once a snapshot is read; a stream has no end."""
+        return super().collection_modes(position) if self._settings.read == "batch" else {}
 
     def _collection(self, file: str) -> str:
         return self._settings.collection
