@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 from urllib.parse import quote
 
-import fsspec
-
 
 class _Appends(Protocol):
     def write(self, data: bytes) -> None: ...
@@ -65,6 +63,8 @@ def is_local(url: str) -> bool:
 
 def protocol_problem(url: str) -> str | None:
     """Return why the file system of a URL can't be used in this process, or None. Opens no connection."""
+    import fsspec  # what reads only the state store needs no file system
+
     for protocol in url.rpartition("://")[0].split("::"):
         try:
             fsspec.get_filesystem_class(protocol.rpartition("://")[2])
@@ -91,7 +91,9 @@ def safe_name(name: str) -> str:
 
 
 def _remote(url: str) -> tuple[Any, str]:
-    return fsspec.core.url_to_fs(url)
+    from fsspec.core import url_to_fs  # as above
+
+    return url_to_fs(url)
 
 
 PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600

@@ -71,7 +71,7 @@ class SparkResource(PySparkResource):
         project = Project.find(Path(self.root))
         own = project.settings.spark
         extra = {key: str(value) for key, value in flatten_dict(self.spark_config)}
-        url = self.url or own.named_url or default_url(several=not alone)
+        url = self.url or own.named_url or default_url(lasting=not alone)
         return SparkSettings(url, {**own.conf, **extra}, own.parallelism, home=project.home, idle=own.idle_timeout)
 
 

@@ -106,7 +106,7 @@ def _java(project: Project) -> Check:
 def _spark(project: Project) -> Check:
     from conduit_dagster.cli.verb_session import spark_session
 
-    with spark_session(project) as spark:
+    with spark_session(project, server=False) as spark:
         rows = spark.range(1).mapInPandas(_worker_version, "python string").collect()
         return Check("spark", "ok", f"Spark {spark.version} ran a task in Python {rows[0][0]}")
 

@@ -107,7 +107,7 @@ def _demonstrate(folder: Path, to: Console) -> Outcome:
         raise FatalError(broken[0].render(), code="validation.failed")
     to.print(f"{folder}/in/orders.jsonl      {_count(folder / 'in/orders.jsonl'):,} lines, some of them bad")
     to.print(f"{folder}/pipelines/orders.yaml  the pipeline\n\nrunning it; Spark takes a few seconds to start\n")
-    ended = run_together(project, catalogue.bound, once=True)
+    ended = run_together(project, catalogue.bound, once=True, server=False)
     for result in ended.results:
         show_result(to, result)
     outcome = finished(ended.results, [], ended.forced_exit)

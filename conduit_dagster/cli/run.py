@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from conduit_dagster.metrics.live import LiveMetrics
 
 Once = Annotated[bool, typer.Option("--once", help="Read what the sources hold now, then end.")]
+NoServer = Annotated[
+    bool, typer.Option("--no-server", help="Start Spark in this process, and leave none behind for the next command.")
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show Spark's log and where errors came from.")]
 
 
@@ -26,15 +29,26 @@ def run(
     paths: Paths = None,
     once: Once = False,
     verbose: Verbose = False,
+    no_server: NoServer = False,
     metrics: RunAddress = None,
     accept_new: AcceptNewState = False,
     as_json: AsJson = False,
 ) -> None:
     """Run pipelines until stopped or drained. Without PATH: the project's, those with status: running."""
-    perform("run", as_json, lambda: _run(paths or [], once, verbose, metrics, accept_new, as_json))
+    asked = _Asked(once, verbose, not no_server, as_json)
+    perform("run", as_json, lambda: _run(paths or [], asked, metrics, accept_new))
 
 
-def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, accept_new: bool, as_json: bool) -> Outcome:
+class _Asked(NamedTuple):
+    """How to run: options of the command."""
+
+    once: bool
+    verbose: bool
+    server: bool
+    as_json: bool
+
+
+def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool) -> Outcome:
     from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
@@ -47,28 +61,27 @@ def _run(paths: list[str], once: bool, verbose: bool, metrics: str | None, accep
     chosen = [bound for bound in catalogue.bound if paths or bound.config.status == "running"]
     missing = not paths and not project.pipelines_path.exists()
     obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen)
-    _print([] if missing else findings, as_json)
+    _print([] if missing else findings, asked.as_json)
     if obstacle is not None:
         result = {"pipelines": [], "findings": [finding.as_json() for finding in findings]}
         return Outcome(obstacle.message, result, INVALID, obstacle.fields())
     # a --once run may go on beside a long one, which holds the project's address
-    address = metrics or (None if once else project.settings.metrics.listen)
-    return _moved(catalogue, chosen, findings, once, verbose, as_json, run_metrics(address))
+    address = metrics or (None if asked.once else project.settings.metrics.listen)
+    return _moved(catalogue, chosen, findings, asked, run_metrics(address))
 
 
 def _moved(
     catalogue: Catalogue,
     chosen: list[BoundPipeline],
     findings: list[Finding],
-    once: bool,
-    verbose: bool,
-    as_json: bool,
+    asked: _Asked,
     metrics: LiveMetrics | None,
 ) -> Outcome:
     from conduit_dagster.cli.progress import finished, print_traces
     from conduit_dagster.cli.running import run_together
 
-    ended = run_together(catalogue.project, chosen, once, verbose, quiet=as_json, metrics=metrics)
+    once, verbose, server, as_json = asked
+    ended = run_together(catalogue.project, chosen, once, verbose, as_json, metrics, server)
     if verbose:
         print_traces(ended.results)
     return finished(ended.results, findings, ended.forced_exit)

@@ -54,9 +54,11 @@ def run_together(
     verbose: bool = False,
     quiet: bool = False,
     metrics: LiveMetrics | None = None,
+    server: bool = True,
 ) -> RunsEnded:
     """Run until all pipelines have ended. ``quiet``: no progress, even on a terminal. ``metrics``: metrics to update.
 
+    ``server``: whether Spark may outlive the run where the project doesn't say where it is.
     Raises if none of them can start: no Java, no Spark, no state store.
     """
     stop = StopFlag()
@@ -64,15 +66,15 @@ def run_together(
     shown = not quiet and console().is_interactive
     with handled(signals):
         database = project_store(project)
-        # a run that ends by itself does not warrant a server that outlives it
-        several = len(pipelines) > 1 and not once
-        with spark_session(project, verbose, signals, shown, several):
+        # one pipeline that goes on for days gains nothing from a server
+        server = server and (once or len(pipelines) > 1)
+        with spark_session(project, verbose, signals, shown, server):
             # the session has installed its own handler; from here on a second signal can be obeyed
             signals.install()
             signals.patience = 2
             crew = [_Member(project, bound, once, metrics) for bound in pipelines]
             # called for each attempt: Spark may have ended since
-            session = session_opener(project, verbose, several)
+            session = session_opener(project, verbose, server)
             _run(project, crew, stop, signals, session, database, shown)
     return RunsEnded([member.result for member in crew], signals.forced_exit)
 

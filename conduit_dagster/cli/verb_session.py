@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from conduit_dagster.cli.terminal import console
 from conduit_dagster.engine.bounded import left_behind
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.spark.java import require_java
+from conduit_dagster.spark.server_files import ServerFiles
 from conduit_dagster.spark.session import SparkSettings, close_current, close_session, default_url, open_session
+from conduit_dagster.state.history import duration
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,17 +26,38 @@ if TYPE_CHECKING:
 _NAME = "conduit-dagster"
 
 
-def spark_settings(project: Project, verbose: bool = False, several: bool = False) -> SparkSettings:
-    """Return the project's Spark settings. ``several``: more than one pipeline runs; by default they share a server."""
+def spark_settings(project: Project, verbose: bool = False, server: bool = True) -> SparkSettings:
+    """Return the project's Spark settings. ``server``: by default the command uses the project's shared server.
+
+    It stays for the commands after this one, as Gradle's daemon does; where ``CI`` is set nothing is left behind.
+    """
     settings = project.settings.spark
-    url = settings.named_url or default_url(several)
+    url = settings.named_url or default_url(lasting=server and not _is_ci())
     return SparkSettings(url, settings.conf, settings.parallelism, verbose, project.home, settings.idle_timeout)
 
 
-def session_opener(project: Project, verbose: bool = False, several: bool = False) -> Callable[[], SparkSession]:
+def _is_ci() -> bool:
+    return os.environ.get("CI", "").lower() not in ("", "0", "false")
+
+
+def session_opener(project: Project, verbose: bool = False, server: bool = True) -> Callable[[], SparkSession]:
     """Return a thread-safe function that returns the process's session, a new one if Spark has ended since."""
-    wanted = spark_settings(project, verbose, several)
-    return lambda: open_session(wanted, _NAME)
+    wanted = spark_settings(project, verbose, server)
+    return lambda: _session(wanted)
+
+
+def _session(settings: SparkSettings) -> SparkSession:
+    """Return the session; tell the user about a server that was started for it and stays."""
+    if not settings.shared:
+        return open_session(settings, _NAME)
+    files = ServerFiles(settings.home)
+    before = files.read()
+    spark = open_session(settings, _NAME)
+    after = files.read()
+    if after is not None and (before is None or before.token != after.token):
+        ends = f"it ends {duration(settings.idle)} after its last use, or with conduit-dagster spark stop"
+        print(f"started a Spark server for this project's commands; {ends}", file=sys.stderr)
+    return spark
 
 
 @contextmanager
@@ -42,13 +66,13 @@ def spark_session(
     verbose: bool = False,
     signals: CommandSignals | None = None,
     shown: bool = False,
-    several: bool = False,
+    server: bool = True,
 ) -> Generator[SparkSession]:
     """Open a session with the project's settings. Raises ``environment.*`` if that is impossible.
 
     On exit the process's session is closed: this one, or the one that :func:`session_opener` replaced it with.
     """
-    wanted = spark_settings(project, verbose, several)
+    wanted = spark_settings(project, verbose, server)
     # inside spark-submit there is a JVM already, and Connect needs none here
     if not wanted.connect and "PYSPARK_GATEWAY_PORT" not in os.environ:
         require_java()
@@ -66,7 +90,7 @@ def spark_session(
 def _open(settings: SparkSettings, signals: CommandSignals | None) -> SparkSession:
     while True:
         try:
-            return open_session(settings, _NAME)
+            return _session(settings)
         except ConduitError:
             raise
         except KeyboardInterrupt:

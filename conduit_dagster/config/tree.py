@@ -17,6 +17,7 @@ MAX_ALIASED = 100_000
 """Maximum number of nodes repeated by aliases in one document; a few lines of YAML can ask for billions."""
 
 _YAML = "tag:yaml.org,2002:"
+_MERGE, _NULL = f"{_YAML}merge", f"{_YAML}null"
 _HALF = re.compile("[\ud800-\udfff]")
 _REPLACED = "\ufffd"
 
@@ -119,7 +120,7 @@ class TreeBuilder:
         taken: set[str] = set()
         merges: list[Node] = []
         for key, value in node.value:
-            if key.tag == _YAML + "merge":
+            if key.tag == _MERGE:
                 merges.append(value)
             elif self._is_new_key(key, taken, where):
                 taken.add(key.value)
@@ -162,15 +163,17 @@ class TreeBuilder:
                 self.flaws.append(YamlFlaw("config.parse_error", where, node, message))
 
     def _scalar(self, node: Node, where: str) -> Scalar | None:
-        if node.tag == _YAML + "null":
+        if (tag := node.tag) == _NULL:
             return None
+        if "$" not in node.value:
+            return Scalar(node.value, tag)
         expanded = expand(node.value, self.env)
         self.flaws += [_unset(bad, where, node) for bad in expanded.bad]
         if _HALF.search(expanded.text):
             message = "an environment variable in it is not UTF-8 text"
             self.flaws.append(YamlFlaw("config.text_invalid", where, node, message))
-            return Scalar(_HALF.sub(_REPLACED, expanded.text), node.tag)
-        return Scalar(expanded.text, node.tag)
+            return Scalar(_HALF.sub(_REPLACED, expanded.text), tag)
+        return Scalar(expanded.text, tag)
 
 
 def typed(data: Any) -> Any:

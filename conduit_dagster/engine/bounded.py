@@ -150,7 +150,7 @@ def _where(name: str) -> str:
 
 log = structlog.get_logger("conduit.engine")
 
-_ASK = 0.5
+_ASK = 1.0
 """Seconds between two looks at what an operator asked for, and at whether the run has ended."""
 
 
@@ -160,7 +160,7 @@ def watching(
 ) -> Generator[threading.Event]:
     """Cancel the Spark jobs on a forced stop, or when a graceful one exceeds its timeout.
 
-    ``pipelines stop`` is obeyed within a second if the state store answers. Yields the event that ends it before the
+    ``pipelines stop`` is heard within a second if the state store answers. Yields the event that ends it before the
     block does: nothing of a run that is left behind may cancel what the pipeline runs next in this process.
     """
     watch = _Watch(stop, jobs, shutdown_timeout, lambda: _requested(database, pipeline))

@@ -9,7 +9,7 @@ _SHORTEST, _LONGEST = 0.05, 1.0
 """Seconds between two looks: just after a step, and once nothing has come for a while."""
 _PATIENCE = 5.0
 """Seconds without a step before the wait grows: a source that trickles keeps the shortest one."""
-_SHARE = 100
+_SHARE = 200
 """The wait is at least this many times as long as the CPU time of a look, up to ``_CEILING``."""
 _CEILING = 10.0
 
@@ -17,10 +17,10 @@ _Seconds = Callable[[], float]
 
 
 class IdleWait:
-    """Wait of one pipeline's loop; a quiet pipeline costs about one percent of a core at most.
+    """Wait of one pipeline's loop; its looks cost about half a percent of a core at most.
 
-    Not guaranteed where one look takes more than a tenth of a second of CPU time: the wait never exceeds ten seconds,
-    so that new records are not left lying for longer.
+    Not guaranteed where one look takes more than a twentieth of a second of CPU time: the wait never exceeds ten
+    seconds, so that new records are not left lying for longer.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from conduit_dagster.spark.classic import has_classic, inside_submit, jvm_ended, open_classic
@@ -26,6 +27,8 @@ __all__ = [
 
 # partition ids are counted over a range with at least as many rows as any cluster has slots
 _MOST_SLOTS = 65_536
+
+_SPLITS = re.compile(r"Range \(0, \d+, step=1, splits=(\d+)\)")
 
 _slots: WeakKeyDictionary[SparkSession, int] = WeakKeyDictionary()
 
@@ -53,12 +56,12 @@ def close_session(spark: SparkSession) -> None:
         close_client(spark)
 
 
-def default_url(several: bool) -> str:
-    """Return the URL to use when none is configured: shared if this run is one of several that run at once.
+def default_url(lasting: bool) -> str:
+    """Return the URL to use when none is configured: shared if a server may outlive this process.
 
     A process that has a session, or that ``spark-submit`` runs, keeps what it has.
     """
-    return SHARED if several and not has_classic() and not inside_submit() else LOCAL
+    return SHARED if lasting and not has_classic() and not inside_submit() else LOCAL
 
 
 def parallelism(spark: SparkSession) -> int:
@@ -71,6 +74,17 @@ def parallelism(spark: SparkSession) -> int:
 
 
 def _count_slots(spark: SparkSession) -> int:
+    return _planned_slots(spark) or _occupied_slots(spark)
+
+
+def _planned_slots(spark: SparkSession) -> int | None:
+    """Return what the plan of a range says, without the half second of a job; None where its text is another."""
+    frame: Any = spark.range(_MOST_SLOTS)
+    told = _SPLITS.search(frame._explain_string())
+    return None if told is None else int(told.group(1))
+
+
+def _occupied_slots(spark: SparkSession) -> int:
     from pyspark.sql import functions as f
 
     partitions = spark.range(_MOST_SLOTS).select(f.spark_partition_id().alias("id"))

@@ -43,6 +43,8 @@ def connect_conf(settings: SparkSettings) -> dict[str, str]:
 SHARED = "shared"
 LOCAL = "local[*]"
 LOOPBACK = "127.0.0.1"
+QUIET_JVM = "-XX:PerfDataSamplingInterval=1000"
+"""Option of a JVM that waits for most of the time: it counts for jstat once a second, not every 50 ms."""
 IDLE_SECONDS = 600.0
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.state import migrations, tables
 from conduit_dagster.state.store_file import ACCEPT, StoreFile, create_file, replaced, sqlite_file
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 # SQLITE_BUSY, LOCKED, NOMEM, READONLY, IOERR, FULL, CANTOPEN and PROTOCOL, as primary result codes
 _SQLITE = frozenset({5, 6, 7, 8, 10, 13, 14, 15})
@@ -275,4 +277,11 @@ def put(
 
 
 def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    # a command with a store in SQLite needs none of what the other dialect imports
+    if connection.dialect.name == "sqlite":
+        from sqlalchemy.dialects import sqlite
+
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)

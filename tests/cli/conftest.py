@@ -133,9 +133,10 @@ class Shell:
         self.folder = folder
 
     def spawn(self, *words: str, **more: Any) -> subprocess.Popen[str]:
-        """Starts a command."""
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.Popen([*self.command, *words], cwd=self.folder, **{**pipes, **more})
+        """Starts a command; unless its environment says otherwise it leaves no Spark server behind."""
+        own = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = {"CI": "true", **(more.pop("env", None) or os.environ)}
+        return subprocess.Popen([*self.command, *words], cwd=self.folder, env=env, **{**own, **more})
 
     def ended(self, process: subprocess.Popen[str], seconds: float = 150) -> Ran:
         """What a process left behind when it ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
@@ -38,30 +39,43 @@ def test_a_server_that_does_not_answer_is_an_error(run, project: Path) -> None:
     assert "does not answer" in run("spark", "status").out
 
 
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A process without a session of its own, on somebody's machine."""
+    monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: False)
+    for name in ("PYSPARK_GATEWAY_PORT", "CI"):
+        monkeypatch.delenv(name, raising=False)
+    return monkeypatch
+
+
 @pytest.mark.parametrize(
-    ("text", "several", "url"),
+    ("text", "server", "url"),
     [
         ("", False, "local[*]"),
+        ("", True, "shared"),
         ("spark: shared\n", False, "shared"),
         ("spark.url: local[3]\n", True, "local[3]"),
         ("spark: {idle-timeout: 1m}\n", False, "local[*]"),
     ],
 )
-def test_what_the_settings_mean(folder: Path, text: str, several: bool, url: str) -> None:
+def test_what_the_settings_mean(folder: Path, free: pytest.MonkeyPatch, text: str, server: bool, url: str) -> None:
     (folder / "conduit.yaml").write_text(text)
     project = Project.find(folder)
     assert project.findings == ()
-    found = spark_settings(project, several=several)
+    found = spark_settings(project, server=server)
     assert (found.url, found.home) == (url, folder / ".conduit")
     assert found.idle == (60 if "1m" in text else 600)
 
 
-def test_several_pipelines_share_a_server_where_nothing_is_said(folder: Path, monkeypatch) -> None:
-    monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: False)
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
-    assert spark_settings(Project.find(folder), several=True).url == "shared"
-    monkeypatch.setattr("conduit_dagster.spark.session.has_classic", lambda: True)
-    assert spark_settings(Project.find(folder), several=True).url == "local[*]"
+@pytest.mark.parametrize(("said", "url"), [("true", "local[*]"), ("1", "local[*]"), ("false", "shared"), ("", "shared")])
+def test_in_ci_no_server_is_left_behind(folder: Path, free: pytest.MonkeyPatch, said: str, url: str) -> None:
+    free.setenv("CI", said)
+    assert spark_settings(Project.find(folder)).url == url
+
+
+def test_a_process_with_a_session_keeps_it(folder: Path, free: pytest.MonkeyPatch) -> None:
+    free.setattr("conduit_dagster.spark.session.has_classic", lambda: True)
+    assert spark_settings(Project.find(folder)).url == "local[*]"
 
 
 @pytest.mark.slow
@@ -82,4 +96,31 @@ def test_start_status_stop(shell, monkeypatch) -> None:
     finally:
         stopped = shell.run("spark", "stop", "--json")
     assert stopped.envelope["result"]["pid"] == first.envelope["result"]["pid"]
+    assert not shell.run("spark", "status", "--json").envelope["result"]["running"]
+
+
+def _lines(project: Path) -> list[str]:
+    return (project / "orders.jsonl").read_text().splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_leaves_its_server_to_the_next_one(shell, project: Path) -> None:
+    """It says so, once; another server, or none, is a matter of asking."""
+    env = {**os.environ, "CI": "", "CONDUIT_SPARK_ARCHIVE": "off"}
+    try:
+        first = shell.ended(shell.spawn("run", "--once", env=env), 600)
+        pid = shell.run("spark", "status", "--json").envelope["result"]["pid"]
+        with (project / "in.jsonl").open("a") as more:
+            more.write('{"id": 3}\n')
+        second = shell.run("run", "--once", env=env)
+        status = shell.run("spark", "status", "--json").envelope["result"]
+        assert (first.code, second.code, status["pid"], status["sessions"]) == (0, 0, pid, [])
+        assert "started a Spark server for this project's commands; it ends 10m after its last use" in first.err
+        assert "Spark server" not in second.err
+        assert [json.loads(line)["id"] for line in _lines(project)] == [1, 2, 3]
+    finally:
+        shell.run("spark", "stop")
+    alone = shell.run("run", "--once", "--no-server", env=env)
+    assert (alone.code, "Spark server" in alone.err) == (0, False)
     assert not shell.run("spark", "status", "--json").envelope["result"]["running"]

@@ -1,4 +1,4 @@
-"""Waits of a loop that has nothing to do: short at first, long later, and never dearer than one percent of a core."""
+"""Waits of a loop that has nothing to do: short at first, long later, and never dearer than half a percent of a core."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def test_the_wait_is_short_again_after_a_step() -> None:
     assert machine.look() == 0.05
 
 
-@pytest.mark.parametrize("cost", [0.0002, 0.004, 0.02, 0.09])
-def test_a_quiet_pipeline_costs_one_percent_of_a_core(cost: float) -> None:
+@pytest.mark.parametrize("cost", [0.0002, 0.004, 0.02, 0.049])
+def test_looks_at_a_quiet_source_cost_half_a_percent_of_a_core(cost: float) -> None:
     machine = Machine()
     for _ in range(200):
         machine.look(cost)
     began, busy = machine.now, machine.cpu
     for _ in range(50):
         machine.look(cost)
-    assert (machine.cpu - busy) / (machine.now - began) <= 0.01
+    assert (machine.cpu - busy) / (machine.now - began) <= 0.005
 
 
 def test_a_look_that_takes_seconds_is_repeated_after_ten() -> None:

@@ -110,6 +110,7 @@ def test_verbose_shows_sparks_own_log() -> None:
 _CONNECT = """
 import sys, threading, time
 import pyarrow as pa
+from conduit_dagster.spark import session
 from conduit_dagster.spark.jobs import JobCancelled, cancel_job, run_job
 from conduit_dagster.spark.session import SparkSettings, close_session, is_connect, open_session, parallelism
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -117,6 +118,7 @@ from conduit_dagster.recovery.errors import FatalError, TransientError
 spark = open_session(SparkSettings(sys.argv[1], parallelism=int(sys.argv[2]) or None), "child")
 print("connect", is_connect(spark))
 print("parallelism", parallelism(spark))
+print("planned as occupied", session._planned_slots(spark) == session._occupied_slots(spark))
 print("adaptive", spark.conf.get("spark.sql.adaptive.enabled"))
 
 def double(batches):
@@ -156,6 +158,7 @@ def test_a_connect_server_runs_jobs(connect_server: ConnectServer, asked: int, g
     assert done.stdout.splitlines() == [
         "connect True",
         f"parallelism {got}",
+        "planned as occupied True",
         "adaptive false",
         "sum 999000",
         "TransientError spark.job_failed ValueError: no such thing",

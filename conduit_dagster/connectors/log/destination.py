@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast
 
-import structlog
 from pydantic import Field
 
+from conduit_dagster.lazy_property import lazy_property
 from conduit_dagster.record import Record, encode
 from conduit_dagster.sdk import ConnectorSettings, Delivery, DriverDestination
 
@@ -30,9 +30,16 @@ class LogDestination(DriverDestination):
     def __init__(self, settings: Any, context: Any) -> None:
         super().__init__(settings, context)
         own = cast(LogDestinationSettings, settings)
-        self._message = own.message or "record"
+        self._message, self._level = own.message or "record", own.level
+
+    @lazy_property
+    def _log(self) -> Callable[..., Any]:
+        # every pipeline without a queue of its own has one of these, and most commands print no record
+        import structlog
+
+        context = self.context
         log = structlog.get_logger("conduit.log").bind(pipeline=context.pipeline, connector=context.connector)
-        self._log = {"trace": log.debug, "warn": log.warning}.get(own.level) or getattr(log, own.level)
+        return {"trace": log.debug, "warn": log.warning}.get(self._level) or getattr(log, self._level)
 
     def deliver(self, records: Iterable[Record], delivery: Delivery) -> None:
         """Log the records one at a time, so that memory does not grow with the delivery."""
