@@ -207,7 +207,7 @@ class _Neighbour:
 
 
 def _pipelines(root: Path, size: int) -> dict[str, Any]:
-    """``pipelines list`` as a command, with the start of its Python."""
+    """``pipelines list`` as a command, with the start of its Python: the least of three."""
     (root / "pipelines").mkdir()
     database = project_store(Project.find(root))
     for number in range(size):
@@ -216,9 +216,14 @@ def _pipelines(root: Path, size: int) -> dict[str, Any]:
         acquire(database, name, 30).release()
     database.dispose()
     command = [sys.executable, "-m", "conduit_dagster.cli.main", "pipelines", "list", "--json"]
+    seconds, used = min(_listed(command, root, size) for _ in range(3))
+    return {"pipelines": size, "seconds": round(seconds, 2), "cpu_seconds": round(used, 2)}
+
+
+def _listed(command: list[str], root: Path, size: int) -> tuple[float, float]:
     before = os.times()
     ran, ms = _timed(lambda: subprocess.run(command, cwd=root, stdout=subprocess.PIPE, check=True))
     after = os.times()
     assert len(json.loads(ran.stdout)["result"]["pipelines"]) == size
     used = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"pipelines": size, "seconds": round(ms / 1_000, 2), "cpu_seconds": round(used, 2)}
+    return ms / 1_000, used

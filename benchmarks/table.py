@@ -157,8 +157,17 @@ def _letters(measures: dict[str, Any]) -> str:
 
 def _scale(measures: dict[str, Any]) -> str:
     found = measures.get("scale", {})
-    kinds = (kind for kind in ("files", "parquet_files", "letters", "pipelines", "quiet", "refused") if kind in found)
-    return "\n\n".join(_growth(found[kind]) for kind in kinds)
+    return "\n\n".join(f"{said}:\n\n{_growth(found[kind])}" for kind, said in _GROWTH.items() if kind in found)
+
+
+_GROWTH = {
+    "files": "The last step of a folder of JSON lines",
+    "parquet_files": "The last step of a folder of Parquet files",
+    "letters": "Indexing the dead letters of one step",
+    "pipelines": "`pipelines list`",
+    "quiet": "A pipeline with nothing to do",
+    "refused": "Records refused at publishing",
+}
 
 
 def _growth(rows: Sequence[dict[str, Any]]) -> str:

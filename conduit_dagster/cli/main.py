@@ -5,6 +5,7 @@ Starting it imports neither Spark nor Dagster nor a verb's dependencies; these a
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
@@ -96,6 +97,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+    # the interpreter would look through all that was imported once more, only to throw it away
+    atexit.register(gc.freeze)
     try:
         code = app(words, prog_name=NAME, standalone_mode=False)
         sys.stdout.flush()

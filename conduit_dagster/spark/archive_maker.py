@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from conduit_dagster.file_locks import try_lock
 from conduit_dagster.processes import is_up, started_at
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.spark.class_data import archive_path, mark_failed
+from conduit_dagster.spark.class_data import archive_path, forget_unused, mark_failed
 from conduit_dagster.spark.server_files import ServerFiles, SparkServer
 from conduit_dagster.spark.server_launch import launch_plan
 from conduit_dagster.spark.server_monitor import loopback_channel
@@ -42,6 +42,7 @@ def main() -> None:
         time.sleep(float(os.environ.get("CONDUIT_SPARK_ARCHIVE_DELAY") or _DELAY))
         if not path.exists() and not make_archive(path):
             mark_failed(path)
+        forget_unused(path.parent)
 
 
 def make_archive(path: Path) -> bool:

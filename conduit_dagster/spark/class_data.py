@@ -23,6 +23,7 @@ from conduit_dagster.spark.spark_settings import spark_home
 # listing the jars and running Java takes a quarter of a second: too long to do twice
 _known: dict[str, Path | None] = {}
 _ANOTHER_TRY = 24 * 3600
+_UNUSED = 30 * 24 * 3600
 # with these the JVM sees other classes and warns about the archive
 _OTHER_CLASSES = ("spark.driver.extraClassPath", "spark.driver.userClassPathFirst")
 
@@ -99,6 +100,18 @@ def mark_failed(path: Path) -> None:
         path.with_suffix(".failed").touch()
     except OSError:
         pass
+
+
+def forget_unused(folder: Path) -> None:
+    """Remove archives that no JVM has read for a month: those of environments that are gone."""
+    for archive in folder.glob("spark-*.jsa"):
+        try:
+            about = archive.stat()
+            if time.time() - max(about.st_atime, about.st_mtime) > _UNUSED:
+                for suffix in (".jsa", ".lock", ".failed"):
+                    archive.with_suffix(suffix).unlink(missing_ok=True)
+        except OSError:
+            continue  # another process removes it as well
 
 
 def _failed_lately(path: Path) -> bool:

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from conduit_dagster.spark.server_files import ServerFiles, SessionFile, SparkSe
 from conduit_dagster.spark.server_launch import launch_plan, package_path, runtime
 from conduit_dagster.spark.server_monitor import answered
 from conduit_dagster.spark.spark_settings import SparkSettings
+from conduit_dagster.warm.client import prepare
 
 # it takes seconds on an idle machine, but minutes on one that is overloaded tenfold
 _START_SECONDS = 300.0
@@ -158,6 +160,7 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
         files.log.replace(files.log.with_suffix(".log.1"))
     plan = launch_plan(files, settings, archive=True)
     keeper = _spawn_keeper(files, {**plan, "adopt": False, "idle": settings.idle})
+    _meanwhile(plan["env"])
     try:
         server = _wait(files, plan["server"]["token"], keeper)
     finally:
@@ -169,6 +172,12 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
         return server
     end(server.pid, server.started, _STOP_SECONDS)
     return None
+
+
+def _meanwhile(environment: dict[str, str]) -> None:
+    """Do what the first job needs as well while the JVM starts: imports of its workers, and of this client."""
+    prepare("workers", environment, environment["PYSPARK_PYTHON"])
+    import_module("pyspark.sql.connect.session")
 
 
 def _wait(files: ServerFiles, token: str, keeper: subprocess.Popen[bytes]) -> SparkServer | None:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,6 +84,18 @@ def spawn(
     except (OSError, ValueError) as error:
         raise NotWarmError(str(error)) from error
     raise NotWarmError("its parent gave no answer")
+
+
+def prepare(role: str, environment: dict[str, str], python: str = sys.executable) -> None:
+    """Start the role's parent if there is none, without waiting for it: a :func:`spawn` will follow. Never raises."""
+    if sys.platform != "linux" or environment.get("CONDUIT_WARM_SECONDS") == "0":
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
+        path = socket_path(role, python, environment.get("PYTHONPATH", ""))
+        try:
+            connection.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            _start(role, path, python, environment)
 
 
 def _asked(connection: socket.socket, wanted: ForkRequest, streams: list[int], deadline: float) -> ForkedProcess | None:

@@ -67,7 +67,9 @@ def test_what_the_settings_mean(folder: Path, free: pytest.MonkeyPatch, text: st
     assert found.idle == (60 if "1m" in text else 600)
 
 
-@pytest.mark.parametrize(("said", "url"), [("true", "local[*]"), ("1", "local[*]"), ("false", "shared"), ("", "shared")])
+@pytest.mark.parametrize(
+    ("said", "url"), [("true", "local[*]"), ("1", "local[*]"), ("false", "shared"), ("", "shared")]
+)
 def test_in_ci_no_server_is_left_behind(folder: Path, free: pytest.MonkeyPatch, said: str, url: str) -> None:
     free.setenv("CI", said)
     assert spark_settings(Project.find(folder)).url == url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_one_that_is_not_trusted_is_gone_and_not_made_again_today(cache: Path, m
     assert not cache.exists()
     monkeypatch.setattr(class_data.subprocess, "Popen", lambda *_, **__: pytest.fail("made again"))
     class_data.make_archive_later()
+
+
+def test_archives_that_nobody_reads_are_removed(cache: Path) -> None:
+    """Each environment has its own, of 180 MB; a month without a start, and it is gone with what stands beside it."""
+    old, new = cache.with_name("spark-1-java-17-old.jsa"), cache.with_name("spark-1-java-17-new.jsa")
+    for archive, days in ((old, 31), (new, 29)):
+        archive.touch()
+        archive.with_suffix(".lock").touch()
+        os.utime(archive, (time.time() - days * 86_400,) * 2)
+    class_data.forget_unused(cache.parent)
+    left = {path.name for path in cache.parent.iterdir()}
+    assert left == {new.name, new.with_suffix(".lock").name, cache.with_suffix(".failed").name}
 
 
 @pytest.mark.slow
