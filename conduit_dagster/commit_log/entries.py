@@ -124,9 +124,9 @@ def encode_plain(source: str, first_offset: int, like: Record, plain: PlainBlock
         pa.array(np.arange(first_offset, first_offset + count, dtype=np.int64)),
         pa.repeat(pa.scalar(timestamp_us, _TIMESTAMP), count),
         *(encode_constant(value, count) for value in (mode_of(like), like.operation, like.collection)),
-        plain.positions,
+        _as_text(plain.positions),
         SharedMetadata([like.metadata], count).array(),
-        plain.keys,
+        _as_text(plain.keys).cast(pa.binary()),
         encode_constant("raw", count),
         pa.nulls(count, pa.binary()),
         encode_constant("null", count),
@@ -135,6 +135,10 @@ def encode_plain(source: str, first_offset: int, like: Record, plain: PlainBlock
         *_nack_columns({}, count),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def _as_text(column: Column) -> Column:
+    return column.cast(pa.string()) if pa.types.is_integer(column.type) else column
 
 
 def encode_entries(entries: list[Entry]) -> Batch:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
-from conduit_dagster.commit_log.entries import decode_batch, decode_rows, encode_block, encode_plain
+from conduit_dagster.commit_log.entries import Batch, decode_batch, decode_rows, encode_block, encode_plain
 from conduit_dagster.commit_log.segment_writer import PartFile
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.log_source import LogSource
@@ -15,11 +15,11 @@ from conduit_dagster.engine.reading import read_blocks, read_or_fail
 from conduit_dagster.engine.source_nodes import SourceNode
 from conduit_dagster.engine.stage_job import LogRequest, LogResult
 from conduit_dagster.record import Record
-from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
+from conduit_dagster.sdk import Block, Keys, PlainBlock, ReadOptions, Split
 
-_OPTIONS = ReadOptions(block_records=12_000, block_bytes=524_288)
+_OPTIONS: Final = ReadOptions(block_records=12_000, block_bytes=524_288)
 """Larger blocks than a stage's: each batch of the log costs a millisecond, whatever its size."""
-_PIECE = 3_000
+_PIECE: Final = 3_000
 """Number of records passed to the processors at a time."""
 
 
@@ -33,57 +33,128 @@ class LogWriter:
         self._next = to.first + ordinal
         # random per attempt, so that a second attempt never collides with the file of the first
         self._file = PartFile(to.folder, self._next, secrets.token_hex(8))
-        self.boundary: Any = None
-        """The source's own position after the last logged record; None before the first."""
+        self._batch: _PlainBatch | None = None
+        self._boundary: Callable[[], Any] = lambda: None
+
+    @property
+    def boundary(self) -> Any:
+        """The source's own position after the last logged record; None before the first. It may cost a read."""
+        return self._boundary()
 
     def blocks(self, split: Split) -> Iterator[Block]:
         """Log the split's records and yield them as logged, so that reading them from the log gives the same bytes."""
-        options = _OPTIONS._replace(keys=self._pipeline.reads_keys)
+        keys = self._pipeline.reads_keys
+        # plain blocks share a batch of the log, and so stay as small as the CPU's cache wants them
+        sizes = ReadOptions() if self._real.gives_plain and keys < Keys.ALL else _OPTIONS
+        options = sizes._replace(keys=keys)
         for block in read_or_fail(read_blocks(self._pipeline, self.source, self._real, split, options)):
-            yield from self._logged(block)
+            if block.plain is not None:
+                yield self._logged_plain(block, block.plain())
+            else:
+                yield from self._logged(block)
+
+    def _logged_plain(self, block: Block, plain: PlainBlock) -> Block:
+        records, first = block.records, self._next
+        # the processors change the record itself
+        like = Record(0, records[0].metadata, operation=records[0].operation)
+        if self._batch is None or not self._batch.takes(like):
+            self._flush()
+            self._batch = _PlainBatch(first, like)
+        self._batch.add(plain)
+        self._next += len(records)
+        self._boundary = partial(block.boundary, len(records) - 1)
+        if self._pipeline.reads_keys >= Keys.POSITIONS:
+            _as_text(records)
+        return Block(
+            records,
+            partial(_offset_after, first),
+            partial(_complete, block.complete),
+            again=partial(_plain_rows, like, plain),
+            positions=lambda: list(map(str, plain.positions.to_pylist())),
+        )
 
     def _logged(self, block: Block) -> Iterator[Block]:
+        self._flush()
         records, first = block.records, self._next
         batch = self._encoded(block)
         self._file.write(batch)
         self._next += len(records)
-        self.boundary = block.boundary(len(records) - 1)
+        boundary = block.boundary(len(records) - 1)
+        self._boundary = lambda: boundary
         if _holds_documents(batch):
             # JSON changes values that it can't represent exactly
             records = decode_batch(batch).records
         elif self._pipeline.reads_keys >= Keys.POSITIONS:
-            for record in records:
-                record.position = str(record.position)
-        fill_in = block.complete if block.plain is not None else None
-        logged = None if fill_in is None else batch.column("position")
+            _as_text(records)
         for begin in range(0, len(records), _PIECE):
-            piece = records[begin : begin + _PIECE]
-            again = partial(decode_rows, batch, begin)
-            positions = None if logged is None else logged.slice(begin, len(piece)).to_pylist
-            yield Block(
-                piece,
-                partial(_boundary, first + begin),
-                partial(_complete, fill_in, begin),
-                again=again,
-                positions=positions,
-            )
+            again, complete = partial(decode_rows, batch, begin), partial(_complete, None)
+            yield Block(records[begin : begin + _PIECE], partial(_offset_after, first + begin), complete, again=again)
 
-    def _encoded(self, block: Block) -> Any:
-        records, now_us = block.records, self._pipeline.clock.now_ns // 1000
-        if block.plain is not None:
-            return encode_plain(self.source, self._next, records[0], block.plain(), now_us)
+    def _encoded(self, block: Block) -> Batch:
         if block.complete is not None:
-            for i, record in enumerate(records):
+            for i, record in enumerate(block.records):
                 block.complete(i, record)
-        return encode_block(self.source, self._next, records, None, now_us, {})
+        return encode_block(self.source, self._next, block.records, None, self._now_us, {})
+
+    def _flush(self) -> None:
+        if self._batch is not None:
+            self._file.write(self._batch.encoded(self.source, self._now_us))
+            self._batch = None
+
+    @property
+    def _now_us(self) -> int:
+        return self._pipeline.clock.now_ns // 1000
 
     def finish(self) -> LogResult:
         """Close the file; it is durable except for its name, see :meth:`PartFile.finish`."""
+        self._flush()
         return LogResult(self.source, self._ordinal, self._file.finish(), self.boundary)
 
     def abort(self) -> None:
         """Abandon the file; nothing in it counts."""
+        self._batch = None
         self._file.abort()
+
+
+class _PlainBatch:
+    """Plain blocks of consecutive offsets that become one batch of the log."""
+
+    def __init__(self, first: int, like: Record) -> None:
+        self._first, self._like = first, like
+        self._blocks: list[PlainBlock] = []
+        self._records = self._bytes = 0
+
+    def takes(self, like: Record) -> bool:
+        """Return whether a block of such records belongs to it: there is room, and the rest of them is the same."""
+        has_room = self._records < _OPTIONS.block_records and self._bytes < _OPTIONS.block_bytes
+        return has_room and (like.metadata, like.operation) == (self._like.metadata, self._like.operation)
+
+    def add(self, plain: PlainBlock) -> None:
+        self._blocks.append(plain)
+        self._records += len(plain.payloads)
+        self._bytes += plain.payloads.nbytes
+
+    def encoded(self, source: str, now_us: int) -> Batch:
+        import pyarrow as pa
+
+        columns = (pa.concat_arrays(list(column)) for column in zip(*self._blocks, strict=True))
+        return encode_plain(source, self._first, self._like, PlainBlock(*columns), now_us)
+
+
+def _plain_rows(like: Record, plain: PlainBlock, places: Sequence[int]) -> list[Record]:
+    """Return records of a plain block as reading them from the log gives them."""
+
+    def row(i: int) -> Record:
+        payload, position, key = (column[i].as_py() for column in plain)
+        key = key if isinstance(key, bytes) else b"%d" % key
+        return Record(str(position), like.metadata, payload, key, None, like.operation)
+
+    return list(map(row, places))
+
+
+def _as_text(records: list[Record]) -> None:
+    for record in records:
+        record.position = str(record.position)
 
 
 def _holds_documents(batch: Any) -> bool:
@@ -91,12 +162,12 @@ def _holds_documents(batch: Any) -> bool:
     return any("document" in kind for kind in kinds)
 
 
-def _boundary(first: int, place: int) -> int:
+def _offset_after(first: int, place: int) -> int:
     return first + place + 1
 
 
-def _complete(fill_in: Callable[[int, Record], None] | None, begin: int, place: int, record: Record) -> None:
+def _complete(fill_in: Callable[[int, Record], None] | None, place: int, record: Record) -> None:
     """Complete a record and convert its position to text, as in the log."""
     if fill_in is not None:
-        fill_in(begin + place, record)
+        fill_in(place, record)
     record.position = str(record.position)

@@ -43,9 +43,9 @@ class PlainBlock(NamedTuple):
     payloads: Any
     """An Arrow column of bytes: ``after`` of each record."""
     positions: Any
-    """Text, the same as ``Block.complete`` gives."""
+    """Text, the same as ``Block.complete`` gives; or whole numbers, which stand for their decimal text."""
     keys: Any
-    """Bytes, likewise."""
+    """Bytes, likewise; or whole numbers."""
 
 
 class Replayed(NamedTuple):
@@ -158,6 +158,8 @@ class Source(ABC):
     """True where ``read`` gives :class:`Rows` when it is asked for them."""
     gives_json: ClassVar[bool] = False
     """True only where no document holds NaN or an infinity; else the engine looks at each, and makes them text."""
+    gives_plain: ClassVar[bool] = False
+    """True where each block of a read that leaves out keys tells ``Block.plain``."""
     identity_settings: ClassVar[tuple[str, ...]] = ()
     """Settings that say which data this is; where one changes, the source starts anew under a new generation."""
 

@@ -1,4 +1,4 @@
-"""Waits of a loop that has nothing to do: short at first, long later, and never dearer than half a percent of a core."""
+"""Waits of a loop with nothing to do: short at first, long later, never dearer than half a percent of a core."""
 
 from __future__ import annotations
 

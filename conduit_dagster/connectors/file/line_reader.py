@@ -278,12 +278,11 @@ class _Labels:
         # end of each line in the column, plus the line ends before it
         ends = np.frombuffer(payloads.buffers()[1], np.int32, count + 1)[1:] + np.arange(1, count + 1) + self._at.offset
         ends[-1] = self._reader.offset(int(ends[-1]))  # the last line of a file may lack its end
-        positions = pa.array(ends).cast(pa.string())
+        positions: Any = pa.array(ends)
         if self._reader.prefix:
-            parts = [pa.scalar(self._reader.prefix), positions, pa.scalar("")]
+            parts = [pa.scalar(self._reader.prefix), positions.cast(pa.string()), pa.scalar("")]
             positions = pc.call_function("binary_join_element_wise", parts)
-        keys = pa.array(np.arange(first, first + count)).cast(pa.string()).cast(pa.binary())
-        return PlainBlock(payloads, positions, keys)
+        return PlainBlock(payloads, positions, pa.array(np.arange(first, first + count)))
 
     def again(self, places: Sequence[int]) -> list[Record]:
         records = [Record(0, self._metadata, self._lines[i]) for i in places]

@@ -49,6 +49,7 @@ class FileSource(Source):
     Settings = FileSourceSettings
     sets_metadata = True
     gives_json = True
+    gives_plain = True
 
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         super().__init__(settings, context)
