@@ -53,8 +53,7 @@ def _session(settings: SparkSettings) -> SparkSession:
     files = ServerFiles(settings.home)
     before = files.read()
     spark = open_session(settings, _NAME)
-    after = files.read()
-    if after is not None and (before is None or before.token != after.token):
+    if files.is_another(before):
         ends = f"it ends {duration(settings.idle)} after its last use, or with conduit-dagster spark stop"
         print(f"started a Spark server for this project's commands; {ends}", file=sys.stderr)
     return spark

@@ -64,7 +64,7 @@ class LogWriter:
         self._next += len(records)
         self._boundary = partial(block.boundary, len(records) - 1)
         if self._pipeline.reads_keys >= Keys.POSITIONS:
-            _as_text(records)
+            _positions_as_text(records)
         return Block(
             records,
             partial(_offset_after, first),
@@ -85,7 +85,7 @@ class LogWriter:
             # JSON changes values that it can't represent exactly
             records = decode_batch(batch).records
         elif self._pipeline.reads_keys >= Keys.POSITIONS:
-            _as_text(records)
+            _positions_as_text(records)
         for begin in range(0, len(records), _PIECE):
             again, complete = partial(decode_rows, batch, begin), partial(_complete, None)
             yield Block(records[begin : begin + _PIECE], partial(_offset_after, first + begin), complete, again=again)
@@ -152,7 +152,7 @@ def _plain_rows(like: Record, plain: PlainBlock, places: Sequence[int]) -> list[
     return list(map(row, places))
 
 
-def _as_text(records: list[Record]) -> None:
+def _positions_as_text(records: list[Record]) -> None:
     for record in records:
         record.position = str(record.position)
 

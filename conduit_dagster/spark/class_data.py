@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from conduit_dagster.recovery.errors import ConduitError
@@ -33,6 +34,8 @@ def archive_options(conf: Mapping[str, str]) -> list[str]:
     path = archive_path()
     if path is None or not path.is_file() or any(key in conf for key in _OTHER_CLASSES) or " " in str(path):
         return []
+    with suppress(OSError):
+        os.utime(path)  # for forget_unused: many file systems keep no access times
     # a warning about an archive that does not match would go to the user's terminal
     return [f"-XX:SharedArchiveFile={path}", "-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
@@ -103,11 +106,10 @@ def mark_failed(path: Path) -> None:
 
 
 def forget_unused(folder: Path) -> None:
-    """Remove archives that no JVM has read for a month: those of environments that are gone."""
+    """Remove archives with which no JVM was started for a month: those of environments that are gone."""
     for archive in folder.glob("spark-*.jsa"):
         try:
-            about = archive.stat()
-            if time.time() - max(about.st_atime, about.st_mtime) > _UNUSED:
+            if time.time() - archive.stat().st_mtime > _UNUSED:
                 for suffix in (".jsa", ".lock", ".failed"):
                     archive.with_suffix(suffix).unlink(missing_ok=True)
         except OSError:

@@ -54,10 +54,11 @@ def join_server(settings: SparkSettings, name: str) -> tuple[SparkServer, Sessio
 
 def start_server(settings: SparkSettings) -> tuple[SparkServer, bool]:
     """Return the server and whether this call started it. Raises as :func:`join_server` does."""
-    before = ServerFiles(settings.home).read()
+    files = ServerFiles(settings.home)
+    before = files.read()
     server, mark = join_server(settings, "spark start")
     mark.release()
-    return server, before is None or before.token != server.token
+    return server, files.is_another(before)
 
 
 def stop_server(home: Path) -> dict[str, Any] | None:
@@ -160,8 +161,8 @@ def _attempt(files: ServerFiles, settings: SparkSettings) -> SparkServer | None:
         files.log.replace(files.log.with_suffix(".log.1"))
     plan = launch_plan(files, settings, archive=True)
     keeper = _spawn_keeper(files, {**plan, "adopt": False, "idle": settings.idle})
-    _meanwhile(plan["env"])
     try:
+        _meanwhile(plan["env"])
         server = _wait(files, plan["server"]["token"], keeper)
     finally:
         # it holds secrets, and the server has read it

@@ -92,6 +92,11 @@ class ServerFiles:
         except (OSError, ValueError, TypeError):
             return None
 
+    def is_another(self, before: SparkServer | None) -> bool:
+        """Return whether a server was started since :meth:`read` gave ``before``."""
+        now = self.read()
+        return now is not None and (before is None or before.token != now.token)
+
     def write(self, server: SparkServer) -> None:
         """Store the server's record."""
         write_private(self._record, json.dumps(asdict(server)))

@@ -70,10 +70,8 @@ def spawn(
     Raises :class:`NotWarmError` when ``seconds`` were not enough, where this system can't, and where its user does not
     want it (``CONDUIT_WARM_SECONDS=0``).
     """
-    if sys.platform != "linux":
-        raise NotWarmError("forking is safe on Linux only")
-    if wanted.environment.get("CONDUIT_WARM_SECONDS") == "0":
-        raise NotWarmError("CONDUIT_WARM_SECONDS is 0")
+    if (reason := _unwanted(wanted.environment)) is not None:
+        raise NotWarmError(reason)
     deadline = time.monotonic() + seconds
     try:
         path = socket_path(role, python, wanted.environment.get("PYTHONPATH", ""))
@@ -88,7 +86,7 @@ def spawn(
 
 def prepare(role: str, environment: dict[str, str], python: str = sys.executable) -> None:
     """Start the role's parent if there is none, without waiting for it: a :func:`spawn` will follow. Never raises."""
-    if sys.platform != "linux" or environment.get("CONDUIT_WARM_SECONDS") == "0":
+    if _unwanted(environment) is not None:
         return
     with suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         path = socket_path(role, python, environment.get("PYTHONPATH", ""))
@@ -96,6 +94,12 @@ def prepare(role: str, environment: dict[str, str], python: str = sys.executable
             connection.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             _start(role, path, python, environment)
+
+
+def _unwanted(environment: dict[str, str]) -> str | None:
+    if sys.platform != "linux":
+        return "forking is safe on Linux only"
+    return "CONDUIT_WARM_SECONDS is 0" if environment.get("CONDUIT_WARM_SECONDS") == "0" else None
 
 
 def _asked(connection: socket.socket, wanted: ForkRequest, streams: list[int], deadline: float) -> ForkedProcess | None:

@@ -45,15 +45,18 @@ def test_the_wait_is_short_again_after_a_step() -> None:
     assert machine.look() == 0.05
 
 
-@pytest.mark.parametrize("cost", [0.0002, 0.004, 0.02, 0.049])
-def test_looks_at_a_quiet_source_cost_half_a_percent_of_a_core(cost: float) -> None:
+@pytest.mark.parametrize(
+    ("cost", "share"), [(0.0002, 0.005), (0.004, 0.005), (0.02, 0.005), (0.049, 0.005), (0.09, 0.01)]
+)
+def test_looks_at_a_quiet_source_cost_half_a_percent_of_a_core(cost: float, share: float) -> None:
+    """One percent where a look is so dear that ten seconds, the longest wait, are too short for that."""
     machine = Machine()
     for _ in range(200):
         machine.look(cost)
     began, busy = machine.now, machine.cpu
     for _ in range(50):
         machine.look(cost)
-    assert (machine.cpu - busy) / (machine.now - began) <= 0.005
+    assert (machine.cpu - busy) / (machine.now - began) <= share
 
 
 def test_a_look_that_takes_seconds_is_repeated_after_ten() -> None:

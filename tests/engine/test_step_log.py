@@ -10,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 from lab.support import DECODE, Crashes, Lab, destination, processor, queue, source
 from pyspark.sql import SparkSession
 
-from conduit_dagster.commit_log.entries import encode_block, encode_plain
+from conduit_dagster.commit_log.entries import SCHEMA, decode_batch, encode_block, encode_plain
+from conduit_dagster.engine.log_writer import LogWriter
+from conduit_dagster.engine.stage_job import LogRequest
 from conduit_dagster.engine.step_log import StepLog
 from conduit_dagster.sdk import Block, Keys, Limit, ReadOptions
 from conduit_dagster.state.steps import Plan
@@ -279,6 +282,32 @@ def test_a_plain_block_is_logged_as_its_records_are(lab: Lab) -> None:
             assert plain.equals(encode_block("in", 5, other.records, None, 7, {}))
             seen += len(other.records)
     assert seen == 140
+
+
+def test_small_plain_blocks_share_a_batch_and_are_logged_as_they_are_read(lab: Lab, tmp_path: Path) -> None:
+    """Three blocks and two files; what is told of a block is what reading the log tells."""
+    for name in "ab":
+        lab.write(f"large/{name}.jsonl", [{"i": i, "t": "x" * (i % 90)} for i in range(3000)])
+    build(lab, source("./large/*.jsonl"))
+    bound = lab.catalogue().get("p")
+    assert bound is not None
+    (node,), real = bound.compiled.inputs, bound.compiled.sources[0].source
+    splits = real.split(real.initial(), real.latest(real.initial(), Limit(10_000, 10_000_000)), 1)
+    writer = LogWriter(bound.compiled, node, LogRequest(str(tmp_path / "segment"), 5), 0)
+    blocks = [block for split in splits for block in writer.blocks(split)]
+    assert len(blocks) > 2 * len(splits)
+    told = [record for block in blocks if block.again for record in block.again(range(len(block.records)))]
+    positions = [position for block in blocks if block.positions for position in block.positions()]
+    written = writer.finish()
+    (file,) = (tmp_path / "segment").iterdir()
+    logged = decode_batch(pq.read_table(file, schema=SCHEMA).combine_chunks().to_batches()[0])
+    read = [r for split in splits for block in _blocks(real.read(split, ReadOptions())) for r in block.records]
+    for record in read:
+        record.position = str(record.position)
+    assert logged.records == read == told
+    assert positions == [record.position for record in read]
+    assert logged.offsets == list(range(5, 6005)) == [b.boundary(i) - 1 for b in blocks for i in range(len(b.records))]
+    assert written.boundary["line"] == 3000
 
 
 def _blocks(read: Iterator[Any]) -> list[Block]:

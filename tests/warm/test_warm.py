@@ -176,6 +176,20 @@ def test_of_several_clients_at_the_same_moment_one_starts_the_parent(nursery: Nu
     assert len({said["parent"] for said in nursery.said()}) == 1
 
 
+def test_a_parent_that_was_prepared_is_the_one_that_forks(nursery: Nursery) -> None:
+    """It comes up by itself; to prepare it again starts no second one, and whoever wants none gets none."""
+    environment = nursery.wanted().environment
+    path = protocol.socket_path("tests", sys.executable, environment["PYTHONPATH"])
+    client.prepare("tests", {**environment, "CONDUIT_WARM_SECONDS": "0"})
+    assert not path.with_suffix(".log").exists()
+    client.prepare("tests", environment)
+    wait_until(path.exists, "the parent listens")
+    inode = path.stat().st_ino
+    client.prepare("tests", environment)
+    nursery.run()
+    assert path.stat().st_ino == inode
+
+
 def test_a_parent_that_was_killed_is_replaced_and_its_child_lives(nursery: Nursery) -> None:
     child = nursery.spawn("wait")
     wait_until(nursery.said, "it runs")
