@@ -3,101 +3,17 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from lab.kept import MemoryValues, leave_at
+from lab.kept import MemoryValues
+from lab.parquet_inbox import ALL, NEVER, Inbox, Reader, values
 
 from conduit_dagster.connectors.parquet import parquet_folder, parquet_scan
-from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
-from conduit_dagster.expressions import Clock
 from conduit_dagster.recovery.errors import FatalError
-from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
+from conduit_dagster.sdk import Limit
 from conduit_dagster.sdk.source import KeptValues
-
-NEVER = 10**9
-ALL = Limit(10**9, 10**12)
-
-
-class Reader:
-    """A source whose finished files leave the position once there are so many, and where it is."""
-
-    def __init__(self, root: Path, leaves_at: int, kept: MemoryValues | None) -> None:
-        self.root, self.leaves_at, self.kept = root, leaves_at, kept
-        self.restart()
-        self.position: Any = self.source.initial()
-        self.earlier = [self.position]
-
-    def restart(self) -> None:
-        self.horizon: Any = None
-        context = ConnectorContext("p", "in", str(self.root), Clock(7), "exactly-once")
-        self.source = ParquetSource(ParquetSourceSettings(path="in/"), context)
-        if self.kept is not None:
-            self.source.attach_kept(self.kept.access)
-
-    def latest(self, limit: Limit = ALL) -> Any:
-        with pytest.MonkeyPatch.context() as patch:
-            leave_at(patch, self.leaves_at)
-            return json.loads(json.dumps(self.source.latest(self.position, limit, self.horizon)))
-
-    def records(self, start: Any, end: Any) -> list[tuple[Any, Any, Any]]:
-        """The documents of a range, their positions and their boundaries."""
-        found: list[tuple[Any, Any, Any]] = []
-        for split in self.source.split(start, end, 2):
-            for block in self.source.read(split, ReadOptions(block_records=3)):
-                assert isinstance(block, Block)
-                found += [(r.after, r.position, block.boundary(i)) for i, r in enumerate(block.records)]
-        return found
-
-    def step(self, limit: Limit = ALL, cut: int | None = None) -> list[tuple[Any, Any]]:
-        """Read one step, or up to its record ``cut``."""
-        start, end = self.position, self.latest(limit)
-        if end == start:
-            return []
-        self.source.verify(start, end)
-        records = self.records(start, end)
-        if cut is not None and cut < len(records):
-            end = json.loads(json.dumps(self.source.within(start, end, records[cut][2])))
-            records = records[: cut + 1]
-        self.position = end
-        self.earlier.append(end)
-        return [(after, position) for after, position, _ in records]
-
-    @property
-    def place(self) -> Any:
-        return self.source.place(self.position)
-
-    @property
-    def names(self) -> list[str]:
-        return [file["name"] for file in self.position["files"]]
-
-
-class Inbox:
-    """A folder whose files are put into their places at once."""
-
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "in"
-        self.folder.mkdir()
-        self.rows = 0
-        self.versions: list[bytes] = []
-
-    def put(self, name: str, rows: int) -> None:
-        table = pa.table({"i": list(range(self.rows, self.rows + rows))})
-        pq.write_table(table, self.folder / ".new", row_group_size=2)
-        self.rows += rows
-        self.versions.append((self.folder / ".new").read_bytes())
-        (self.folder / ".new").replace(self.folder / name)
-
-    def put_back(self, name: str, version: int) -> None:
-        if self.versions:
-            (self.folder / ".new").write_bytes(self.versions[version % len(self.versions)])
-            (self.folder / ".new").replace(self.folder / name)
 
 
 @pytest.fixture
@@ -108,10 +24,6 @@ def inbox(tmp_path: Path) -> Inbox:
 @pytest.fixture
 def reader(tmp_path: Path, inbox: Inbox) -> Reader:
     return Reader(tmp_path, 1, MemoryValues())
-
-
-def values(records: list[tuple[Any, Any]]) -> list[int]:
-    return [after["i"] for after, _ in records]
 
 
 def test_an_unchanged_finished_file_is_not_opened_again(
@@ -368,92 +280,3 @@ def test_what_a_step_stores_does_not_grow(inbox: Inbox, reader: Reader) -> None:
         sizes.append(len(json.dumps(reader.position)))
     assert max(sizes) < sizes[0] + 8 * 80
     assert reader.position["seen"] == 400
-
-
-FILES = st.integers(0, 3)
-MOVES = st.one_of(
-    st.tuples(st.just("put"), FILES, st.integers(0, 4)),
-    st.tuples(st.just("put"), FILES, st.integers(1, 4)),
-    st.tuples(st.just("delete"), FILES, st.just(0)),
-    st.tuples(st.just("put back"), FILES, st.integers(0, 5)),
-    st.tuples(st.just("touch"), FILES, st.just(0)),
-    st.tuples(st.just("restart"), st.just(0), st.just(0)),
-    st.tuples(st.just("drain"), st.just(0), st.just(0)),
-    st.tuples(st.just("go on"), st.just(0), st.just(0)),
-    st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
-    st.tuples(st.just("step"), st.integers(1, 9), st.just(0)),
-    st.tuples(st.just("cut"), st.integers(2, 9), st.integers(0, 5)),
-    st.tuples(st.just("back"), st.integers(1, 3), st.just(0)),
-    st.tuples(st.just("range"), st.integers(1, 6), st.just(0)),
-)
-
-
-def _outcome(work: Any) -> Any:
-    """What was returned, or the code of the error: a partly read file may be gone."""
-    try:
-        return work()
-    except FatalError as error:
-        return error.code
-
-
-def _move(inbox: Inbox, readers: list[Reader], kind: str, first: int, second: int) -> None:
-    name = str(first)
-    if kind == "put":
-        inbox.put(name, second)
-    elif kind == "put back":
-        inbox.put_back(name, second)
-    elif kind == "delete":
-        (inbox.folder / name).unlink(missing_ok=True)
-    elif kind == "touch" and (inbox.folder / name).exists():
-        (inbox.folder / name).touch()
-    for reader in readers:
-        if kind == "restart":
-            reader.restart()
-        elif kind == "drain":
-            reader.horizon = reader.source.horizon()
-        elif kind == "go on":
-            reader.horizon = None
-        elif kind == "back":
-            reader.position = reader.earlier[-1 - first % len(reader.earlier)]
-
-
-def compare(moves: list[tuple[str, int, int]]) -> None:
-    """Three readers: files leave the position of one at once, of another never, and the third has no state store."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        inbox = Inbox(root)
-        readers = [Reader(root, 1, MemoryValues()), Reader(root, NEVER, MemoryValues()), Reader(root, 1, None)]
-        for kind, first, second in moves:
-            _move(inbox, readers, kind, first, second)
-            if kind in ("step", "cut"):
-                cut = second if kind == "cut" else None
-                steps = [_outcome(lambda r=r: r.step(Limit(first, 10**9), cut)) for r in readers]  # noqa: B023
-                assert steps[0] == steps[1] == steps[2]
-            elif kind == "range":
-                pairs = [(r.earlier[-1 - first % len(r.earlier)], r.position) for r in readers]
-                ranges = [
-                    _outcome(lambda r=r, pair=pair: [one[:2] for one in r.records(*pair)])
-                    for r, pair in zip(readers, pairs, strict=True)
-                ]
-                assert ranges[0] == ranges[1] == ranges[2]
-            assert readers[0].place == readers[1].place
-            lags = [_outcome(lambda r=r: r.source.lag(r.position)) for r in readers]
-            assert lags[0] == lags[1] == lags[2]
-
-
-HISTORIES = st.lists(MOVES, min_size=10, max_size=40)
-
-
-@settings(max_examples=40)
-@given(moves=HISTORIES)
-def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
-    """New files, deletions, replacements, returns, restarts, cut steps, rewinds and drains, with lists and without."""
-    compare(moves)
-
-
-@pytest.mark.slow
-@settings(max_examples=400)
-@given(moves=HISTORIES)
-def test_many_random_histories(moves: list[tuple[str, int, int]]) -> None:
-    """As above."""
-    compare(moves)
