@@ -57,9 +57,9 @@ class LogWriter:
         records, first = block.records, self._next
         # the processors change the record itself
         like = Record(0, records[0].metadata, operation=records[0].operation)
-        if self._batch is None or not self._batch.takes(like):
+        if self._batch is None or not self._batch.takes(like, plain):
             self._flush()
-            self._batch = _PlainBatch(first, like)
+            self._batch = _PlainBatch(first, like, plain)
         self._batch.add(plain)
         self._next += len(records)
         self._boundary = partial(block.boundary, len(records) - 1)
@@ -119,15 +119,15 @@ class LogWriter:
 class _PlainBatch:
     """Plain blocks of consecutive offsets that become one batch of the log."""
 
-    def __init__(self, first: int, like: Record) -> None:
-        self._first, self._like = first, like
+    def __init__(self, first: int, like: Record, plain: PlainBlock) -> None:
+        self._first, self._like, self._kind = first, like, _kind_of(like, plain)
         self._blocks: list[PlainBlock] = []
         self._records = self._bytes = 0
 
-    def takes(self, like: Record) -> bool:
+    def takes(self, like: Record, plain: PlainBlock) -> bool:
         """Return whether a block of such records belongs to it: there is room, and the rest of them is the same."""
         has_room = self._records < _OPTIONS.block_records and self._bytes < _OPTIONS.block_bytes
-        return has_room and (like.metadata, like.operation) == (self._like.metadata, self._like.operation)
+        return has_room and _kind_of(like, plain) == self._kind
 
     def add(self, plain: PlainBlock) -> None:
         self._blocks.append(plain)
@@ -139,6 +139,11 @@ class _PlainBatch:
 
         columns = (pa.concat_arrays(list(column)) for column in zip(*self._blocks, strict=True))
         return encode_plain(source, self._first, self._like, PlainBlock(*columns), now_us)
+
+
+def _kind_of(like: Record, plain: PlainBlock) -> tuple[Any, ...]:
+    # positions of a rotated file are text, where those of the first one are numbers
+    return like.metadata, like.operation, plain.positions.type, plain.keys.type
 
 
 def _plain_rows(like: Record, plain: PlainBlock, places: Sequence[int]) -> list[Record]:
