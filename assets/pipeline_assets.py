@@ -140,7 +140,7 @@ def _written(bound: BoundPipeline, specs: list[dg.AssetSpec]) -> dg.AssetsDefini
     )
     def run(
         context: dg.AssetExecutionContext, config: RunConfig, spark: SparkResource, state: StateResource
-    ) -> Iterator[dg.AssetCheckResult]:
+    ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         yield from run_in_dagster(context, config, pipeline, file, state.project, spark.spark_session, state.database)
 
     return run
@@ -201,7 +201,7 @@ class _Specs:
         return dg.AssetSpec(
             self._key(name),
             deps=deps,
-            # a run logs its materialisations itself; Dagster would add one of its own, without numbers
+            # a run that is cancelled or fails yields no outputs; Dagster would add one of its own, without numbers
             skippable=True,
             kinds=kinds,
             group_name=job_name(self._bound.id),

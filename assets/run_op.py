@@ -103,7 +103,7 @@ def run_in_dagster(
     project: Project,
     spark: "SparkSession",
     database: sa.Engine,
-) -> Iterator[dg.AssetCheckResult]:
+) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
     """Move records until stopped, drained or failed. Reads the file again: a change only needs a new run.
 
     The run succeeds when the pipeline stopped by itself, after ``end_after`` or on a signal from the system; it is
@@ -161,7 +161,7 @@ class _Run:
         intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
         self._journal = RunReporter(context, self._bound, observer, intervals)
 
-    def run(self, spark: "SparkSession") -> Iterator[dg.AssetCheckResult]:
+    def run(self, spark: "SparkSession") -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
         with Signals() as signals, ExitWatchdog(signals, longest):

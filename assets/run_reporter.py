@@ -11,6 +11,7 @@ import structlog
 
 from assets.asset_checks import NO_DEAD_LETTERS, TOTAL, CheckResult, as_evaluation, as_result, check_key, verdicts
 from assets.events import Observer, RunSnapshot, materializations
+from assets.names import asset_key
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 
@@ -65,16 +66,27 @@ class RunReporter:
             self._materialize(look)
         self._check(look)
 
-    def end(self, result: RunResult) -> Iterator[dg.AssetCheckResult]:
-        """Log the final numbers and yield the check results that Dagster requires of every run.
+    def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
+        """Yield the final numbers and the check results that Dagster requires of every run.
 
-        A failed run that moved nothing since the last event materialises nothing: its assets show as failed.
+        What a successful run wrote is yielded as output: assets downstream of it, in the same run, begin after it. A
+        failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         """
         look = self._observer.look()
-        if result.error is None or look.progress.steps != self._logged:
+        if result.error is None:
+            yield from self._outputs(look)
+        elif look.progress.steps != self._logged:
             self._materialize(look)
         for verdict in self._verdicts(look, result):
             yield as_result(self._bound.id, verdict)
+
+    def _outputs(self, look: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
+        read = {asset_key(self._bound.id, source.id) for source in self._bound.config.sources}
+        for event in materializations(self._bound, look):
+            if event.asset_key in read:
+                self._context.log_event(event)  # an external asset: no output of this op
+            else:
+                yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
 
     def _materialize(self, look: RunSnapshot) -> None:
         for event in materializations(self._bound, look):

@@ -1,4 +1,4 @@
-"""Memory and CPU time of this process and everything it started. Shared pages count in each process."""
+"""Memory and CPU time of this process and everything it started. A page that several of them share counts once."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
 
     def watch() -> None:
         while not ended.wait(every):
-            peak.see(resident())
+            peak.see(memory())
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -55,11 +55,13 @@ def watching(peak: Peak, every: float = 0.25) -> Generator[None]:
         thread.join()
 
 
-def resident() -> Memory:
+def memory() -> Memory:
     """Now. A PostgreSQL server that was started from here is left out."""
-    sizes = [(_name(pid), resident_of(pid)) for pid in _tree(os.getpid())]
-    python = sum(size for name, size in sizes if name.startswith("python"))
-    return Memory(python, sum(size for name, size in sizes if name != "postgres"))
+    names = {pid: _name(pid) for pid in _tree(os.getpid())}
+    python = sum(proportional_of(pid) for pid, name in names.items() if name.startswith("python"))
+    # Java shares no pages with the others, and going through all of its own takes long
+    rest = sum(resident_of(pid) for pid, name in names.items() if not name.startswith(("python", "postgres")))
+    return Memory(python, python + rest)
 
 
 def cpu_seconds() -> float:
@@ -95,8 +97,17 @@ def _name(pid: int) -> str:
         return ""
 
 
+def proportional_of(pid: int) -> float:
+    """Return the memory of one process in MB, of pages that n processes share an n-th; 0 of one that has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) * 1024 / 1e6
+
+
 def resident_of(pid: int) -> float:
-    """Of one process, in MB; 0 of one that has ended."""
+    """Return the resident memory of one process in MB, shared pages in full; 0 of one that has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 1e6
     except (OSError, IndexError):

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from benchmarks import engine
 from benchmarks.bench import Bench
 from benchmarks.kinds import KINDS, TABLE, needs_database, setup_of
-from benchmarks.processes import Memory, resident
+from benchmarks.processes import Memory, memory
 from benchmarks.setup import Setup
 from conduit_dagster.engine.report import RunProgress, StepReport
 from conduit_dagster.engine.stop import StopFlag
@@ -73,7 +73,7 @@ class _Trickle:
         self.milliseconds.append((time.perf_counter() - self._began) * 1000)
         assert progress.read == len(self.milliseconds), "a step of more than one record"
         if progress.steps % self._every == 0:
-            self.memory[progress.steps] = resident()
+            self.memory[progress.steps] = memory()
         if progress.steps < self._steps:
             self._next()
         else:

@@ -233,11 +233,12 @@ class HeartbeatMonitor:
 
 
 def stored(database: sa.Engine, silence: HeartbeatMonitor, lease_seconds: float) -> dict[str, Stored]:
-    """Return the stored state of every pipeline that ever ran, by id."""
+    """Return the stored state of every pipeline that ever ran or was asked to start, by id."""
     recoveries = recovery_rows(database)
     with reading(database) as connection:
         rows = connection.execute(sa.select(pipelines)).mappings().all()
-    return {
+    never_ran = {name: Stored(recovery=recovery) for name, recovery in recoveries.items()}
+    return never_ran | {
         row["pipeline"]: Stored(
             row["status"] if row["next_step"] > 1 or row["pipeline"] in recoveries else "",
             row["reason"],

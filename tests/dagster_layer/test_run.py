@@ -58,7 +58,7 @@ def test_counts_of_all_runs_go_on_in_the_next_one(folder: Folder) -> None:
     folder.append(range(100, 110))
     folder.run()
     out = folder.newest("numbers", "out")
-    assert (out["records_delivered"], out["dagster/row_count"]) == (4, 44)
+    assert (out["records_delivered"], out["records_delivered_all_runs"]) == (4, 44)
 
 
 def test_upstream_is_materialised_first_and_the_acks_last(folder: Folder) -> None:

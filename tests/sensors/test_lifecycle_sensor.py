@@ -73,6 +73,17 @@ def test_a_degraded_pipeline_is_started_when_its_file_was_mended(location: Locat
     assert len(location.tick(SENSOR)) == 1
 
 
+def test_a_pipeline_that_never_ran_starts_when_asked(location: Location) -> None:
+    location.write(status="stopped")
+    assert location.tick(SENSOR) == []
+    assert ask_start(location.store, "orders", "operator")
+    (request,) = location.tick(SENSOR)
+    location.launch(request)
+    assert location.tick(SENSOR) == []
+    location.begin(digest=digest(location), alive=True)
+    assert location.recovery().asked == ""
+
+
 @pytest.mark.parametrize("asked", [True, False])
 def test_a_drained_pipeline_runs_again_when_asked(location: Location, asked: bool) -> None:
     location.write(trigger="available-now")

@@ -1,0 +1,93 @@
+"""A user's own assets behind a destination: they run after it in the same run, and when it was materialised."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_layer.project_folder import Folder
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+OUT, DEAD = dg.AssetKey(["numbers", "out"]), dg.AssetKey(["numbers", "dead_letters"])
+DAYS = dg.DailyPartitionsDefinition(start_date="2026-01-01")
+Lines = Callable[[], int]
+
+
+def _asset(lines: Lines) -> dg.AssetsDefinition:
+    @dg.asset(deps=[OUT, DEAD])
+    def report() -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata={"lines": lines()})
+
+    return report
+
+
+def _multi_asset(lines: Lines) -> dg.AssetsDefinition:
+    """As a dbt project: models that depend on each other, of which some may be selected."""
+    report = dg.AssetSpec("report", deps=[OUT], skippable=True)
+    model = dg.AssetSpec("model", deps=[report], skippable=True)
+
+    @dg.multi_asset(specs=[report, model], can_subset=True)
+    def models(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
+        for key in sorted(context.selected_asset_keys, reverse=True):
+            yield dg.MaterializeResult(asset_key=key, metadata={"lines": lines()})
+
+    return models
+
+
+def _partitioned(lines: Lines) -> dg.AssetsDefinition:
+    @dg.asset(deps=[OUT], partitions_def=DAYS)
+    def report(context: dg.AssetExecutionContext) -> dg.MaterializeResult[Any]:
+        assert context.partition_key == "2026-01-02"
+        return dg.MaterializeResult(metadata={"lines": lines()})
+
+    return report
+
+
+def _eager(lines: Lines) -> dg.AssetsDefinition:
+    @dg.asset(deps=[OUT], automation_condition=dg.AutomationCondition.eager())
+    def report() -> dg.MaterializeResult[Any]:
+        return dg.MaterializeResult(metadata={"lines": lines()})
+
+    return report
+
+
+def _with(folder: Folder, downstream: dg.AssetsDefinition, selection: dg.AssetSelection) -> dg.Definitions:
+    job = dg.define_asset_job("both", selection=selection, executor_def=dg.in_process_executor)
+    return dg.Definitions.merge(folder.definitions, dg.Definitions(assets=[downstream], jobs=[job]))
+
+
+def _lines(folder: Folder) -> Lines:
+    return lambda: len((folder.root / "out.jsonl").read_text().splitlines())
+
+
+@pytest.mark.parametrize("form", [_asset, _multi_asset, _partitioned, _eager])
+def test_an_asset_behind_a_destination_runs_after_it_in_one_run(
+    folder: Folder, form: Callable[[Lines], dg.AssetsDefinition]
+) -> None:
+    folder.numbers()
+    selection = dg.AssetSelection.groups("numbers") | dg.AssetSelection.assets("report")
+    job = _with(folder, form(_lines(folder)), selection).resolve_job_def("both")
+    day = "2026-01-02" if form is _partitioned else None
+    assert job.execute_in_process(instance=folder.instance, partition_key=day).success
+    assert folder.newest("report")["lines"] == 40
+    assert folder.newest("numbers", "out")["records_delivered"] == 40
+
+
+def test_nothing_runs_behind_a_pipeline_that_failed(folder: Folder) -> None:
+    folder.numbers(queue="{window-size: 1}")
+    selection = dg.AssetSelection.groups("numbers") | dg.AssetSelection.assets("report")
+    job = _with(folder, _asset(_lines(folder)), selection).resolve_job_def("both")
+    assert not job.execute_in_process(instance=folder.instance, raise_on_error=False).success
+    assert folder.instance.get_latest_materialization_event(dg.AssetKey("report")) is None
+
+
+def test_automation_asks_for_what_is_behind_a_destination(folder: Folder) -> None:
+    """Also while the pipeline runs on: what it materialises then is an event like any other."""
+    folder.numbers()
+    definitions = _with(folder, _eager(_lines(folder)), dg.AssetSelection.assets("report"))
+    first = dg.evaluate_automation_conditions(definitions, folder.instance)
+    assert first.total_requested == 0
+    assert folder.run().success
+    second = dg.evaluate_automation_conditions(definitions, folder.instance, cursor=first.cursor)
+    assert second.get_num_requested(dg.AssetKey("report")) == 1
