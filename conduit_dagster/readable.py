@@ -1,7 +1,10 @@
-"""Human-readable form of records, for the output of pipeline tests and of examples."""
+"""Human-readable form of records, for the terminal, the output of pipeline tests and examples."""
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 from typing import Any
 
 import msgspec
@@ -29,3 +32,22 @@ def readable_part(part: Any) -> Any:
         return part.decode()
     except UnicodeDecodeError:
         return msgspec.to_builtins(part)
+
+
+def readable_line(layout: dict[str, Any]) -> str:
+    """Return a record in Conduit's layout as one line, with raw data as text instead of Base64 where it is UTF-8.
+
+    For people: what a command prints with ``--json`` keeps the layout.
+    """
+    payload = {name: _decoded(part) for name, part in layout["payload"].items()}
+    decoded = {name: _decoded(layout[name]) for name in ("position", "key")}
+    return json.dumps({**layout, **decoded, "payload": payload}, ensure_ascii=False)
+
+
+def _decoded(part: Any) -> Any:
+    if not isinstance(part, str):
+        return part
+    try:
+        return base64.b64decode(part, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return part

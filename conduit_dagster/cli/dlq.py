@@ -241,20 +241,20 @@ def _show(letter: str, reveal: bool, files: list[str] | None) -> Outcome:
 
 
 def _print_letter(console: Console, row: Facts, facts: Facts) -> None:
-    import json
+    from conduit_dagster.readable import readable_line
 
     for name in ("id", "state", "at", "source", "offset", "position", "namespace", "attempt", "note"):
         if row[name] not in ("", None):
             console.print(f"{name + ':':<12}{row[name]}")
     for name in ("original", "failed"):
         if facts[name] is not None:
-            console.print(f"\n{name} record\n  {json.dumps(facts[name], ensure_ascii=False)}")
+            console.print(f"\n{name} record\n  {readable_line(facts[name])}")
     if facts["nodes"]:
         console.print("\nthe original, through the pipeline as it is now")
     for node in facts["nodes"]:
         console.print(f"  {node['node']}: {node['said']}")
         for record in node["records"]:
-            console.print(f"    {json.dumps(record, ensure_ascii=False)}")
+            console.print(f"    {readable_line(record)}")
     console.print(f"\nfailed at {row['node']}: {row['code']}\n  {row['message']}")
 
 

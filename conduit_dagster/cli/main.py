@@ -117,10 +117,11 @@ def _misused(error: typer.TyperException, words: list[str]) -> int:
     if message.startswith("Usage:"):
         print(message, file=sys.stderr)
         return INVALID
-    verb = [word for word in words if not word.startswith("-")][:1]
-    flaw = usage_error(message, "command", f"{' '.join([NAME, *verb])} --help")
+    # as far as the command line was understood: a mistyped verb has no help of its own
+    known = getattr(getattr(error, "ctx", None), "command_path", NAME)
+    flaw = usage_error(message, "command", f"{known} --help")
     if "--json" in words:
-        print(Outcome(message, None, INVALID, flaw.fields()).envelope(" ".join(verb)))
+        print(Outcome(message, None, INVALID, flaw.fields()).envelope(known.removeprefix(NAME).strip()))
     else:
         print(f"error {flaw.code}: {message}\n  fix:    {flaw.fix}", file=sys.stderr)
     return INVALID

@@ -108,9 +108,12 @@ def _obstacle(catalogue: Catalogue, findings: list[Finding], chosen: list[BoundP
     """Return the error that prevents the whole run, or None: all pipelines start, or none does."""
     errors = [finding for finding in findings if finding.is_error]
     if errors:
+        from conduit_dagster.cli.terminal import count
+
+        # each finding is shown by itself
+        message = f"nothing was started: {count(len(errors), 'error')} in the pipelines' files"
         fix = "fix what is listed; conduit-dagster validate shows it again"
-        first = f"{errors[0].file}:{errors[0].line}:{errors[0].column}: {errors[0].message}"
-        return FatalError(f"nothing was started: {first}", code="validation.failed", fix=fix)
+        return FatalError(message, code="validation.failed", fix=fix)
     for bound in chosen:
         if refusal := bound.refusal():
             return refusal

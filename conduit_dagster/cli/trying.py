@@ -72,14 +72,16 @@ def _chosen(bound: list[BoundPipeline], pipeline: str | None) -> BoundPipeline:
 
 
 def _show_tried(console: Console, found: list[Facts]) -> None:
+    from conduit_dagster.readable import readable_line
+
     for one in found:
-        console.print(f"{one['source']}: {_line(one['given'])}")
+        console.print(f"{one['source']}: {readable_line(one['given'])}")
         for node in one["nodes"]:
             said = [f"nacked, {nack['code']}: {nack['message']}" for nack in node["nacked"]]
             said += ["filtered"] * node["filtered"]
             console.print(f"  {node['node']}: {'; '.join(said) or 'passed'}")
             for record in node["records"]:
-                console.print(f"    {_line(record)}")
+                console.print(f"    {readable_line(record)}")
         for name, records in one["arrived"].items():
             console.print(f"  -> {name}: {len(records)}")
         console.print()

@@ -71,6 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder of a test, outside of any project, free of the caller's settings."""
     for name in [name for name in os.environ if name.startswith("CONDUIT_")]:
         monkeypatch.delenv(name)
+    # a command that needs Spark, in this process, neither joins nor leaves a server: tests after it want one session
+    monkeypatch.setenv("CI", "true")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

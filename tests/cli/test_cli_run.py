@@ -43,6 +43,13 @@ def test_findings_are_printed_and_nothing_is_started(run, project: Path, pipelin
     assert not (project / ".conduit").exists()
 
 
+def test_a_finding_is_told_once(run, project: Path, pipeline) -> None:
+    (project / "pipelines" / "bad.yaml").write_text(pipeline("bad").replace("json.decode", "json.decod"))
+    ran = run("run", "--once")
+    assert (ran.out + ran.err).count("did you mean json.decode?") == 1
+    assert "nothing was started: 1 error in the pipelines' files\n" in ran.err
+
+
 def test_findings_are_in_the_envelope(run, project: Path, pipeline) -> None:
     (project / "pipelines" / "bad.yaml").write_text(pipeline("bad").replace("json.decode", "json.decod"))
     envelope = run("run", "--once", "--json").envelope

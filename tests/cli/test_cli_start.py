@@ -49,6 +49,19 @@ def test_a_command_that_cannot_be_read_is_one_clear_error(run, words: list[str],
     assert not ran.out
 
 
+@pytest.mark.parametrize(
+    ("words", "helps"),
+    [
+        (["pipelin", "list"], "conduit-dagster --help"),
+        (["pipelines", "lst"], "conduit-dagster pipelines --help"),
+        (["pipelines", "list", "--nonsense"], "conduit-dagster pipelines list --help"),
+    ],
+)
+def test_the_help_named_for_it_exists(run, words: list[str], helps: str) -> None:
+    assert f"fix:    {helps}\n" in run(*words).err
+    assert run(*helps.split()[1:]).code == 0
+
+
 def test_a_command_that_cannot_be_read_has_an_envelope_too(run) -> None:
     ran = run("validate", "--nonsense", "--json")
     assert ran.envelope["error"]["code"] == "usage.command"

@@ -53,6 +53,7 @@ def test_a_dry_run(run: Any, lab: Lab) -> None:
     assert [len(one["nodes"]) for one in facts["records"]] == [2, 2]
     shown = run("dry-run", "pipelines/p.yaml").out
     assert "p:tag: passed" in shown and "-> out: 1" in shown and "5 records tried" in shown
+    assert r'"after": "{\"i\":' in shown  # raw data as text, not as Base64
     assert error(run("dry-run", "pipelines/p.yaml", "--pipeline", "q", "--json"))["code"] == "usage.unknown_pipeline"
     assert not (lab.root / "out.jsonl").exists() and not (lab.root / ".conduit").exists()
 
