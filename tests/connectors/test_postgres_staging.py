@@ -129,6 +129,17 @@ def test_a_missing_table_is_known_to_whoever_publishes(lab: PostgresLab) -> None
 
 
 @pytest.mark.parametrize("settings", [{}, {"key": "id"}], ids=["inserts", "by key"])
+def test_a_table_that_is_made_has_its_columns_in_the_order_of_the_records(
+    lab: PostgresLab, settings: dict[str, str]
+) -> None:
+    conflict = "update" if settings else "error"
+    destination = lab.destination(create_table="auto", on_conflict=conflict, **settings)
+    lab.deliver(destination, [create(1, zip="1", name="a"), create(2, zip="1", city="b", name="a")])
+    columns = "SELECT attname::text FROM pg_attribute WHERE attrelid = 't'::regclass AND attnum > 0 ORDER BY attnum"
+    assert [name for (name,) in lab.execute(columns)] == ["id", "zip", "name", "city"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"key": "id"}], ids=["inserts", "by key"])
 def test_a_key_that_is_no_object_makes_no_difference(lab: PostgresLab, settings: dict[str, str]) -> None:
     """So a source may leave it out, with the position."""
     lab.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")

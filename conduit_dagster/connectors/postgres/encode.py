@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import msgspec
@@ -219,6 +219,7 @@ class TableEncoder:
         bits = {name: 1 << place for place, name in enumerate(names)}
         marks = [f"{row.operation}{sum(bits[name] for name in row.values):x}" for row in rows]
         data = copy_lines([marks, *(column_cells(*pair) for pair in zip(values, columns, strict=True))])
+        self._note_order(rows)
         self._note_types(columns, values)
         return Encoded(places, LineGroup(self._layout.table.name, names, True, key), data)
 
@@ -245,6 +246,12 @@ class TableEncoder:
     def _note_key(self, record: Record) -> None:
         if not self._found_key and (key := self._key_of(record, None)):
             self._found_key = tuple(key)
+
+    def _note_order(self, rows: list[_Row]) -> None:
+        """Keep the order in which columns appeared, for people who look at the table."""
+        if not self._layout.table.exists:
+            for name in chain.from_iterable(row.values for row in rows):
+                self._types.setdefault(name, None)
 
     def _note_types(self, columns: Sequence[Column], values: list[list[Any]]) -> None:
         if self._layout.table.exists:
