@@ -24,10 +24,9 @@ NACK_RATE = "nack_rate"
 ACK_LAG = "ack_lag"
 NO_OFFSET_GAP = "no_offset_gap"
 STATUS = "status"
-TOTAL = "dead_letters_all_runs"
 
 _CHECKS = {
-    NO_DEAD_LETTERS: (DEAD_LETTERS, "No dead letters since the look at the end of the run before."),
+    NO_DEAD_LETTERS: (DEAD_LETTERS, "No dead letter is open: each was sent again, or discarded with a note."),
     OPEN_DEAD_LETTERS: (DEAD_LETTERS, "Not more dead letters are open than the queue's open-limit."),
     NACK_RATE: (
         DEAD_LETTERS,
@@ -64,13 +63,12 @@ def check_key(pipeline: str, name: str) -> dg.AssetCheckKey:
 
 
 def verdicts(
-    bound: BoundPipeline, look: RunSnapshot, seen: int, max_wait: float, result: RunResult | None = None
+    bound: BoundPipeline, look: RunSnapshot, max_wait: float, result: RunResult | None = None
 ) -> Iterator[CheckResult]:
-    """Yield the results of all checks. ``seen``: dead-letter total of the run before; ``result``: how the run ended."""
+    """Yield the results of all checks. ``result``: how the run ended; None while it is in progress."""
     error = None if result is None else result.error
     yield _status(result)
-    yield _no_dead_letters(look, seen)
-    yield open_dead_letters(look.open, bound.config.dead_letter_queue)
+    yield from letter_verdicts(bound, look.open)
     yield _nack_rate(look, bound.config.dead_letter_queue, error)
     yield _ack_lag(look, max_wait, error)
     yield _no_offset_gap(look)
@@ -108,21 +106,18 @@ def _status(result: RunResult | None) -> CheckResult:
     return CheckResult(STATUS, False, text, facts, severity)
 
 
-def _no_dead_letters(look: RunSnapshot, seen: int) -> CheckResult:
-    total = int(look.consumers.get(DEAD_LETTERS, {}).get("delivered", 0))
-    # a queue that was removed and added again counts from 0
-    fresh = total - seen if total >= seen else total
-    return CheckResult(
-        NO_DEAD_LETTERS, fresh == 0, f"{fresh} since the last look", {"dead_letters": fresh, TOTAL: total}
-    )
+def letter_verdicts(bound: BoundPipeline, letters: int) -> Iterator[CheckResult]:
+    """Yield the results of the checks that follow from the number of open dead letters alone."""
+    text = f"{letters} open: conduit-dagster dlq list {bound.id}" if letters else "none is open"
+    yield CheckResult(NO_DEAD_LETTERS, letters == 0, text, {"open": letters})
+    yield _open_dead_letters(letters, bound.config.dead_letter_queue)
 
 
-def open_dead_letters(letters: int, queue: DeadLetterQueue) -> CheckResult:
-    """Check that the number of open dead letters is within ``open-limit``."""
+def _open_dead_letters(letters: int, queue: DeadLetterQueue) -> CheckResult:
     limit = queue.open_limit
     if limit is None:
         return CheckResult(OPEN_DEAD_LETTERS, True, f"{letters} open; the file gives no open-limit", {"open": letters})
-    text = f"{letters} open, {limit} are borne"
+    text = f"{letters} open; open-limit is {limit}"
     return CheckResult(OPEN_DEAD_LETTERS, letters <= limit, text, {"open": letters, "limit": limit})
 
 
@@ -134,7 +129,7 @@ def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | 
         return CheckResult(NACK_RATE, True, "no limit: window-size is 0, so every nack is taken", metadata)
     limit = queue.window_nack_threshold / queue.window_size
     exceeded = error is not None and error.code == "nacks.threshold_exceeded"
-    text = "the threshold was exceeded" if exceeded else f"{rate:.2%} nacked, {limit:.2%} are borne"
+    text = "the threshold was exceeded" if exceeded else f"{rate:.2%} nacked; the limit is {limit:.2%}"
     return CheckResult(NACK_RATE, rate <= limit and not exceeded, text, {**metadata, "limit": limit})
 
 
@@ -147,7 +142,7 @@ def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> 
     # a run that was refused because another one holds the lease says nothing about the waiting records
     if error is not None and not error.code.startswith("lease."):
         return CheckResult(ACK_LAG, False, "records wait, and the run has failed", metadata)
-    text = f"records wait, the last ack is {look.waited:.0f} s ago, {max_wait:.0f} s are borne"
+    text = f"records wait, the last ack was {look.waited:.0f} s ago; the limit is {max_wait:.0f} s"
     return CheckResult(ACK_LAG, look.waited <= max_wait, text, metadata)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import dagster as dg
 from pydantic import Field
 
+from assets.asset_checks import as_evaluation, letter_verdicts
 from assets.events import open_by_reason
 from assets.names import asset_key, job_name, short
 from assets.run_op import failure, options, read_again
@@ -115,7 +116,8 @@ def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg
             context.log.info(f"{facts['letters']:,} dead letters would be discarded")
             return
         context.log.info(f"{facts['discarded']:,} of {facts['letters']:,} dead letters are discarded: {config.note}")
-        context.log_event(_standing(pipeline, left, {"discarded": facts["discarded"], "note": config.note}))
+        for event in _standing(bound, left, {"discarded": facts["discarded"], "note": config.note}):
+            context.log_event(event)
 
     @dg.job(
         name=name,
@@ -143,11 +145,11 @@ def _open(lock: PipelineLock) -> list[dict[str, Any]]:
 
 
 def _events(bound: BoundPipeline, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the materialisations of a replay: one per destination fed, and one with the letters left open."""
+    """Yield the events of a replay: a materialisation per destination fed, and those of the letters left open."""
     for destination, records in facts["delivered"].items():
         metadata = {"records_delivered": records, "replay": facts["replay"]}
         yield dg.AssetMaterialization(asset_key(bound.id, destination), metadata=metadata)
-    yield _standing(bound.id, left, {"replayed": facts["replayed"]})
+    yield from _standing(bound, left, {"replayed": facts["replayed"]})
 
 
 def _outcome(pipeline: str, facts: dict[str, Any]) -> dict[str, Any]:
@@ -156,8 +158,10 @@ def _outcome(pipeline: str, facts: dict[str, Any]) -> dict[str, Any]:
     return {**numbers, "from": facts["from"], **links}
 
 
-def _standing(pipeline: str, left: list[dict[str, Any]], more: dict[str, Any]) -> dg.AssetMaterialization:
+def _standing(bound: BoundPipeline, left: list[dict[str, Any]], more: dict[str, Any]) -> Iterator[Any]:
+    """Yield the materialisation of the dead letters with what is left open, and their checks."""
     still = sum(row["letters"] for row in left)
-    return dg.AssetMaterialization(
-        asset_key(pipeline, DEAD_LETTERS), metadata={"open": still, **more, **open_by_reason(left)}
-    )
+    metadata = {"open": still, **more, **open_by_reason(left)}
+    yield dg.AssetMaterialization(asset_key(bound.id, DEAD_LETTERS), metadata=metadata)
+    for verdict in letter_verdicts(bound, still):
+        yield as_evaluation(bound.id, verdict)

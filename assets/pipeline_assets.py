@@ -177,10 +177,10 @@ class _Specs:
     def _dead_letters(self, deps: list[dg.AssetKey]) -> dg.AssetSpec:
         queue = self._config.dead_letter_queue
         if queue.window_size:
-            borne = f"{queue.window_nack_threshold} nacks are borne within {queue.window_size} records"
+            limit = f"of {queue.window_size} records at most {queue.window_nack_threshold} may be nacked"
         else:
-            borne = "every nack is taken"
-        text = f"Records of pipeline {self._bound.id} that were nacked; {borne}. Written by {queue.plugin}."
+            limit = "any number of records may be nacked"
+        text = f"Records of pipeline {self._bound.id} that were nacked; {limit}. Written by {queue.plugin}."
         kinds = {kind(queue.plugin), "spark"}
         return self._spec(DEAD_LETTERS, "/dead-letter-queue", deps, kinds, text, queue.plugin)
 

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 import dagster as dg
 import structlog
 
-from assets.asset_checks import NO_DEAD_LETTERS, TOTAL, CheckResult, as_evaluation, as_result, check_key, verdicts
+from assets.asset_checks import CheckResult, as_evaluation, as_result, verdicts
 from assets.events import Observer, RunSnapshot, materializations
 from assets.names import asset_key
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 
-_LOOKED_BACK = 20
 log = structlog.get_logger("conduit.dagster")
 
 
@@ -40,7 +39,6 @@ class RunReporter:
     ) -> None:
         self._context, self._bound, self._observer = context, bound, observer
         self._every, self._max_wait = intervals
-        self._seen = _dead_letters_seen(context, bound.id)
         self._outcomes: dict[str, bool] = {}
         self._logged, self._begun = 0, False
         self._due = time.monotonic() + self._every
@@ -102,14 +100,4 @@ class RunReporter:
                 self._outcomes[verdict.name] = verdict.passed
 
     def _verdicts(self, look: RunSnapshot, result: RunResult | None) -> Iterator[CheckResult]:
-        return verdicts(self._bound, look, self._seen, self._max_wait, result)
-
-
-def _dead_letters_seen(context: dg.AssetExecutionContext, pipeline: str) -> int:
-    """Return the dead-letter total at the last check of an earlier run; 0 before the first one."""
-    storage, key = context.instance.event_log_storage, check_key(pipeline, NO_DEAD_LETTERS)
-    for record in storage.get_asset_check_execution_history(key, _LOOKED_BACK):
-        evaluation = record.evaluation
-        if record.run_id != context.run.run_id and evaluation is not None and TOTAL in evaluation.metadata:
-            return int(evaluation.metadata[TOTAL].value or 0)  # pyright: ignore[reportArgumentType]
-    return 0
+        return verdicts(self._bound, look, self._max_wait, result)

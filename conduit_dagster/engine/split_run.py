@@ -36,7 +36,7 @@ class SplitRun:
         self._filtered = ledger.filtered
         self._seen = NamespaceTracker(ledger.namespaces.setdefault(source_node.id, {}))
         program = pipeline.program
-        # a dead letter that fails again is none that the pipeline has not borne before
+        # a dead letter that fails again was counted by the nack window already
         self._cuts = program.window_size > 0 and not source_node.is_replay
         self._rows = NackRows(program.window_size if self._cuts else 0, program.window_threshold)
         outputs = enumerate(pipeline.outputs, 1)

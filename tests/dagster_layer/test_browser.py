@@ -48,7 +48,7 @@ def test_the_dead_letter_asset_shows_its_table_and_its_check(folder: Folder, pag
         page.goto(f"{url}/assets/numbers/dead_letters?view=checks")
         expect(page.get_by_text("open_dead_letters").first).to_be_visible(timeout=PATIENCE)
         page.get_by_text("open_dead_letters").first.click()
-        expect(page.get_by_text("10 open, 3 are borne").first).to_be_visible(timeout=PATIENCE)
+        expect(page.get_by_text("10 open; open-limit is 3").first).to_be_visible(timeout=PATIENCE)
         page.goto(f"{url}/assets/numbers/dead_letters?view=events")
         expect(page.get_by_text(re.compile("open: numbers:bad")).first).to_be_visible(timeout=PATIENCE)
         expect(page.get_by_text("a three").first).to_be_visible(timeout=PATIENCE)

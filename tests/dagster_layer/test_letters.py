@@ -38,6 +38,14 @@ def materialized(folder: Folder) -> int:
     return len(folder.instance.fetch_materializations(key, limit=100).records)
 
 
+def newest_check(folder: Folder) -> tuple[bool, Any]:
+    """How ``no_dead_letters`` came out last, and the number of open letters that it told."""
+    key = dg.AssetCheckKey(dg.AssetKey(["numbers", "dead_letters"]), "no_dead_letters")
+    [record] = folder.instance.event_log_storage.get_asset_check_execution_history(key, 1)
+    assert record.evaluation is not None
+    return record.evaluation.passed, record.evaluation.metadata["open"].value
+
+
 def delivered(folder: Folder) -> list[int]:
     """The numbers in the destination's file, sorted."""
     lines = (folder.root / "out.jsonl").read_text().splitlines()
@@ -117,5 +125,8 @@ def test_letters_are_discarded_from_the_ui(folder: Folder) -> None:
     assert run(folder, "discard", note="tests", where="after.n < 30").success
     assert states(folder) == {"open": 7, "discarded": 3}
     assert folder.newest("numbers", "dead_letters")["open"] == 7
+    assert newest_check(folder) == (False, 7)
+    assert run(folder, "discard", note="tests").success
+    assert newest_check(folder) == (True, 0)  # not only at the next run
     assert error_code(run(folder, "discard", note=" ")) == "usage.note"
     assert error_code(run(folder, "discard", note="x", where="after.n <")) == "usage.expression"
