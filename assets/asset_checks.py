@@ -98,6 +98,8 @@ def _status(result: RunResult | None) -> CheckResult:
         return CheckResult(STATUS, True, status, {"status": status})
     error, restart = result.error, result.restart
     facts: dict[str, Any] = {"status": str(result.status), "error_code": error.code, "error": error.message}
+    if error.fix:
+        facts["fix"] = error.fix
     text = f"{result.status}: {error.message}"
     if restart is not None:
         facts |= {"attempt": restart.attempt, "next_restart_at": dg.MetadataValue.timestamp(restart.at_ns / 1e9)}

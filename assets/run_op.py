@@ -65,9 +65,9 @@ class RunConfig(dg.Config):
             ) from error
 
 
-FAILURE_TAG = "conduit/failure"
-"""Tag of a restart: the number of the failure that it follows."""
-RESTART_TAG = "conduit/restart_at_ns"
+FAILURE_TAG = ".dagster/conduit_failure"
+"""Tag of a restart: the number of the failure that it follows. The UI shows no tag with such a beginning."""
+RESTART_TAG = ".dagster/conduit_restart_at_ns"
 """Tag of a restart: when it is due, in ns. It is launched earlier, and waits."""
 ATTEMPT_TAG = "conduit/attempt"
 

@@ -20,7 +20,7 @@ from conduit_dagster.warm.client import ForkedProcess, NotWarmError, spawn
 from conduit_dagster.warm.protocol import ForkRequest
 
 _OURS = "conduit/pipeline"
-_WORKER = "conduit/worker"
+_WORKER = ".dagster/conduit_worker"
 """Tag of a run: its process, as returned by :func:`conduit_dagster.processes.identity`."""
 _HERE = ("", "localhost", "127.0.0.1")
 

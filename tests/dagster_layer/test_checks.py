@@ -89,6 +89,7 @@ def test_the_status_shows_a_pending_restart(bound: BoundPipeline) -> None:
 
 
 def test_the_status_fails_of_what_is_degraded_and_not_of_a_run_that_was_not_needed(bound: BoundPipeline) -> None:
-    assert not _status(bound, _ended(FatalError("no", code="x.no"))).passed
+    degraded = _status(bound, _ended(FatalError("no", code="x.no", fix="do this")))
+    assert (degraded.passed, degraded.metadata["fix"]) == (False, "do this")
     assert _status(bound, _ended(TransientError("another has it", code="lease.held"))).passed
     assert _status(bound, None).passed

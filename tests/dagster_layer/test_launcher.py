@@ -57,7 +57,7 @@ def found(instance: dg.DagsterInstance, run_id: str) -> dg.DagsterRun:
 
 
 def worker(run: dg.DagsterRun) -> dict[str, Any]:
-    return json.loads(run.tags["conduit/worker"])
+    return json.loads(run.tags[".dagster/conduit_worker"])
 
 
 def test_a_run_comes_from_a_warm_process_and_can_be_terminated(folder: Folder) -> None:
@@ -85,7 +85,7 @@ def test_where_nobody_is_warm_dagster_launches_it(folder: Folder) -> None:
         run = ended(instance, launch(url, "numbers"))
         assert run.status == dg.DagsterRunStatus.SUCCESS
         assert len((folder.root / "out.jsonl").read_text().splitlines()) == 40
-        assert "conduit/worker" not in run.tags
+        assert ".dagster/conduit_worker" not in run.tags
         assert GRPC_INFO_TAG in run.tags
         assert instance.run_launcher.check_run_worker_health(run).status == WorkerStatus.RUNNING
         assert not instance.run_launcher.terminate(run.run_id)
