@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets.events import RunSnapshot
-from assets.names import ACKS, asset_key
+from conduit_dagster.assets.events import RunSnapshot
+from conduit_dagster.assets.names import ACKS, asset_key
 from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS

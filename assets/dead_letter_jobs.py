@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import dagster as dg
 from pydantic import Field
 
-from assets.asset_checks import as_evaluation, letter_verdicts
-from assets.events import open_by_reason
-from assets.names import asset_key, job_name, short
-from assets.run_op import failure, options, read_again
+from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
+from conduit_dagster.assets.events import open_by_reason
+from conduit_dagster.assets.names import asset_key, job_name, short
+from conduit_dagster.assets.run_op import failure, options, read_again
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.filters import Filters
@@ -18,8 +18,8 @@ from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard,
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.resources.spark_resource import SparkResource, StateResource
 from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
-from resources.spark_resource import SparkResource, StateResource
 
 
 class LettersConfig(dg.Config):

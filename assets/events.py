@@ -14,8 +14,8 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from assets.names import ACKS, asset_key
-from assets.offset_gaps import offset_gaps
+from conduit_dagster.assets.names import ACKS, asset_key
+from conduit_dagster.assets.offset_gaps import offset_gaps
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.registering import attach_kept_to_look

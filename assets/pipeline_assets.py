@@ -10,16 +10,16 @@ from typing import Any
 
 import dagster as dg
 
-from assets.asset_checks import check_specs
-from assets.dead_letter_jobs import define_letters
-from assets.names import ACKS, asset_key, code_references, job_name, kind, replayed_key, short
-from assets.run_op import RunConfig, run_in_dagster
+from conduit_dagster.assets.asset_checks import check_specs
+from conduit_dagster.assets.dead_letter_jobs import define_letters
+from conduit_dagster.assets.names import ACKS, asset_key, code_references, job_name, kind, replayed_key, short
+from conduit_dagster.assets.run_op import RunConfig, run_in_dagster
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig
 from conduit_dagster.connectors.pipeline.source import PipelineSource
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from resources.spark_resource import SparkResource, StateResource
+from conduit_dagster.resources.spark_resource import SparkResource, StateResource
 
 Links = dict[tuple[str, str], list[dg.AssetKey]]
 

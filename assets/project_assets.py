@@ -8,8 +8,8 @@ from typing import Any
 
 import dagster as dg
 
-from assets.broken_files import PIPELINE_FILES, broken_assets, broken_pipelines, pipeline_files, warn
-from assets.pipeline_assets import Links, PipelineDefinitions, define_pipeline, find_links
+from conduit_dagster.assets.broken_files import PIPELINE_FILES, broken_assets, broken_pipelines, pipeline_files, warn
+from conduit_dagster.assets.pipeline_assets import Links, PipelineDefinitions, define_pipeline, find_links
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.engine.bound_pipeline import BoundPipeline

@@ -10,10 +10,10 @@ import dagster as dg
 import sqlalchemy as sa
 from pydantic import Field, TypeAdapter, ValidationError
 
-from assets.events import Observer
-from assets.names import job_name
-from assets.run_reporter import Intervals, RunReporter
-from assets.stopping import ExitWatchdog, Signals, StopWatcher
+from conduit_dagster.assets.events import Observer
+from conduit_dagster.assets.names import job_name
+from conduit_dagster.assets.run_reporter import Intervals, RunReporter
+from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.engine.bound_pipeline import BoundPipeline

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import dagster as dg
 import structlog
 
-from assets.asset_checks import CheckResult, as_evaluation, as_result, verdicts
-from assets.events import Observer, RunSnapshot, materializations
-from assets.names import asset_key
+from conduit_dagster.assets.asset_checks import CheckResult, as_evaluation, as_result, verdicts
+from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
+from conduit_dagster.assets.names import asset_key
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunResult
 

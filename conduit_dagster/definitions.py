@@ -8,12 +8,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from assets.project_assets import define_assets
+from conduit_dagster.assets.project_assets import define_assets
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
-from resources.spark_resource import SparkResource, StateResource
-from sensors.schedules import define_schedules
-from sensors.tick import define_sensors
+from conduit_dagster.resources.spark_resource import SparkResource, StateResource
+from conduit_dagster.sensors.schedules import define_schedules
+from conduit_dagster.sensors.tick import define_sensors
 
 
 def define(project: Project) -> dg.Definitions:

@@ -10,7 +10,7 @@ log = structlog.get_logger("conduit.launcher")
 
 def _launcher() -> type[DefaultRunLauncher]:
     try:
-        from resources import warm_launcher
+        from conduit_dagster.resources import warm_launcher
     # warm runs need names that Dagster does not promise to keep; without them runs start three seconds later
     except ImportError as error:
         log.warning("runs are launched by Dagster itself", cause=str(error))

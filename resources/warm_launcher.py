@@ -28,9 +28,9 @@ _HERE = ("", "localhost", "127.0.0.1")
 class WarmRunLauncher(DefaultRunLauncher):
     """Dagster's default launcher, except that pipelines' runs on this machine start three seconds sooner.
 
-    ``run_launcher: {module: resources.launcher, class: WarmRunLauncher}`` in ``dagster.yaml``. Such a run has the
-    environment of the process that launches it (daemon or web server), not the code server's. Every other run, and
-    every run for which no warm process is found, is launched by :class:`dagster.DefaultRunLauncher`.
+    ``run_launcher: {module: conduit_dagster.resources.launcher, class: WarmRunLauncher}`` in ``dagster.yaml``. Such a
+    run has the environment of the process that launches it (daemon or web server), not the code server's. Every other
+    run, and every run for which no warm process is found, is launched by :class:`dagster.DefaultRunLauncher`.
     """
 
     def launch_run(self, context: LaunchRunContext) -> None:

@@ -11,7 +11,7 @@ from conduit_dagster.alerts.decide import Alert, AlertRules, ReportedState, body
 from conduit_dagster.alerts.webhook import Webhook
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import TransientError
-from sensors.known import CachedStore
+from conduit_dagster.sensors.known import CachedStore
 
 _BUDGET = 20.0
 """Seconds in which sending may begin: Dagster ends a tick after 60 s."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from conduit_dagster.config.cron import TIMED
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
-from sensors.known import KnownPipeline, LastRun
+from conduit_dagster.sensors.known import KnownPipeline, LastRun
 
 _START_LIMIT_NS = 180_000_000_000
 """Time after which a run that has not begun counts as crashed, unless its restart is not due yet."""

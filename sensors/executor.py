@@ -8,13 +8,13 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from assets.names import ACKS, asset_key, short
-from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.names import ACKS, asset_key, short
+from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.run_status import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
+from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
+from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
 from conduit_dagster.state.status_store import ask
-from sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
-from sensors.known import KnownPipeline, config_of, error_of
 
 _SENSOR = "a sensor"
 

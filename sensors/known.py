@@ -12,8 +12,8 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from assets.names import job_name
-from assets.run_op import FAILURE_TAG
+from conduit_dagster.assets.names import job_name
+from conduit_dagster.assets.run_op import FAILURE_TAG
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue

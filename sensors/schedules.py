@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from assets.names import job_name, short
+from conduit_dagster.assets.names import job_name, short
 from conduit_dagster.config.cron import TIMED, next_tick
 from conduit_dagster.config.delivery import Trigger
 from conduit_dagster.engine.bound_pipeline import BoundPipeline

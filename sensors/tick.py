@@ -10,11 +10,20 @@ from typing import Any
 import dagster as dg
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.sensors.alerts import alert_sensor
+from conduit_dagster.sensors.decisions import Decision, lifecycle, recovery
+from conduit_dagster.sensors.executor import DecisionExecutor
+from conduit_dagster.sensors.known import (
+    CachedStore,
+    File,
+    Files,
+    HeartbeatMonitor,
+    KnownPipeline,
+    Runs,
+    Stored,
+    stored,
+)
 from conduit_dagster.state.history import deprovision
-from sensors.alerts import alert_sensor
-from sensors.decisions import Decision, lifecycle, recovery
-from sensors.executor import DecisionExecutor
-from sensors.known import CachedStore, File, Files, HeartbeatMonitor, KnownPipeline, Runs, Stored, stored
 
 _POLL = 0.25
 _UNKNOWN = Stored()

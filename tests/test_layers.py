@@ -12,7 +12,7 @@ from lab.modules import modules
 
 LAYERS = [
     {"conduit_dagster.definitions", "conduit_dagster.cli"},
-    {"assets", "sensors", "resources"},
+    {"conduit_dagster.assets", "conduit_dagster.sensors", "conduit_dagster.resources"},
     {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
     {"conduit_dagster.builtin_plugins"},
@@ -76,7 +76,7 @@ def test_nothing_imports_from_above() -> None:
 
 
 def test_only_the_dagster_layer_imports_dagster() -> None:
-    allowed = ("assets", "sensors", "resources", "conduit_dagster.definitions")
+    allowed = (*(f"conduit_dagster.{name}" for name in ("assets", "sensors", "resources", "definitions")),)
     wrong = [
         name
         for name, path in modules()

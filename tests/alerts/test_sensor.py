@@ -7,7 +7,7 @@ import logging
 import dagster as dg
 import pytest
 
-from sensors.alerts import alert_sensor
+from conduit_dagster.sensors.alerts import alert_sensor
 
 
 class Sensor:

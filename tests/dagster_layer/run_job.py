@@ -10,8 +10,8 @@ import dagster as dg
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import define
+from conduit_dagster.resources.spark_resource import SparkResource
 from conduit_dagster.spark.session import is_connect
-from resources.spark_resource import SparkResource
 
 _seen: list[bool] = []
 

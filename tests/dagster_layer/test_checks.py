@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from dagster_layer.project_folder import Folder
 
-from assets.asset_checks import CheckResult, verdicts
-from assets.events import RunSnapshot
+from conduit_dagster.assets.asset_checks import CheckResult, verdicts
+from conduit_dagster.assets.events import RunSnapshot
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue

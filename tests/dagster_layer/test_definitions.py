@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 from dagster_layer.project_folder import NUMBERS, TAKES_ALL, Folder
 
-from assets.names import asset_key, job_name, kind, short
+from conduit_dagster.assets.names import asset_key, job_name, kind, short
 
 COPY = """
 version: "2.2"

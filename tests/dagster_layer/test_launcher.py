@@ -18,10 +18,10 @@ from dagster_layer.web import launch, web_server
 from lab.waiting import wait_until
 
 from conduit_dagster.processes import is_dead, is_running
-from resources.warm_launcher import WarmRunLauncher
+from conduit_dagster.resources.warm_launcher import WarmRunLauncher
 
 LAUNCHER = """
-run_launcher: {module: resources.launcher, class: WarmRunLauncher}
+run_launcher: {module: conduit_dagster.resources.launcher, class: WarmRunLauncher}
 run_coordinator: {module: dagster._core.run_coordinator.default_run_coordinator, class: DefaultRunCoordinator}
 """
 SECONDS = 180

@@ -8,7 +8,7 @@ import signal
 import dagster as dg
 import pytest
 
-from assets.stopping import Signals, StopWatcher
+from conduit_dagster.assets.stopping import Signals, StopWatcher
 from conduit_dagster.engine.stop import StopFlag
 
 
@@ -73,7 +73,7 @@ def test_a_run_that_dagster_ended_without_a_signal_is_noticed(
     run: Run, report: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code server may be gone; a run that is over must not go on beside its successor."""
-    monkeypatch.setattr("assets.stopping._ASK_EVERY", 0.0)
+    monkeypatch.setattr("conduit_dagster.assets.stopping._ASK_EVERY", 0.0)
     warden, stop = _warden(run, Signals())
     instance, run_id = run
     getattr(instance, report)(instance.get_run_by_id(run_id))

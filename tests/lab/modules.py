@@ -8,9 +8,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
+PACKAGE = "conduit_dagster"
+TOPS = (PACKAGE, "assets", "resources", "sensors")
+"""Folders with modules of the package: it has links to the other three."""
+
+
 def modules() -> Iterator[tuple[str, Path]]:
     """Dotted name and file of each, packages included."""
-    for top in ("conduit_dagster", "assets", "resources", "sensors"):
+    for top in TOPS:
         for path in sorted((ROOT / top).rglob("*.py")):
-            name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            yield name.removesuffix(".__init__"), path
+            name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+            yield name if top == PACKAGE else f"{PACKAGE}.{name}", path

@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from lab.modules import modules
 
 from conduit_dagster.recovery.codes import FATAL_NAMES, TRANSIENT_NAMES, class_of, is_code
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
@@ -42,7 +40,6 @@ def test_what_may_be_a_code() -> None:
     assert not any(is_code(code) for code in wrong)
 
 
-TOPS = ("conduit_dagster", "assets", "resources", "sensors")
 _OF_A_COMMAND = {"demo.counts_differ", "interrupted", "internal.error", "test.failed", "test.none"}
 """How the command line itself ends: no pipeline fails with them."""
 _CLASSES = {"FatalError", "TransientError"}
@@ -50,13 +47,12 @@ _CLASSES = {"FatalError", "TransientError"}
 
 def _raised() -> Iterator[tuple[str, str]]:
     """Each literal code in the source with the class that is raised with it."""
-    for top in TOPS:
-        for path in (ROOT / top).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                    for keyword in node.keywords:
-                        if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
-                            yield str(keyword.value.value), node.func.id
+    for _, path in modules():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                for keyword in node.keywords:
+                    if keyword.arg == "code" and isinstance(keyword.value, ast.Constant):
+                        yield str(keyword.value.value), node.func.id
 
 
 def test_the_catalogue_agrees_with_what_the_source_raises() -> None:
@@ -77,11 +73,6 @@ def test_the_catalogue_agrees_with_what_the_source_raises() -> None:
 
 
 def test_every_name_of_the_catalogue_is_in_the_source() -> None:
-    text = "\n".join(
-        path.read_text(encoding="utf-8")
-        for top in TOPS
-        for path in (ROOT / top).rglob("*.py")
-        if path.name != "codes.py"
-    )
+    text = "\n".join(path.read_text(encoding="utf-8") for _, path in modules() if path.name != "codes.py")
     assert [name for name in sorted(FATAL_NAMES | TRANSIENT_NAMES) if f'"{name}"' not in text] == []
     assert not FATAL_NAMES & TRANSIENT_NAMES

@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from assets.run_op import failure
+from conduit_dagster.assets.run_op import failure
 from conduit_dagster.recovery.classify import classify, from_dagster
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 

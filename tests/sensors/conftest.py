@@ -14,6 +14,6 @@ from lab.sensors_lab import Location
 def location(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Location]:
     for name in ("CONDUIT_PIPELINES", "CONDUIT_HOME", "CONDUIT_STATE_URL"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("sensors.tick._STAY", 0.0)
+    monkeypatch.setattr("conduit_dagster.sensors.tick._STAY", 0.0)
     with dg.DagsterInstance.ephemeral() as instance:
         yield Location(tmp_path, instance)

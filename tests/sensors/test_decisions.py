@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from conduit_dagster.recovery.policy import Policy, RestartHistory
+from conduit_dagster.sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
+from conduit_dagster.sensors.known import File, KnownPipeline, LastRun, Stored
 from conduit_dagster.state.status_store import RecoveryState
-from sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
-from sensors.known import File, KnownPipeline, LastRun, Stored
 
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND

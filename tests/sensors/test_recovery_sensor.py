@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
-from assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.policy import Policy
 
@@ -40,10 +40,10 @@ def test_what_fails_together_is_restarted_by_one_tick(location: Location, monkey
     # one has failed when the tick begins, and one more each time that it looks again
     late = list(names)
     location.fail(late.pop(0))
-    monkeypatch.setattr("sensors.tick._STAY", 60.0)
+    monkeypatch.setattr("conduit_dagster.sensors.tick._STAY", 60.0)
     looks = SimpleNamespace(**vars(time))
     looks.sleep = lambda _: location.fail(late.pop(0)) if late else None  # pyright: ignore[reportUnknownLambdaType]
-    monkeypatch.setattr("sensors.tick.time", looks)
+    monkeypatch.setattr("conduit_dagster.sensors.tick.time", looks)
     requests = location.tick()
     assert [request.job_name for request in requests] == names
     assert len({request.run_key for request in requests}) == 3
