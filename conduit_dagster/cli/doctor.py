@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 
     from conduit_dagster.cli.checks import Check
 
-Deep = Annotated[bool, typer.Option("--deep", help="Start Spark and run one Python task.")]
+Deep = Annotated[
+    bool, typer.Option("--deep", help="Start Spark, run a task, and try the destinations of running pipelines.")
+]
 
 
 def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
-    """Check Python, packages, Java, Spark, state store, staging, disk and pipelines."""
+    """Check Python, packages, Java, Spark, state store, staging, disk, pipelines and their destinations."""
     perform("doctor", as_json, lambda: _examined(deep))
 
 

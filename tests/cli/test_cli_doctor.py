@@ -7,9 +7,13 @@ import os
 from pathlib import Path
 
 import pytest
+from lab.as_owner import owned
 
+from conduit_dagster.cli.checks import _destinations
 from conduit_dagster.cli.demo import LINES, make_project
+from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.status_store import RunStart
 
 
 def checks(ran) -> dict[str, str]:
@@ -57,6 +61,25 @@ def test_a_state_store_out_of_reach_fails(run, project: Path, monkeypatch) -> No
     monkeypatch.setenv("CONDUIT_STATE_URL", "nodialect://x")
     ran = run("doctor", "--json")
     assert (ran.code, checks(ran)["state"]) == (3, "fail")
+
+
+def test_a_degraded_pipeline_is_told(run, project: Path) -> None:
+    with owned(project) as store:
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.life.failed(FatalError("no", code="x.no").fields() | {"fatal": True}, None, "first")
+    ran = run("doctor", "--json")
+    [told] = [check for check in ran.envelope["result"]["checks"] if check["name"] == "failures"]
+    assert (ran.code, told["level"], told["message"]) == (0, "warn", "orders is degraded")
+    assert told["fix"] == "conduit-dagster pipelines describe orders"
+
+
+def test_a_destination_that_cannot_be_written_to_fails(project: Path, pipeline) -> None:
+    found = Project.find(project)
+    assert _destinations(found).level == "ok"
+    text = pipeline().replace("./orders.jsonl", "./in.jsonl/out")  # a file stands where its folder would be
+    (project / "pipelines" / "orders.yaml").write_text(text)
+    told = _destinations(found)
+    assert told.level == "fail" and told.message.startswith("orders:out: ")
 
 
 @pytest.mark.slow
