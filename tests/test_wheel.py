@@ -31,7 +31,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("wheel")
     for top in TOPS:
         shutil.copytree(ROOT / top, root / "source" / top, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, root / "source" / name)
     options = ("--quiet", "--no-deps", "--disable-pip-version-check")
     _run(*PYTHON, "pip", "wheel", *options, "--no-build-isolation", "-w", root, root / "source", cwd=root)
