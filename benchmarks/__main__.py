@@ -1,4 +1,4 @@
-"""Runs the benchmarks: ``python -m benchmarks [--only NAME...] [--quick]``."""
+"""Runs the benchmarks: ``python -m benchmarks [--only NAME...] [--quick] [--against BINARY...]``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from benchmarks import table
+from benchmarks.against import AGAINST
 from benchmarks.bench import Bench
 from benchmarks.measures import MEASURES
+from benchmarks.other_engines import Engine, recognise
 from benchmarks.picture import draw
 from benchmarks.results import Results
 
+# those beside another engine need its binary: --against
+_NAMES = [name for name in MEASURES if not name.startswith(AGAINST)]
 _PICTURE = "throughput.png"
 
 
 def main() -> None:
     """Prints tables; writes results.json and a picture, and a page's tables where asked to."""
     arguments = _arguments()
-    names = _chosen(arguments.only)
-    bench = _bench(arguments)
+    engines = {engine.name: engine for engine in map(recognise, arguments.against)}
+    names = _chosen(arguments.only, [f"{AGAINST}{name.lower()}" for name in engines])
+    bench = _bench(arguments, engines)
     out = Path(arguments.out or (bench.work / "quick" if arguments.quick else "benchmarks/results"))
     results = Results(out)
     try:
@@ -40,7 +45,11 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(MEASURES)}; or patterns")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(_NAMES)}; or patterns")
+    against = (
+        "run the same work in this binary of Conduit, Benthos or Vector and here in turn; without --only nothing else"
+    )
+    parser.add_argument("--against", nargs="+", metavar="BINARY", default=[], help=against)
     parser.add_argument("--quick", action="store_true", help="small numbers, to try the benchmarks themselves")
     parser.add_argument("--records", type=int, help="1,000,000 unless quick")
     parser.add_argument("--rounds", type=int, help="counted rounds, after one that warms up; 5 unless quick")
@@ -51,21 +60,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _chosen(patterns: list[str] | None) -> list[str]:
-    """The measures, in their own order."""
+def _chosen(patterns: list[str] | None, others: list[str]) -> list[str]:
+    """The measures, in their own order; ``others``: beside the binaries that were given."""
     if patterns is None:
-        return list(MEASURES)
+        return others or [name for name, measure in MEASURES.items() if not measure.asked]
     for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in MEASURES):
-            raise SystemExit(f"there is no measure {pattern}: {', '.join(MEASURES)}")
-    return [name for name in MEASURES if any(fnmatch(name, pattern) for pattern in patterns)]
+        if not any(fnmatch(name, pattern) for name in _NAMES):
+            raise SystemExit(f"there is no measure {pattern}: {', '.join(_NAMES)}")
+    return [name for name in MEASURES if name in others or any(_matches(name, pattern) for pattern in patterns)]
 
 
-def _bench(arguments: argparse.Namespace) -> Bench:
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a pattern stands for a measure: an expensive one must be named in full."""
+    return name in _NAMES and (name == pattern or (fnmatch(name, pattern) and not MEASURES[name].asked))
+
+
+def _bench(arguments: argparse.Namespace, engines: dict[str, Engine]) -> Bench:
     records, rounds, steps = (100_000, 2, 60) if arguments.quick else (1_000_000, 5, 300)
     work = Path(arguments.work)
     work.mkdir(parents=True, exist_ok=True)
-    return Bench(work, arguments.records or records, arguments.rounds or rounds, arguments.steps or steps)
+    return Bench(work, arguments.records or records, arguments.rounds or rounds, arguments.steps or steps, engines)
 
 
 def _measure(bench: Bench, names: list[str], results: Results) -> list[str]:

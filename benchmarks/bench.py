@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from benchmarks.other_engines import Engine
 from benchmarks.server import Database
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -21,6 +23,8 @@ class Bench:
     rounds: int
     steps: int
     """Steps of one record."""
+    engines: Mapping[str, Engine] = field(default_factory=dict)
+    """Other engines to run, by name: their binaries are the caller's."""
     settings: SparkSettings = field(default_factory=SparkSettings)
 
     @cached_property

@@ -22,12 +22,12 @@ COLUMNS: dict[str, LiteralString] = {
 
 def generate(folder: Path, records: int) -> Path:
     """The file with this many lines; made once."""
-    return _once(folder / f"in-{records}.jsonl", records, _line)
+    return once(folder / f"in-{records}.jsonl", records, _line)
 
 
 def rendered(folder: Path, records: int) -> Path:
     """The same records as COPY's text, after the work, without the broken ones; made once."""
-    return _once(folder / f"in-{records}.copy", records, _row)
+    return once(folder / f"in-{records}.copy", records, _row)
 
 
 def sound(records: int) -> int:
@@ -35,7 +35,8 @@ def sound(records: int) -> int:
     return records - records // _BROKEN
 
 
-def _once(path: Path, records: int, render: Callable[[int], str]) -> Path:
+def once(path: Path, records: int, render: Callable[[int], str]) -> Path:
+    """The file at ``path`` with ``render`` of each number below ``records``; made once."""
     if not path.exists():
         partial = path.with_name(f"{path.name}.partial")
         with partial.open("w") as file:
@@ -44,13 +45,16 @@ def _once(path: Path, records: int, render: Callable[[int], str]) -> Path:
     return path
 
 
-def _line(i: int) -> str:
-    if _is_broken(i):
-        return f"not json at all {i}\n"
+def sound_line(i: int) -> str:
+    """Line ``i``, were it not broken."""
     return (
         f'{{"id":{i},"name":"user-{i % 9973}","age":{i % 90},"city":"{_CITIES[i % 5]}",'
         f'"amount":{_amount(i)},"note":"some text here"}}\n'
     )
+
+
+def _line(i: int) -> str:
+    return f"not json at all {i}\n" if _is_broken(i) else sound_line(i)
 
 
 def _row(i: int) -> str:

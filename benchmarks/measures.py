@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from benchmarks.against import AGAINST, against, seconds_of
 from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
 from benchmarks.builtin_cases import CASES, PROCESSOR
@@ -14,6 +15,7 @@ from benchmarks.columnar import columnar
 from benchmarks.files import files, in_flight, logged
 from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
+from benchmarks.other_engines import BENTHOS, CONDUIT, VECTOR
 from benchmarks.scale import scale
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
@@ -26,6 +28,8 @@ class Measure(NamedTuple):
     run: Callable[[Bench], dict[str, Any]]
     seconds: Callable[[Bench], float]
     """A guess for two cores."""
+    asked: bool = False
+    """Whether it runs only where its name is given."""
 
 
 def _compared(sides: int, per_million: float) -> Callable[[Bench], float]:
@@ -71,5 +75,9 @@ MEASURES: dict[str, Measure] = {
     "steps": Measure("steps of one record", trickles, lambda bench: len(KINDS) * (bench.steps * 0.13 + 2 * 60 * 0.06)),
     "letters": Measure("a step of dead letters", letters, lambda bench: 30 + 90 * bench.records / 1e6),
     "scale": Measure("bookkeeping by size", scale, lambda bench: 300 if bench.records >= 1_000_000 else 20),
+    **{
+        f"{AGAINST}{kind.lower()}": Measure(f"beside {kind}", partial(against, kind=kind), seconds_of, asked=True)
+        for kind in (CONDUIT, BENTHOS, VECTOR)
+    },
     "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),
 }

@@ -69,6 +69,12 @@ def cpu_seconds() -> float:
     return sum(sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15])) for pid in _tree(os.getpid())) / _TICKS
 
 
+def machine_cpu_seconds() -> float:
+    """CPU seconds of the whole machine that were not idle, since it was started; servers left running count too."""
+    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return (sum(fields[:8]) - fields[3] - fields[4]) / _TICKS
+
+
 def _tree(root: int) -> list[int]:
     parents = {int(path.name): _parent(path) for path in Path("/proc").iterdir() if path.name.isdigit()}
     found = [root]

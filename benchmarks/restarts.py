@@ -23,7 +23,7 @@ import dagster as dg
 import sqlalchemy as sa
 
 from benchmarks.daemon import Daemon
-from benchmarks.processes import resident_of
+from benchmarks.processes import machine_cpu_seconds, resident_of
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.operate.starting import stop
 from conduit_dagster.spark.server import stop_server
@@ -96,12 +96,12 @@ def measure(mode: str, pipelines: int) -> tuple[list[Away], float, float]:
     site = _Site(root, pipelines, _MODES[mode])
     with _command(root) if mode == "run" else _daemon(root) as created:
         site.all(lambda name: site.lines(name) >= 40, "records arrive")
-        before = _busy()
+        before = machine_cpu_seconds()
         (root / "broken").touch()
         site.all(lambda name: "failed" in site.times(name), "it failed")
         (root / "broken").unlink()
         site.all(lambda name: "recovered" in site.times(name), "it recovered")
-        used = _busy() - before
+        used = machine_cpu_seconds() - before
         memory = [resident_of(pipeline_rows(site.store)[name]["owner"]["pid"]) for name in site.names]
         away = [_away(site.times(name), created(name)) for name in site.names]
         for name in site.names:
@@ -143,12 +143,6 @@ def _command(root: Path) -> Generator[Callable[[str], float | None]]:
     finally:
         process.terminate()
         process.wait(120)
-
-
-def _busy() -> float:
-    """CPU seconds of the whole machine that were not idle, since it was started."""
-    fields = [int(field) for field in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
-    return (sum(fields[:8]) - fields[3] - fields[4]) / 100
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.against import AGAINST
 from benchmarks.builtin_cases import PROCESSOR
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
@@ -15,8 +16,8 @@ _SHOWN = (50, 150, 300)
 
 
 def markdown(measures: dict[str, Any]) -> str:
-    """Tables: speed, the smallest step, memory, dead letters."""
-    tables = (_machine, _speed, _builtins, _steps, _memory, _backlog, _letters, _scale)
+    """Tables: speed, other engines, built-in processors, the smallest step, memory, dead letters."""
+    tables = (_machine, _speed, _against, _builtins, _steps, _memory, _backlog, _letters, _scale)
     parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
@@ -70,6 +71,30 @@ def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
             f"{ours['control']:.2f}, {theirs['control']:.2f}",
             f"{ours['cpu_seconds']:.1f}, {theirs['cpu_seconds']:.1f}",
         )
+
+
+def _against(measures: dict[str, Any]) -> str:
+    titles = ("beside", "what", "ours", "theirs", "ratio", "A/A ours, theirs", "CPU ours, theirs", "ratio of CPU")
+    found = [one for name, one in measures.items() if name.startswith(AGAINST)]
+    return _table(titles, (_other(one["engine"], row) for one in found for row in one["rows"]))
+
+
+def _other(engine: str, row: dict[str, Any]) -> Sequence[str]:
+    unit = row["unit"]
+    return (
+        engine,
+        row["what"],
+        f"{row['ours']:.2f} {unit}",
+        f"{row['theirs']:.2f} {unit}",
+        f"**{_times(row['ratio'])}**",
+        ", ".join(map(_times, row["controls"])),
+        f"{row['cpu_ours']:.2f}, {row['cpu_theirs']:.2f} {unit}",
+        _times(row["cpu_ratio"]),
+    )
+
+
+def _times(ratio: float | None) -> str:
+    return "too short a run" if ratio is None else f"{ratio:.2f}"
 
 
 def _builtins(measures: dict[str, Any]) -> str:
