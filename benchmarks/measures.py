@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from benchmarks.against import AGAINST, against, seconds_of
+from benchmarks.against import AGAINST, against
+from benchmarks.against import seconds_of as against_takes
 from benchmarks.backlog import TIMES, backlogs
 from benchmarks.bench import Bench
 from benchmarks.builtin_cases import CASES, PROCESSOR
@@ -17,6 +18,9 @@ from benchmarks.kinds import KINDS
 from benchmarks.letters import letters
 from benchmarks.other_engines import BENTHOS, CONDUIT, VECTOR
 from benchmarks.scale import scale
+from benchmarks.shapes import SHAPES, SIZES
+from benchmarks.sizes import seconds_of as sizes_take
+from benchmarks.sizes import sizes
 from benchmarks.tables import tables, tables_in_flight
 from benchmarks.trickle import trickles
 
@@ -76,7 +80,13 @@ MEASURES: dict[str, Measure] = {
     "letters": Measure("a step of dead letters", letters, lambda bench: 30 + 90 * bench.records / 1e6),
     "scale": Measure("bookkeeping by size", scale, lambda bench: 300 if bench.records >= 1_000_000 else 20),
     **{
-        f"{AGAINST}{kind.lower()}": Measure(f"beside {kind}", partial(against, kind=kind), seconds_of, asked=True)
+        f"{SIZES}{shape.name}": Measure(
+            shape.title, partial(sizes, shape=shape), partial(sizes_take, shape=shape), asked=shape.is_large
+        )
+        for shape in SHAPES
+    },
+    **{
+        f"{AGAINST}{kind.lower()}": Measure(f"beside {kind}", partial(against, kind=kind), against_takes, asked=True)
         for kind in (CONDUIT, BENTHOS, VECTOR)
     },
     "backlog": Measure("peak memory over a backlog", backlogs, _backlogs),

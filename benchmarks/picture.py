@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.builtin_cases import PROCESSOR
+from benchmarks.shapes import SIZES
 
 _COLOURS = ("#3b6ea5", "#c9c9c9", "#8f8f8f")
 _HEIGHT = 0.28
@@ -13,7 +14,7 @@ _HEIGHT = 0.28
 
 def draw(measures: dict[str, Any], path: Path) -> None:
     """Bars of records per second, ours above what it is compared with, the ratio behind; nothing without any."""
-    shown = [one for name, one in measures.items() if "sides" in one and not name.startswith(PROCESSOR)]
+    shown = [one for name, one in measures.items() if "sides" in one and not name.startswith((PROCESSOR, SIZES))]
     if not shown:
         return
     import matplotlib as mpl

@@ -10,14 +10,15 @@ from typing import Any
 
 from benchmarks.against import AGAINST
 from benchmarks.builtin_cases import PROCESSOR
+from benchmarks.shapes import SIZES
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 _SHOWN = (50, 150, 300)
 
 
 def markdown(measures: dict[str, Any]) -> str:
-    """Tables: speed, other engines, built-in processors, the smallest step, memory, dead letters."""
-    tables = (_machine, _speed, _against, _builtins, _steps, _memory, _backlog, _letters, _scale)
+    """Tables: speed, sizes, other engines, built-in processors, the smallest step, memory, dead letters."""
+    tables = (_machine, _speed, _sizes, _against, _builtins, _steps, _memory, _backlog, _letters, _scale)
     parts = [table(measures) for table in tables]
     return "\n\n".join(part for part in parts if part)
 
@@ -53,7 +54,7 @@ def _speed(measures: dict[str, Any]) -> str:
         "A/A ours, theirs",
         "CPU s ours, theirs",
     )
-    found = [one for name, one in measures.items() if "sides" in one and not name.startswith(PROCESSOR)]
+    found = [one for name, one in measures.items() if "sides" in one and not name.startswith((PROCESSOR, SIZES))]
     return _table(titles, (row for one in found for row in _rows(one)))
 
 
@@ -71,6 +72,22 @@ def _rows(one: dict[str, Any]) -> Iterator[Sequence[str]]:
             f"{ours['control']:.2f}, {theirs['control']:.2f}",
             f"{ours['cpu_seconds']:.1f}, {theirs['cpu_seconds']:.1f}",
         )
+
+
+def _sizes(measures: dict[str, Any]) -> str:
+    titles = (
+        "input",
+        "MB",
+        "records",
+        "ours, records/s",
+        "plain Spark",
+        "ratio",
+        "A/A ours, theirs",
+        "CPU s ours, theirs",
+    )
+    found = [one for name, one in measures.items() if name.startswith(SIZES)]
+    rows = ((one, row) for one in found for row in _rows(one))
+    return _table(titles, ([row[0], f"{one['megabytes']:,}", *row[1:3], *row[4:]] for one, row in rows))
 
 
 def _against(measures: dict[str, Any]) -> str:
