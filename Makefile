@@ -78,7 +78,7 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP) ## speed beside plain Spark and COPY, about 20 minutes; BENCH_ARGS="--quick" tries it
+bench: $(STAMP) ## speed beside plain Spark and COPY, about an hour; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 .PHONY: soak matrix model fuzz

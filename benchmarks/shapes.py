@@ -99,7 +99,7 @@ def _long(name: str, size: int) -> Shape:
 
 
 SHAPES = (
-    Shape("100b", "records of 100 B"),
+    Shape("100b", "records of 100 B", budget=100),
     _long("1 KB", 1_000),
     _long("10 KB", 10_000),
     _long("100 KB", 100_000),
@@ -112,6 +112,6 @@ SHAPES = (
     ),
     Shape("nested", "nested records", 600, _nested, _NESTED),
     Shape("small-files", "many files of 10 KB", records_per_file=100, budget=100),
-    Shape("fan-out", "five destinations", destinations=5, budget=40),
+    Shape("fan-out", "five destinations", destinations=5, budget=20),
     Shape("20gb-file", "one file of 20 GB", is_large=True),
 )

@@ -25,12 +25,17 @@ _BLOCK = 1_000_000
 
 def sizes(bench: Bench, shape: Shape) -> dict[str, Any]:
     """One shape, beside plain Spark."""
-    records = shape.records(bench.records)
-    source = _source(bench.work, shape, records)
+    source = source_of(bench, shape)
     size = sum(path.stat().st_size for path in (source.iterdir() if source.is_dir() else [source]))
+    found = compare(sides_of(bench, shape), shape.records(bench.records), _rounds(bench, shape))
+    return {"megabytes": round(size / 1e6), **found}
+
+
+def sides_of(bench: Bench, shape: Shape) -> list[Side]:
+    """Ours and plain Spark's, into ``out0`` and so on of the folders ``ours`` and ``plain``."""
+    source, records = source_of(bench, shape), shape.records(bench.records)
     names = [f"out{number}" for number in range(shape.destinations)]
-    sides = [_ours(bench, source, names, records), _plain(bench, shape, source, names, records)]
-    return {"megabytes": round(size / 1e6), **compare(sides, records, _rounds(bench, shape))}
+    return [_ours(bench, source, names, records), _plain(bench, shape, source, names, records)]
 
 
 def seconds_of(bench: Bench, shape: Shape) -> float:
@@ -62,8 +67,9 @@ def _plain(bench: Bench, shape: Shape, source: Path, names: Sequence[str], recor
     )
 
 
-def _source(work: Path, shape: Shape, records: int) -> Path:
+def source_of(bench: Bench, shape: Shape) -> Path:
     """One file, or a folder of files; made once."""
+    work, records = bench.work, shape.records(bench.records)
     path = work / f"in-{shape.name}-{records}"
     if shape.is_large:
         return _repeated(path.with_suffix(".jsonl"), once(work / f"in-{shape.name}.jsonl", _BLOCK, shape.line), records)
