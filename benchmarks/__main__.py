@@ -46,9 +46,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", metavar="NAME", help=f"of {', '.join(_NAMES)}; or patterns")
-    against = (
-        "run the same work in this binary of Conduit, Benthos or Vector and here in turn; without --only nothing else"
-    )
+    against = "binaries of Conduit, Benthos or Vector: the same work there and here; without --only nothing else"
     parser.add_argument("--against", nargs="+", metavar="BINARY", default=[], help=against)
     parser.add_argument("--quick", action="store_true", help="small numbers, to try the benchmarks themselves")
     parser.add_argument("--records", type=int, help="1,000,000 unless quick")
@@ -65,7 +63,7 @@ def _chosen(patterns: list[str] | None, others: list[str]) -> list[str]:
     if patterns is None:
         return others or [name for name, measure in MEASURES.items() if not measure.asked]
     for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in _NAMES):
+        if not any(_matches(name, pattern) for name in MEASURES):
             raise SystemExit(f"there is no measure {pattern}: {', '.join(_NAMES)}")
     return [name for name in MEASURES if name in others or any(_matches(name, pattern) for pattern in patterns)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from benchmarks import table, whole
+from benchmarks.__main__ import main
 from benchmarks.against import against, check
 from benchmarks.bench import Bench
 from benchmarks.other_engines import BENTHOS, CONDUIT, OUTPUT, VECTOR, Engine, expected, ours, recognise
@@ -88,6 +90,15 @@ def test_another_program_is_refused_with_what_it_says(program: Callable[[str], s
 def test_a_missing_program_is_refused() -> None:
     with pytest.raises(SystemExit, match="No such file"):
         recognise("/nowhere/conduit")
+
+
+@pytest.mark.parametrize("pattern", ["nothing*", "against-conduit", "sizes-20*"])
+def test_no_measure_is_one_that_is_unknown_or_needs_more_than_a_pattern(
+    monkeypatch: pytest.MonkeyPatch, pattern: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "--only", pattern])
+    with pytest.raises(SystemExit, match=f"there is no measure {re.escape(pattern)}"):
+        main()
 
 
 def test_conduit_and_ours_read_the_same_file_and_nothing_in_it_is_unknown(
