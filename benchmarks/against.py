@@ -21,7 +21,7 @@ from benchmarks.compare import Side, Taken, Times, cpu, ratio, seconds, take_tur
 from benchmarks.data import generate, sound
 from benchmarks.files import counts
 from benchmarks.other_engines import OUTPUT, Engine, document_of, expected, ours
-from benchmarks.whole import run_to_its_end, run_until_there
+from benchmarks.whole import TEMPORARY, run_to_its_end, run_until_there
 from conduit_dagster.spark.server import stop_server
 
 AGAINST = "against-"
@@ -88,8 +88,9 @@ def _run(engine: Engine, root: Path, output: Path, wanted: int) -> Taken:
             return run_to_its_end(engine.command, root)
         return run_until_there(engine.command, root, output, wanted)
     finally:
-        # ours leaves its Spark server to the next command, which would start on it
+        # ours leaves its Spark server and the parent of its workers, which ends with its socket, to the next command
         stop_server(root / ".conduit")
+        shutil.rmtree(root / TEMPORARY, ignore_errors=True)
 
 
 def check(engine: Engine, output: Path, records: int) -> None:

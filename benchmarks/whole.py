@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Sequence
@@ -16,13 +17,18 @@ _PATIENCE = 120.0
 _MOST = 3_600.0
 LOG = "engine.log"
 """In the run's folder: what the engine prints."""
+TEMPORARY = "tmp"
+"""In the run's folder."""
 
 
 def run_to_its_end(command: Sequence[str], root: Path) -> Taken:
     """From the start until the process has ended. Raises where it fails."""
     before, began = machine_cpu_seconds(), time.perf_counter()
-    with (root / LOG).open("wb") as log:
-        code = subprocess.run(command, cwd=root, stdout=log, stderr=log, timeout=_MOST, check=False).returncode
+    with _started(command, root) as process:
+        try:
+            code = process.wait(_MOST)
+        finally:
+            _stop(process)
     taken = Taken(time.perf_counter() - began, machine_cpu_seconds() - before)
     if code:
         raise RuntimeError(f"{command[0]} ended with {code}: {_last_words(root)}")
@@ -35,12 +41,20 @@ def run_until_there(command: Sequence[str], root: Path, output: Path, wanted: in
     The end is the time of the last write. Raises where the engine ends before, or the output stops growing.
     """
     before, began = machine_cpu_seconds(), time.time()
-    with (root / LOG).open("wb") as log, subprocess.Popen(command, cwd=root, stdout=log, stderr=log) as process:
+    with _started(command, root) as process:
         try:
             last, cpu = _await(process, output, wanted)
         finally:
             _stop(process)
     return Taken(last - began, cpu - before)
+
+
+def _started(command: Sequence[str], root: Path) -> subprocess.Popen[bytes]:
+    """With temporary files of its own: nothing that a run before left running there is found."""
+    temporary = root / TEMPORARY
+    temporary.mkdir(exist_ok=True)
+    with (root / LOG).open("wb") as log:
+        return subprocess.Popen(command, cwd=root, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(temporary)})
 
 
 def _await(process: subprocess.Popen[bytes], output: Path, wanted: int) -> tuple[float, float]:
