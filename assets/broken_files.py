@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from conduit_dagster.resources.spark_resource import StateResource
 
 PIPELINE_FILES = dg.AssetKey([GROUP, "pipeline_files"])
 NO_BROKEN_FILES = "no_broken_files"
+CAN_RUN = "can_run"
+"""Check of the asset that stands for a broken pipeline."""
 _BROKEN = "broken"
+_RELOAD = "its file is valid now: conduit-dagster pipelines reload loads it"
 # stderr: stdout belongs to the output of commands such as `dg list defs --json`
 _log = logging.getLogger("conduit.dagster")
 
@@ -59,6 +62,52 @@ def broken_assets(broken: Broken, taken: Set[dg.AssetKey] = frozenset()) -> Iter
             group_name=job_name(name) or GROUP,
             metadata={"conduit/findings": _table(findings), **_places(findings)},
         )
+
+
+def broken_checks(assets: Sequence[dg.AssetSpec]) -> Iterator[dg.AssetChecksDefinition]:
+    """Yield the checks of the assets that stand for broken pipelines; the lifecycle sensor evaluates them too."""
+    specs = [dg.AssetCheckSpec(CAN_RUN, asset=one.key, description="The pipeline's file is valid.") for one in assets]
+    if not specs:
+        return
+
+    @dg.multi_asset_check(name=f"{GROUP}__broken_pipelines", specs=specs)
+    def check(state: StateResource) -> Iterator[dg.AssetCheckResult]:
+        broken = _by_key(open_catalogue(state.project))
+        for spec in specs:
+            passed, text, metadata = _can_run(broken.get(spec.asset_key, []))
+            yield dg.AssetCheckResult(
+                passed=passed, asset_key=spec.asset_key, check_name=CAN_RUN, description=text, metadata=metadata
+            )
+
+    yield check
+
+
+def _by_key(catalogue: Catalogue) -> dict[dg.AssetKey, list[Finding]]:
+    return {asset_key(name, _BROKEN): findings for name, findings in broken_pipelines(catalogue.loaded).items()}
+
+
+def _can_run(findings: Sequence[Finding]) -> tuple[bool, str, dict[str, Any]]:
+    text = "; ".join(finding.message for finding in findings) or _RELOAD
+    return not findings, text, {"conduit/findings": _table(findings)}
+
+
+class FileEvents:
+    """Events for the assets of pipeline files, each time these have changed. Remembers which pipelines were broken."""
+
+    def __init__(self) -> None:
+        self._broken = set[dg.AssetKey]()
+
+    def of(self, catalogue: Catalogue) -> Iterator[dg.AssetMaterialization | dg.AssetCheckEvaluation]:
+        """Yield what materialising ``pipeline_files`` and checking the broken pipelines would give."""
+        checked = _checked(catalogue)
+        yield dg.AssetMaterialization(PIPELINE_FILES, metadata=checked.metadata)
+        for result in checked.check_results or ():
+            yield dg.AssetCheckEvaluation(PIPELINE_FILES, NO_BROKEN_FILES, result.passed, result.metadata)
+        broken = _by_key(catalogue)
+        for key in sorted(self._broken | broken.keys()):
+            passed, text, metadata = _can_run(broken.get(key, []))
+            yield dg.AssetCheckEvaluation(key, CAN_RUN, passed, metadata, description=text)
+        self._broken = set(broken)
 
 
 def pipeline_files(catalogue: Catalogue) -> dg.AssetsDefinition:

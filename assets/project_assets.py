@@ -8,7 +8,14 @@ from typing import Any
 
 import dagster as dg
 
-from conduit_dagster.assets.broken_files import PIPELINE_FILES, broken_assets, broken_pipelines, pipeline_files, warn
+from conduit_dagster.assets.broken_files import (
+    PIPELINE_FILES,
+    broken_assets,
+    broken_checks,
+    broken_pipelines,
+    pipeline_files,
+    warn,
+)
 from conduit_dagster.assets.pipeline_assets import Links, PipelineDefinitions, define_pipeline, find_links
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
@@ -21,6 +28,7 @@ class ProjectAssets:
     """Assets and jobs of a code location."""
 
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list[dg.AssetsDefinition | dg.AssetSpec])
+    checks: list[dg.AssetChecksDefinition] = field(default_factory=list[dg.AssetChecksDefinition])
     jobs: list[Any] = field(default_factory=list[Any])
 
     def add(self, pipeline: PipelineDefinitions) -> None:
@@ -39,7 +47,9 @@ def define_assets(catalogue: Catalogue, refused: Mapping[str, Exception] | None 
         found.add(pipeline)
     warn(catalogue.findings)
     taken = set(_keys(found.assets))
-    found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded), taken)]
+    broken = list(broken_assets(broken_pipelines(catalogue.loaded), taken))
+    found.assets += [pipeline_files(catalogue), *broken]
+    found.checks += broken_checks(broken)
     return found
 
 

@@ -44,6 +44,7 @@ def _defined(project: Project, catalogue: Catalogue, refused: Mapping[str, Excep
     root = str(project.root)
     return dg.Definitions(
         assets=found.assets,
+        asset_checks=found.checks,
         jobs=found.jobs,
         sensors=define_sensors(project, found.jobs),
         schedules=define_schedules(catalogue.bound, {job.name: job for job in found.jobs}),

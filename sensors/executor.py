@@ -17,6 +17,7 @@ from conduit_dagster.sensors.known import KnownPipeline, config_of, error_of
 from conduit_dagster.state.status_store import ask
 
 _SENSOR = "a sensor"
+AssetEvent = dg.AssetObservation | dg.AssetMaterialization | dg.AssetCheckEvaluation
 
 
 class DecisionExecutor:
@@ -25,7 +26,7 @@ class DecisionExecutor:
     def __init__(self, instance: dg.DagsterInstance, database: sa.Engine) -> None:
         self._instance, self._database = instance, database
         self.requests: list[dg.RunRequest] = []
-        self.events: list[dg.AssetObservation] = []
+        self.events: list[AssetEvent] = []
 
     def carry_out(self, known: KnownPipeline, decision: Decision) -> None:
         """Carry out one decision for one pipeline."""

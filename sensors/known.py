@@ -16,7 +16,7 @@ from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_op import FAILURE_TAG
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.classify import from_dagster
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -90,22 +90,28 @@ class Files:
         self._files: list[File] = []
         self._ids: set[str] = set()
         self._is_whole = False
+        self._changed: Catalogue | None = None
 
     def read(self) -> tuple[Project, list[File]]:
         """Return the project's settings and its pipelines; a broken file removes only its own pipelines."""
         project = Project.find(self._root)
         signature = frozenset(_stats(project))
         if signature != self._signature:
-            self._files = list(self._read(project))
+            self._changed = open_catalogue(project)
+            self._files = list(self._read(project, self._changed))
             self._signature = signature
         return project, self._files
+
+    def take_changed(self) -> Catalogue | None:
+        """Return what was read, once for each time that the files had changed; a tick that fails must not take it."""
+        changed, self._changed = self._changed, None
+        return changed
 
     def gone(self, rows: Mapping[str, Stored]) -> list[str]:
         """Return pipelines without an owner whose file is gone; none while a file is broken, which may be theirs."""
         return [name for name, row in rows.items() if self._is_whole and name not in self._ids and not row.owned]
 
-    def _read(self, project: Project) -> Iterator[File]:
-        catalogue = open_catalogue(project)
+    def _read(self, project: Project, catalogue: Catalogue) -> Iterator[File]:
         self._ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
         for bound in catalogue.bound:

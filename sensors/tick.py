@@ -9,6 +9,7 @@ from typing import Any
 
 import dagster as dg
 
+from conduit_dagster.assets.broken_files import FileEvents
 from conduit_dagster.config.project import Project
 from conduit_dagster.sensors.alerts import alert_sensor
 from conduit_dagster.sensors.decisions import Decision, lifecycle, recovery
@@ -37,9 +38,10 @@ class Tick:
         root: Path,
         jobs: frozenset[str],
         decide: Callable[[KnownPipeline, int], Decision],
-        finds_gone: bool = False,
+        watches_files: bool = False,
     ) -> None:
-        self._decide, self._finds_gone = decide, finds_gone
+        self._decide, self._watches_files = decide, watches_files
+        self._file_events = FileEvents()
         self._files, self._silence = Files(root, jobs), HeartbeatMonitor()
         self._store = CachedStore()
 
@@ -65,9 +67,11 @@ class Tick:
             if settled or time.monotonic() + _POLL >= end:
                 break
             time.sleep(_POLL)
-        if self._finds_gone:
+        if self._watches_files:
             for pipeline in self._files.gone(seen or {}):
                 deprovision(database, pipeline)
+            if (changed := self._files.take_changed()) is not None:
+                attendant.events.extend(self._file_events.of(changed))
         if attendant.requests or attendant.events:
             return dg.SensorResult(run_requests=attendant.requests, asset_events=attendant.events)
         return dg.SkipReason(f"nothing to do for {len(files)} pipelines")
@@ -130,7 +134,7 @@ _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start an
 
 def lifecycle_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
     """Return the one lifecycle sensor of a code location."""
-    tick = Tick(root, frozenset(job.name for job in jobs), lifecycle, finds_gone=True)
+    tick = Tick(root, frozenset(job.name for job in jobs), lifecycle, watches_files=True)
     return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
 
 

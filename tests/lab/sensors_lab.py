@@ -76,7 +76,10 @@ class Location:
         """What the sensor asks Dagster to launch."""
         definition = self.definitions.get_repository_def().get_sensor_def(sensor)
         context = dg.build_sensor_context(instance=self.instance, definitions=self.definitions)
-        return list(definition.evaluate_tick(context).run_requests or [])
+        ticked = definition.evaluate_tick(context)
+        for event in ticked.asset_events:  # as the daemon does
+            self.instance.report_runless_asset_event(event)
+        return list(ticked.run_requests or [])
 
     def launch(self, request: dg.RunRequest, status: str = "STARTED") -> dg.DagsterRun:
         """As the daemon would."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
@@ -109,3 +110,29 @@ def test_a_pipeline_whose_file_is_gone_is_deprovisioned_once(location: Location)
     location.tick(SENSOR)
     location.tick(SENSOR)
     assert location.events().count("deprovisioned") == 1
+
+
+def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Location) -> None:
+    """Nobody has to materialise anything to see it."""
+    location.write()
+    bad = location.root / "pipelines" / "bad.yaml"
+    bad.write_text("pipelines: [")
+    location.tick(SENSOR)
+    assert (evaluated(location, FILES, "no_broken_files"), evaluated(location, BAD, "can_run")) == ([False], [False])
+    location.tick(SENSOR)
+    assert evaluated(location, BAD, "can_run") == [False]  # once for each change
+    assert location.definitions.resolve_asset_graph().has(BAD)
+    location.write("bad")
+    location.tick(SENSOR)
+    assert evaluated(location, FILES, "no_broken_files") == [True, False]
+    assert evaluated(location, BAD, "can_run") == [True, False]
+
+
+FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "broken"])
+
+
+def evaluated(location: Location, key: dg.AssetKey, name: str) -> list[bool]:
+    """How the check came out, the newest first."""
+    storage = location.instance.event_log_storage
+    records = storage.get_asset_check_execution_history(dg.AssetCheckKey(key, name), 10)
+    return [record.evaluation.passed for record in records if record.evaluation is not None]
