@@ -140,11 +140,13 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
     consumers = [] if store is None else overview.consumer_rows(store, config.id)
     delivered = {row["id"]: row["delivered"] for row in consumers}
     at = {row["id"]: row for row in sources}
+    unfinished = {} if store is None else overview.open_deliveries(store, config.id)
     return {
         "sources": [_source(parsed, one, at.get(one.id), bound) for one in config.sources],
         "processors": [_processor(parsed, one) for one in config.processors],
         "destinations": [
-            {**_connector(parsed, one), "delivered": delivered.get(one.id, 0)} for one in config.destinations
+            {**_connector(parsed, one), "delivered": delivered.get(one.id, 0), "open": unfinished.get(one.id)}
+            for one in config.destinations
         ],
         "dead_letter_queue": _queue(parsed, config.dead_letter_queue, delivered.get(DEAD_LETTERS, 0)),
     }

@@ -80,7 +80,14 @@ def _part(one: Facts) -> Iterable[str]:
     if "position" in one:
         yield from _source_numbers(one)
     if "delivered" in one:
-        yield f"  delivered {one['delivered']:,}"
+        yield f"  delivered {one['delivered']:,}{_unfinished(one.get('open'))}"
+
+
+def _unfinished(delivery: Facts | None) -> str:
+    if delivery is None:
+        return ""
+    state = "all" if delivery["done"] else "so far"
+    return f"; {delivery['handled']:,} more of step {delivery['step']}, {state}: counted when the step is done"
 
 
 def _restriction(one: Facts) -> str:

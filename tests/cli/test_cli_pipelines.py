@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 from lab.as_owner import owned
+from lab.operating import fails_at_14
+from lab.scripted import Script
+from lab.support import Lab
 
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.status_store import RunStart
@@ -103,3 +106,15 @@ def test_a_store_that_cannot_be_read_is_an_environment_problem(run, project: Pat
     ran = run("pipelines", "list", "--json")
     assert ran.code == 3
     assert ran.envelope["error"]["code"] == "state.damaged"
+
+
+def test_describe_tells_what_an_open_step_has_delivered(run, lab: Lab, script: Script) -> None:
+    """The counters move with the step; the records lie at the destination before."""
+    fails_at_14(lab, script)
+    (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
+    assert (out["delivered"], out["open"]["done"], out["open"]["handled"]) == (9, False, 5)
+    assert f"5 more of step {out['open']['step']}, so far" in run("pipelines", "describe", "p").out
+    script.says()
+    assert lab.run().error is None
+    (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
+    assert (out["open"], out["delivered"]) == (None, 16)
