@@ -2,7 +2,7 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,16 @@ def warn(findings: Iterable[Finding]) -> None:
             _log.warning("%s", finding.render())
 
 
-def broken_assets(broken: Broken, taken: Set[dg.AssetKey] = frozenset()) -> Iterator[dg.AssetSpec]:
-    """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes.
+def _broken_key(name: str) -> dg.AssetKey:
+    # longer than any connector's key: a connector may be called broken
+    return dg.AssetKey([*asset_key(name, _BROKEN).path, "file"])
 
-    ``taken``: keys of other assets; a connector may be called ``broken``.
-    """
+
+def broken_assets(broken: Broken) -> Iterator[dg.AssetSpec]:
+    """Yield an asset in place of each broken pipeline: listed under its name, with the errors and their fixes."""
     for name, findings in broken.items():
-        key = asset_key(name, _BROKEN)
         yield dg.AssetSpec(
-            # longer than any connector's key
-            dg.AssetKey([*key.path, "file"]) if key in taken else key,
+            _broken_key(name),
             description=f"**This pipeline cannot run.**\n\n{_as_markdown(findings)}",
             kinds={_BROKEN},
             group_name=job_name(name) or GROUP,
@@ -64,9 +64,13 @@ def broken_assets(broken: Broken, taken: Set[dg.AssetKey] = frozenset()) -> Iter
         )
 
 
-def broken_checks(assets: Sequence[dg.AssetSpec]) -> Iterator[dg.AssetChecksDefinition]:
-    """Yield the checks of the assets that stand for broken pipelines; the lifecycle sensor evaluates them too."""
-    specs = [dg.AssetCheckSpec(CAN_RUN, asset=one.key, description="The pipeline's file is valid.") for one in assets]
+def broken_checks(names: Iterable[str]) -> Iterator[dg.AssetChecksDefinition]:
+    """Yield the checks of the assets that stand for broken pipelines; the lifecycle sensor evaluates them too.
+
+    ``names``: those whose files have errors. What only Dagster refuses can't be told from its file again.
+    """
+    said = "The pipeline's file is valid."
+    specs = [dg.AssetCheckSpec(CAN_RUN, asset=_broken_key(name), description=said) for name in names]
     if not specs:
         return
 
@@ -83,7 +87,7 @@ def broken_checks(assets: Sequence[dg.AssetSpec]) -> Iterator[dg.AssetChecksDefi
 
 
 def _by_key(catalogue: Catalogue) -> dict[dg.AssetKey, list[Finding]]:
-    return {asset_key(name, _BROKEN): findings for name, findings in broken_pipelines(catalogue.loaded).items()}
+    return {_broken_key(name): findings for name, findings in broken_pipelines(catalogue.loaded).items()}
 
 
 def _can_run(findings: Sequence[Finding]) -> tuple[bool, str, dict[str, Any]]:

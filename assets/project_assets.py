@@ -43,13 +43,12 @@ def define_assets(catalogue: Catalogue, refused: Mapping[str, Exception] | None 
     ``refused``: pipelines that Dagster did not load, with its errors; they count as broken.
     """
     found = ProjectAssets()
+    with_errors = list(broken_pipelines(catalogue.loaded))  # Dagster may refuse more of them
     for pipeline in _pipelines(catalogue, refused or {}):
         found.add(pipeline)
     warn(catalogue.findings)
-    taken = set(_keys(found.assets))
-    broken = list(broken_assets(broken_pipelines(catalogue.loaded), taken))
-    found.assets += [pipeline_files(catalogue), *broken]
-    found.checks += broken_checks(broken)
+    found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
+    found.checks += broken_checks(with_errors)
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from typing import Any
 
@@ -45,9 +44,4 @@ def readable_line(layout: dict[str, Any]) -> str:
 
 
 def _decoded(part: Any) -> Any:
-    if not isinstance(part, str):
-        return part
-    try:
-        return base64.b64decode(part, validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return part
+    return readable_part(base64.b64decode(part)) if isinstance(part, str) else part

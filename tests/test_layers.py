@@ -76,7 +76,7 @@ def test_nothing_imports_from_above() -> None:
 
 
 def test_only_the_dagster_layer_imports_dagster() -> None:
-    allowed = (*(f"conduit_dagster.{name}" for name in ("assets", "sensors", "resources", "definitions")),)
+    allowed = tuple(f"conduit_dagster.{name}" for name in ("assets", "sensors", "resources", "definitions"))
     wrong = [
         name
         for name, path in modules()

@@ -133,6 +133,8 @@ def _delivery(parsed: ParsedPipeline, bound: BoundPipeline | None) -> Facts:
 
 
 def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine | None) -> Facts:
+    from conduit_dagster.engine.operate.consumer_lag import open_deliveries  # a list needs none of it
+
     config = parsed.config
     if bound is not None and store is not None:
         attach_kept_to_look(bound.compiled, store)
@@ -140,7 +142,7 @@ def _parts(parsed: ParsedPipeline, bound: BoundPipeline | None, store: sa.Engine
     consumers = [] if store is None else overview.consumer_rows(store, config.id)
     delivered = {row["id"]: row["delivered"] for row in consumers}
     at = {row["id"]: row for row in sources}
-    unfinished = {} if store is None else overview.open_deliveries(store, config.id)
+    unfinished = {} if store is None else open_deliveries(store, config.id)
     return {
         "sources": [_source(parsed, one, at.get(one.id), bound) for one in config.sources],
         "processors": [_processor(parsed, one) for one in config.processors],

@@ -12,13 +12,11 @@ from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.tables import (
     collections,
     consumers,
-    deliveries,
     history,
     logs,
     offsets,
     pipelines,
     sources,
-    steps,
 )
 
 
@@ -117,23 +115,6 @@ def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
             {"id": row["consumer"], "kind": row["kind"], "delivered": row["delivered"], "step": row["step"]}
             for row in connection.execute(mine).mappings()
         ]
-
-
-def open_deliveries(engine: sa.Engine, pipeline: str) -> dict[str, dict[str, Any]]:
-    """Return the first open delivery of each consumer, by consumer: its step, and how many records are handled so far.
-
-    Deliveries of the same step that are done are in it too: what they delivered is counted once the step is done.
-    """
-    of_step = (steps.c.pipeline == deliveries.c.pipeline) & (steps.c.step == deliveries.c.step)
-    columns = (deliveries.c.consumer, deliveries.c.step, deliveries.c.state, deliveries.c.handled)
-    mine = (deliveries.c.pipeline == pipeline) & (steps.c.state == "prepared") & (deliveries.c.skip == 0)
-    query = sa.select(*columns).join(steps, of_step).where(mine).order_by(deliveries.c.step)
-    found: dict[str, dict[str, Any]] = {}
-    with reading(engine) as connection:
-        for row in connection.execute(query).mappings():
-            one = {"step": row["step"], "done": row["state"] == "done", "handled": row["handled"]}
-            found.setdefault(row["consumer"], one)
-    return found
 
 
 def offset_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:

@@ -42,11 +42,29 @@ def test_a_broken_file_named_as_a_pipeline_with_a_connector_called_broken(folder
     assert {"good/broken", "good/broken/file"} <= _keys(folder)
 
 
+def test_the_check_of_a_broken_pipeline_reads_its_file_again(folder: Folder) -> None:
+    """Beside a connector of that name, too."""
+    folder.write("good.yaml", _pipeline("good", out="broken"))
+    folder.write("good.yml", "a: [\n")
+    definitions = folder.definitions
+    key = dg.AssetKey(["good", "broken", "file"])
+    job = dg.define_asset_job("check", dg.AssetSelection.checks(dg.AssetCheckKey(key, "can_run")))
+    resolved = dg.Definitions.merge(definitions, dg.Definitions(jobs=[job])).resolve_job_def("check")
+
+    def passed() -> list[bool]:
+        result = resolved.execute_in_process(instance=folder.instance)
+        return [event.passed for event in result.get_asset_check_evaluations()]
+
+    assert passed() == [False]
+    (folder.root / "pipelines" / "good.yml").unlink()
+    assert passed() == [True]
+
+
 def test_a_pipeline_with_the_key_of_the_files_asset_is_refused_alone(folder: Folder) -> None:
     folder.write("good.yaml", _pipeline("good"))
     folder.write("taken.yaml", _pipeline("conduit", out="pipeline_files"))
     keys = _keys(folder)
-    assert {"good/out", "conduit/broken", "conduit/pipeline_files"} <= keys
+    assert {"good/out", "conduit/broken/file", "conduit/pipeline_files"} <= keys
     assert "conduit/in" not in keys
 
 
@@ -78,5 +96,5 @@ def test_what_dagster_refuses_only_when_all_is_put_together(
     defs = folder.definitions
     assert {one.name for one in defs.get_repository_def().schedule_defs} == {"good__schedule"}
     keys = _keys(folder)
-    assert {"good/out", "bad/broken"} <= keys
+    assert {"good/out", "bad/broken/file"} <= keys
     assert "bad/out" not in keys

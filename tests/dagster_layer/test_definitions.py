@@ -76,9 +76,9 @@ def test_a_broken_file_does_not_take_the_others_down(folder: Folder) -> None:
     folder.numbers()
     folder.write("torn.yaml", "version: '2.2'\npipelines: [\n")
     folder.write("typo.yaml", COPY.format(id="typo", source="./a", target="./b").replace("plugin: file", "plugin: fil"))
-    assert {"numbers/out", "typo/broken", "torn/broken", "conduit/pipeline_files"} <= _keys(folder)
+    assert {"numbers/out", "typo/broken/file", "torn/broken/file", "conduit/pipeline_files"} <= _keys(folder)
     assert "typo/out" not in _keys(folder)
-    description = _spec(folder, "typo", "broken").description or ""
+    description = _spec(folder, "typo", "broken", "file").description or ""
     assert "did you mean file?" in description
     assert re.search(r"plugin\.unknown.*\n.*typo\.yaml:\d+:\d+", description)
 
@@ -87,7 +87,7 @@ def test_a_warning_leaves_the_pipeline_in_place(folder: Folder) -> None:
     text = COPY.format(id="lax", source="./a", target="./b").replace("description:", "descriptoin:")
     folder.write("lax.yaml", text)
     assert "lax/out" in _keys(folder)
-    assert "lax/broken" not in _keys(folder)
+    assert "lax/broken/file" not in _keys(folder)
 
 
 def test_the_asset_of_the_files_checks_them_again(folder: Folder) -> None:
@@ -154,7 +154,7 @@ def test_a_link_to_a_pipeline_that_is_broken_is_left_out(folder: Folder) -> None
     folder.write("a.yaml", broken)
     folder.write("b.yaml", CHAINED.format(id="b", log="auto", plugin="pipeline", settings="{pipeline: a}"))
     assert _parents(folder, "b", "in") == set()
-    assert "a/broken" in _keys(folder)
+    assert "a/broken/file" in _keys(folder)
 
 
 @pytest.mark.parametrize("name", ["orders.eu:1", "x" * 128, "config", "import", "42", "-", "a-b"])

@@ -128,7 +128,7 @@ def test_a_broken_file_fails_its_check_until_it_is_valid_again(location: Locatio
     assert evaluated(location, BAD, "can_run") == [True, False]
 
 
-FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "broken"])
+FILES, BAD = dg.AssetKey(["conduit", "pipeline_files"]), dg.AssetKey(["bad", "broken", "file"])
 
 
 def evaluated(location: Location, key: dg.AssetKey, name: str) -> list[bool]:

@@ -41,6 +41,20 @@ def consumer_facts(database: sa.Engine, pipeline: str, bound: BoundPipeline | No
     return [*facts, *reader_facts(database, pipeline, ends)]
 
 
+def open_deliveries(database: sa.Engine, pipeline: str) -> dict[str, Facts]:
+    """Return, by consumer, how much of the prepared step's delivery is handled: it is counted once the step is done."""
+    state = stored(database, pipeline)
+    found = None if state is None else prepared_step(state)
+    if found is None:
+        return {}
+    step, decision = found
+    handled = {name: progress.handled for name, progress in step.progress.items()} | dict(step.sent)
+    return {
+        name: {"step": step.plan.step, "done": name in step.delivered, "handled": handled.get(name, 0)}
+        for name in (delivery.consumer for delivery in decision.deliveries)
+    }
+
+
 def _in_source(source: str, offset: int | None, end: tuple[int, int]) -> Facts:
     handled, last = end
     # a consumer that was added later has no offset for what was handled before

@@ -71,5 +71,5 @@ def _strategies(scenario: Scenario, kind: str) -> tuple[str, ...]:
         return ()
     if _FULL or (scenario.name, kind) == ("one", "file"):
         return scenario.strategies
-    both = kind == "file" and scenario.name == "two"
+    both = kind == "file" and scenario.name in ("two", "nacks", "join")
     return ("exactly-once", "at-most-once") if both else scenario.strategies[:1]
