@@ -203,8 +203,8 @@ def _scale(measures: dict[str, Any]) -> str:
 
 
 _GROWTH = {
-    "files": "The last step of a folder of JSON lines",
-    "parquet_files": "The last step of a folder of Parquet files",
+    "files": "Steps of a folder of JSON lines",
+    "parquet_files": "Steps of a folder of Parquet files",
     "letters": "Indexing the dead letters of one step",
     "pipelines": "`pipelines list`",
     "quiet": "A pipeline with nothing to do",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import weakref
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -81,6 +82,14 @@ class FinishedRows(Generic[Row]):
     def __init__(self, rows: Mapping[int, Row], slots: Mapping[Hashable, tuple[int, ...]]) -> None:
         """``rows``: each file's newest row by number; ``slots``: numbers by slot."""
         self.rows, self._slots = rows, slots
+        self._extended: weakref.ref[FinishedRows[Row]] | None = None
+
+    def extends(self, other: FinishedRows[Any]) -> bool:
+        """Return whether these are the ``other`` ones, or those and later ones in slots that were free.
+
+        Not guaranteed to be found out if there are several steps between them.
+        """
+        return self is other or (self._extended is not None and self._extended() is other)
 
     def find(self, number: int) -> Row | None:
         """Return the file with this number, as it was when it was read completely."""
@@ -96,23 +105,29 @@ class FinishedRows(Generic[Row]):
 
     def with_rows(self, rows: Iterable[Row], dropped: Iterable[int] = ()) -> Self:
         """Return them with later rows, and without those with the numbers ``dropped``."""
-        every, slots = dict(self.rows), dict(self._slots)
+        every, slots, extends = dict(self.rows), dict(self._slots), True
         for row in rows:
-            _remove(row.number, every, slots)
+            extends &= not _remove(row.number, every, slots)
             if row.slot:
+                extends &= row.slot not in slots
                 every[row.number] = row
                 slots[row.slot] = (*slots.get(row.slot, ()), row.number)
         for number in dropped:
-            _remove(number, every, slots)
-        return type(self)(every, slots)
+            extends &= not _remove(number, every, slots)
+        later = type(self)(every, slots)
+        later._extended = weakref.ref(self) if extends else None
+        return later
 
 
-def _remove(number: int, rows: dict[int, Row], slots: dict[Hashable, tuple[int, ...]]) -> None:
+def _remove(number: int, rows: dict[int, Row], slots: dict[Hashable, tuple[int, ...]]) -> bool:
+    """Remove a row, and return whether there was one."""
     row = rows.pop(number, None)
-    if row is not None:
-        left = tuple(one for one in slots.pop(row.slot) if one != number)
-        if left:
-            slots[row.slot] = left
+    if row is None:
+        return False
+    left = tuple(one for one in slots.pop(row.slot) if one != number)
+    if left:
+        slots[row.slot] = left
+    return True
 
 
 def _none_of(view: FinishedRows[Any]) -> Iterable[int]:
@@ -187,7 +202,8 @@ class KeptLists(Generic[Row, View]):
             name, _ = lists.pop()
             merged = {row.number: row for row in self._rows(name)} | merged
         if not lists:
-            view = view.with_rows((), gone(view))
+            if numbers := list(gone(view)):
+                view = view.with_rows((), numbers)
             merged = dict(view.rows)
         if merged:
             lists.append((self._put(merged), len(merged)))

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lab.kept import MemoryValues
 from lab.parquet_inbox import NEVER, Inbox, Reader
 
+from conduit_dagster.connectors.file import entry_turns
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
 
@@ -62,14 +63,19 @@ def _move(inbox: Inbox, readers: list[Reader], kind: str, first: int, second: in
             reader.position = reader.earlier[-1 - first % len(reader.earlier)]
 
 
-def compare(moves: list[tuple[str, int, int]]) -> None:
-    """Three readers: files leave the position of one at once, of another never, and the third has no state store."""
+def compare(moves: list[tuple[str, int, int]], drains: bool = False) -> None:
+    """Three readers: files leave the position of one at once, of another never, and the third has no state store.
+
+    ``drains``: every step is a run's that drains.
+    """
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         inbox = Inbox(root)
         readers = [Reader(root, 1, MemoryValues()), Reader(root, NEVER, MemoryValues()), Reader(root, 1, None)]
         for kind, first, second in moves:
             _move(inbox, readers, kind, first, second)
+            if drains:
+                _move(inbox, readers, "drain", 0, 0)
             if kind in ("step", "cut"):
                 cut = second if kind == "cut" else None
                 steps = [_outcome(lambda r=r: r.step(Limit(first, 10**9), cut)) for r in readers]  # noqa: B023
@@ -94,6 +100,15 @@ HISTORIES = st.lists(MOVES, min_size=10, max_size=40)
 def test_random_histories(moves: list[tuple[str, int, int]]) -> None:
     """New files, deletions, replacements, returns, restarts, cut steps, rewinds and drains, with lists and without."""
     compare(moves)
+
+
+@settings(max_examples=40)
+@given(moves=HISTORIES)
+def test_runs_that_drain_a_folder_with_many_files(moves: list[tuple[str, int, int]]) -> None:
+    """As above, in folders of which one look examines one finished and one new file: a run's horizon examines all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_turns, "EXAMINED_AT_ONCE", 1)
+        compare(moves, drains=True)
 
 
 @pytest.mark.slow

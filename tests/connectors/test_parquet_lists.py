@@ -10,6 +10,7 @@ import pytest
 from lab.kept import MemoryValues
 from lab.parquet_inbox import ALL, NEVER, Inbox, Reader, values
 
+from conduit_dagster.connectors.file import entry_turns
 from conduit_dagster.connectors.parquet import parquet_folder, parquet_scan
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Limit
@@ -58,14 +59,14 @@ def test_many_finished_files_are_examined_in_turns(
     tmp_path: Path, inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What replaces one, or is gone, shows at once; what is written over one in its turn, and in a drained run."""
-    monkeypatch.setattr(parquet_folder, "EXAMINED_AT_ONCE", 2)
+    monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
     for name in "abcdefg":
         inbox.put(name, 1)
     reader.step()
     inbox.put("z", 1)
     reader.step()
-    looked, look = list[str](), parquet_folder.examine
-    monkeypatch.setattr(parquet_folder, "examine", lambda path: (looked.append(Path(path).name), look(path))[1])
+    looked, look = list[str](), entry_turns.examine
+    monkeypatch.setattr(entry_turns, "examine", lambda path: (looked.append(Path(path).name), look(path))[1])
     turns = list[set[str]]()
     for _ in range(5):
         looked.clear()
@@ -92,6 +93,23 @@ def test_many_finished_files_are_examined_in_turns(
         assert [one[0]["i"] for one in reader.records(reader.position, end)] == [int(drained)]
         assert looks == 0 or not drained
         reader.position = json.loads(json.dumps(end))
+
+
+def test_new_files_of_a_large_folder_are_read_in_order_and_once(
+    inbox: Inbox, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that no look examines before they are reached, and a link to a finished file that no look examines."""
+    monkeypatch.setattr(entry_turns, "EXAMINED_AT_ONCE", 2)
+    for name in "abcdefg":
+        inbox.put(name, 1)
+    reader.step()
+    for name in "hijklm":
+        inbox.put(name, 1)
+    (inbox.folder / "l2").hardlink_to(inbox.folder / "j")
+    (inbox.folder / "l3").mkdir()
+    (inbox.folder / "latest").symlink_to(inbox.folder / "a")
+    for most, found in ((4, [7, 8, 9, 10]), (9, [11, 12]), (9, []), (9, []), (9, [])):
+        assert values(reader.step(Limit(most, 10**9))) == found
 
 
 def test_a_run_that_drains_opens_what_is_unread_only(
@@ -134,9 +152,9 @@ def test_splits_are_made_without_listing_the_folder(
         inbox.put(name, 2)
     lists, listing = list[str](), parquet_folder.ListedFiles.files
 
-    def counted(self: parquet_folder.ListedFiles, wanted: Any, finished: Any) -> parquet_folder.Listed:
+    def counted(self: parquet_folder.ListedFiles, *args: Any) -> parquet_folder.Listed:
         lists.append("in/")
-        return listing(self, wanted, finished)
+        return listing(self, *args)
 
     monkeypatch.setattr(parquet_folder.ListedFiles, "files", counted)
     start = reader.position

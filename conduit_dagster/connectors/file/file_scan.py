@@ -222,7 +222,9 @@ class FileScan:
 
     def alive(self, files: Collection[TrackedFile]) -> set[int]:
         """Return the numbers of the files that exist, judging by inode and birth; all of them if nothing is listed."""
-        alive = set[int]()
+        alive = self._listed_inodes(files)
+        if len(alive) == len(files):
+            return alive
         for _ in range(2):  # a file in the middle of a rename may be missing once
             there = {(found.inode, found.birth) for found in self.files()}
             # a folder that can't be read, say because its disk is away, looks like an empty one
@@ -230,6 +232,17 @@ class FileScan:
             if len(alive) == len(files):
                 break
         return alive
+
+    def _listed_inodes(self, files: Collection[TrackedFile]) -> set[int]:
+        """Return the numbers of the newest files with the inodes of the folder's entries: none of them is examined.
+
+        Such an entry may be another file by now. Then the row of the one that is gone stays until that file is read.
+        """
+        if self._folder is None:
+            return set()
+        inodes = self._folder.inodes()
+        newest = {file.inode: file.number for file in sorted(files, key=lambda file: file.number)}
+        return {number for inode, number in newest.items() if inode in inodes}
 
     # -- where they are -------------------------------------------------------------------------------------------
 

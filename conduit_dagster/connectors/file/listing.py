@@ -123,6 +123,11 @@ class FolderEntries:
         self._listed: list[FolderEntry] = []
         self._at = self._changed = 0
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether all entries are of one folder. Those of a glob of folders have no inodes."""
+        return self._folder is not None
+
     def forget(self) -> None:
         """List the entries anew at the next look."""
         self._changed = 0

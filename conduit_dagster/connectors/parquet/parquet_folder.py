@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from conduit_dagster.connectors.file.folder_look import EXAMINED_AT_ONCE
-from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, FoundFile, examine, is_many, look
+from conduit_dagster.connectors.file.entry_turns import EntryTurns, ExaminedEntries
+from conduit_dagster.connectors.file.listing import FolderEntries, FolderEntry, FoundFile, is_many, look
 from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets
 from conduit_dagster.recovery.errors import TransientError
@@ -23,8 +23,16 @@ class Listed(NamedTuple):
 
     files: list[FoundFile]
     """Files that were examined, in reading order."""
-    settled: frozenset[int] = frozenset()
+    settled: set[int]
     """Numbers of the finished files that were not: an entry with the same name and inode is there."""
+    in_order: Callable[[list[FoundFile]], Iterator[FoundFile]]
+    """Yields those of the examined files that are given, and the new ones that were not examined yet, in reading order.
+    May raise ``OSError`` or a ``ConduitError``."""
+
+
+def listed_whole(files: list[FoundFile]) -> Listed:
+    """Return a listing of files that were all examined."""
+    return Listed(files, set(), iter)
 
 
 class Listing(Protocol):
@@ -33,10 +41,10 @@ class Listing(Protocol):
     ordered: bool
     """Whether each new file's name sorts after all others, so that the last name read tells what was read."""
 
-    def files(self, wanted: Wanted, finished: FinishedParquets) -> Listed:
+    def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
         """Return the existing files that are wanted. May raise ``OSError`` or a ``ConduitError``.
 
-        ``finished`` ones need not be examined.
+        ``finished`` ones need not be examined, nor new ones; ``known``: names of others that must be.
         """
         ...
 
@@ -58,7 +66,7 @@ class ListedFiles:
         """Examine all files at the next look."""
         self._folder = None
 
-    def files(self, wanted: Wanted, finished: FinishedParquets) -> Listed:
+    def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
         """Return the wanted files. Raises ``TransientError`` if the path names one file and that is missing.
 
         A file of a folder that has two names, such as a link to the newest one, is listed once.
@@ -66,7 +74,7 @@ class ListedFiles:
         # checked on every call: a folder may appear later
         if is_many(self._path, self._root):
             self._folder = self._folder or _Folder(self._path, self._root)
-            return self._folder.files(wanted, finished)
+            return self._folder.files(wanted, finished, known)
         found = look(self._resolved, self._resolved.rsplit("/", 1)[-1])
         if found is None:
             raise TransientError(
@@ -75,17 +83,7 @@ class ListedFiles:
                 place=self._resolved,
                 fix="create it, or correct the setting path",
             )
-        return Listed([found] if wanted(found.name) else [])
-
-
-class _Sorted(NamedTuple):
-    """Places of a folder's entries, by whether they are finished files as far as their inodes tell."""
-
-    entries: list[FolderEntry]
-    finished: FinishedParquets
-    settled: list[tuple[int, int]]
-    """Place and number."""
-    others: list[int]
+        return listed_whole([found] if wanted(found.name) else [])
 
 
 class _Folder:
@@ -93,54 +91,79 @@ class _Folder:
 
     def __init__(self, path: str, root: str) -> None:
         self._entries, self._fixed = FolderEntries(path, root), _fixed(path, root)
-        self._sorted: _Sorted | None = None
-        self._turn: int | None = None
-        """None: all files are examined at the next look."""
+        self._turns, self._shared = EntryTurns(), _SharedInodes()
+        self._is_first = True
 
-    def files(self, wanted: Wanted, finished: FinishedParquets) -> Listed:
-        """Return the wanted files; finished ones in turns, if there are many."""
-        entries = self._entries.newest()
-        left, settled = self._turned(entries, finished) if finished.rows else (entries, frozenset[int]())
-        found: dict[str, FoundFile] = {}
-        for path, inode in left:
-            name = self._name(path, inode)
-            if wanted(name) and (file := examine(path)) is not None:
-                found.setdefault(file.ident, file._replace(name=name))
-        return Listed(list(found.values()), settled)
+    def files(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
+        """Return the wanted files: finished ones in turns, if there are many, and of the new ones the first."""
+        entries, settled = self._turned(self._entries.newest(), finished, known)
 
-    def _name(self, path: str, inode: int) -> str:
-        # two folders of a glob, whose entries have no inodes, may have files with the same name
-        return path.rpartition("/")[2] if inode else os.path.relpath(path, self._fixed)
+        def may_be_known(entry: FolderEntry) -> bool:
+            # a link may lead to a known file
+            return not entry[1] or (name := self._name(entry[0])) in known or finished.has(name)
+
+        examined = ExaminedEntries([entry for entry in entries if wanted(self._name(entry[0]))], may_be_known)
+        files = [self._named(found) for found in examined.files]
+        idents = {found.ident for found in files}
+
+        def is_once(_: FolderEntry, found: FoundFile) -> bool:
+            is_new = found.ident not in idents
+            idents.add(found.ident)
+            return is_new
+
+        return Listed(files, settled, lambda new: map(self._named, examined.in_order(new, is_once)))
 
     def _turned(
-        self, entries: list[FolderEntry], finished: FinishedParquets
-    ) -> tuple[Sequence[FolderEntry], frozenset[int]]:
+        self, entries: list[FolderEntry], finished: FinishedParquets, known: Collection[str]
+    ) -> tuple[list[FolderEntry], set[int]]:
         """Return the entries to examine, and the numbers of the finished files whose turn it is not."""
-        known = self._sort(entries, finished)
-        settled, begin = known.settled, self._turn
-        self._turn = 0 if begin is None or begin >= len(settled) else begin + EXAMINED_AT_ONCE
-        if begin is None or len(settled) <= EXAMINED_AT_ONCE:
-            return entries, frozenset()
-        turn = slice(begin, begin + EXAMINED_AT_ONCE)
-        places = sorted([*known.others, *(place for place, _ in settled[turn])])
-        rest = frozenset(number for _, number in (*settled[:begin], *settled[turn.stop :]))
-        return [entries[place] for place in places], rest
+        if not finished.rows:
+            return entries, set()
+        shared = self._shared.of(entries) if self._entries.is_flat else frozenset[int]()
 
-    def _sort(self, entries: list[FolderEntry], finished: FinishedParquets) -> _Sorted:
-        known = self._sorted
-        if known is not None and known.entries is entries and known.finished is finished:
-            return known
-        # of a file with two names it depends on both which of them is listed
-        names = Counter(inode for _, inode in entries)
-        settled, others = list[tuple[int, int]](), list[int]()
-        for place, (path, inode) in enumerate(entries):
-            row = finished.only(path.rpartition("/")[2], inode) if inode and names[inode] == 1 else None
-            if row is None:
-                others.append(place)
-            else:
-                settled.append((place, row.number))
-        self._sorted = _Sorted(entries, finished, settled, others)
-        return self._sorted
+        def number_of(entry: FolderEntry) -> int | None:
+            path, inode = entry
+            # of a file with two names it depends on both which of them is listed
+            row = finished.only(self._name(path), inode) if inode and inode not in shared else None
+            return row.number if row is not None and row.name not in known else None
+
+        active = {row.number for name in known for row in finished.at(name)}
+        sorted_ = self._turns.sort(entries, finished, active, number_of)
+        turn = sorted_.settled if self._is_first else self._turns.turn(sorted_)
+        self._is_first = False
+        if len(turn) == len(sorted_.settled):
+            return entries, set()
+        return sorted_.at(turn), sorted_.numbers - {number for _, number in turn}
+
+    def _named(self, found: FoundFile) -> FoundFile:
+        name = self._name(found.url)
+        return found if name == found.name else found._replace(name=name)
+
+    def _name(self, path: str) -> str:
+        # two folders of a glob may have files with the same name
+        return path.rpartition("/")[2] if self._entries.is_flat else os.path.relpath(path, self._fixed)
+
+
+class _SharedInodes:
+    """Inodes that several entries of a folder have, one of them perhaps by a symbolic link."""
+
+    def __init__(self) -> None:
+        self._entries: list[FolderEntry] | None = None
+        self._shared = frozenset[int]()
+
+    def of(self, entries: list[FolderEntry]) -> frozenset[int]:
+        """Return those of the entries."""
+        if entries is not self._entries:
+            counts = Counter(inode or _linked(path) for path, inode in entries)
+            self._entries, self._shared = entries, frozenset(inode for inode, n in counts.items() if n > 1)
+        return self._shared
+
+
+def _linked(path: str) -> int:
+    try:
+        return os.stat(path).st_ino  # noqa: PTH116  # a folder may have a hundred thousand
+    except OSError:
+        return 0
 
 
 def _fixed(path: str, root: str) -> Path:

@@ -50,10 +50,22 @@ class ParquetScan:
         """Whether a position names only the last file, as each new file's name sorts after all others."""
         return self._listing.ordered
 
-    def _listed(self, wanted: Wanted, finished: FinishedParquets) -> Listed:
+    def _listed(self, wanted: Wanted, finished: FinishedParquets, known: Collection[str]) -> Listed:
         """Return the existing files whose names are wanted."""
         try:
-            return self._listing.files(wanted, finished)
+            return self._listing.files(wanted, finished, known)
+        except OSError as error:
+            raise from_os_error(error, f"can't read {self._place}") from error
+
+    def _every(self, wanted: Wanted) -> Iterator[FoundFile]:
+        """Yield the existing files whose names are wanted, in reading order."""
+        listed = self._listed(wanted, NO_PARQUETS, ())
+        return self._in_order(listed, listed.files)
+
+    def _in_order(self, listed: Listed, files: list[FoundFile]) -> Iterator[FoundFile]:
+        """Yield these of the listed files, and those that were not examined yet."""
+        try:
+            yield from listed.in_order(files)
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
 
@@ -85,7 +97,7 @@ class ParquetScan:
     def named(self, names: Collection[str]) -> There:
         """Return the existing files with these names. Lists all files only if one is not where it was last found."""
         there = self._where_found(names)
-        return self._read(self._listed(set(names).__contains__, NO_PARQUETS).files) if there is None else there
+        return self._read(self._every(set(names).__contains__)) if there is None else there
 
     def _where_found(self, names: Collection[str]) -> There | None:
         found = list[FoundFile]()
@@ -102,7 +114,7 @@ class ParquetScan:
 
     def horizon(self) -> Any:
         """Return the files that exist now, for :meth:`look`. Opens none of them."""
-        listed = self._listed(lambda _: True, NO_PARQUETS).files
+        listed = list(self._every(lambda _: True))
         self._listing.forget()
         if self._listing.ordered:
             return {"last": max((found.name for found in listed), default="")}
@@ -119,11 +131,10 @@ class ParquetScan:
         ordered = self._listing.ordered
         begun = [file for file in position.files if file.done < file.rows]
         last = position.files[-1].name if ordered and position.files else ""
-        names = {file.name for file in begun}
-        listed = self._listed(lambda name: name > last or name in names, finished)
+        unread, names = {file.name for file in begun}, {file.name for file in position.files}
+        listed = self._listed(lambda name: name > last or name in unread, finished, names)
         self._forget_footers(listed.files)
         left, settled = _settled(listed, finished)
-        names = {file.name for file in position.files}
         there = self._read(found for found in left if found.name in names or finished.has(found.name))
         for file in begun:
             if file.ident not in there:
@@ -133,7 +144,7 @@ class ParquetScan:
         kept = [f for f in position.files if f in newest or f.done < f.rows or (not ordered and f.ident in there)]
         still = ParquetPosition(position.seen, tuple(kept), position.read)
         known = {file.ident for file in position.files} | {(row.name, row.mark) for row in states.changed}
-        within = [found for found in left if _is_within(found, horizon)]
+        within = (found for found in self._in_order(listed, left) if _is_within(found, horizon))
         # a file that was begun existed before the horizon, or was within it
         older = [(file, there[file.ident][1]) for file in begun]
         self._forget_places()
@@ -165,7 +176,7 @@ class ParquetScan:
 
 def _settled(listed: Listed, finished: FinishedParquets) -> tuple[list[FoundFile], set[int]]:
     """Return the files that are not as they were when they were finished, and the numbers of those that are."""
-    left, settled = list[FoundFile](), set(listed.settled)
+    left, settled = list[FoundFile](), listed.settled
     for found in listed.files:
         row = finished.settled(found)
         if row is None:
@@ -186,7 +197,7 @@ def _states(position: ParquetPosition, there: There, finished: FinishedParquets,
         if (row := finished.identified(*ident)) is not None:
             states.changed.append(finished_row(row.file, opened))
     still = settled | {row.number for row in states.changed}
-    states.missing.extend(number for number in finished.rows if number not in still)
+    states.missing.extend(sorted(finished.rows.keys() - still))
     return states
 
 

@@ -271,7 +271,7 @@ def _at(end: ParquetPosition, before: FinishedParquets, finished: FinishedParque
     """Return the files of a position, and those in its lists that are not in the lists ``before``."""
     if finished is before:
         return end.files
-    later = [row.file for number, row in finished.rows.items() if number not in before.rows]
+    later = [finished.rows[number].file for number in finished.rows.keys() - before.rows.keys()]
     return sorted([*later, *end.files], key=lambda file: file.number) if later else end.files
 
 

@@ -7,7 +7,7 @@ Only files that a list names have landed, so a crash while rows land leaves noth
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ import msgspec
 from conduit_dagster import storage
 from conduit_dagster.connectors.file.listing import FoundFile
 from conduit_dagster.connectors.parquet.finished_parquet import NO_PARQUETS, FinishedParquets
-from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted
+from conduit_dagster.connectors.parquet.parquet_folder import Listed, Wanted, listed_whole
 from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.errors import TransientError
 
@@ -77,14 +77,16 @@ class Landing:
         with storage.open_read(storage.join(self.url, name)) as file:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
-    def files(self, wanted: Wanted = lambda _: True, finished: FinishedParquets = NO_PARQUETS) -> Listed:
+    def files(
+        self, wanted: Wanted = lambda _: True, finished: FinishedParquets = NO_PARQUETS, known: Collection[str] = ()
+    ) -> Listed:
         """Return the files of all batches, in reading order; their names begin with their batch's number."""
         found = [
             FoundFile(storage.join(self.url, file.name), f"{batch.number:08d}-{place:06d}", 0, file.bytes, 0)
             for batch in self.batches()
             for place, file in enumerate(batch.files)
         ]
-        return Listed([file for file in found if wanted(file.name)])
+        return listed_whole([file for file in found if wanted(file.name)])
 
     def forget(self) -> None:
         """Do nothing: every look reads the lists of all batches."""
