@@ -23,7 +23,7 @@ from conduit_dagster.commit_log.log_columns import (
     encode_payload,
     encode_repeated,
 )
-from conduit_dagster.record import COLLECTION, MODE, Mode, Nack, Record, mode_of
+from conduit_dagster.record import COLLECTION, MODE, MODES, Mode, Nack, Record, mode_of
 from conduit_dagster.sdk import PlainBlock
 
 Batch = Any
@@ -175,6 +175,8 @@ def _namespace(metadata: Metadata) -> str:
 
 
 def _modes(shared: SharedMetadata, operations: list[str], records: list[Record]) -> Column:
+    if all(metadata.get(MODE) in MODES for metadata in shared.distinct):
+        return shared.strings(lambda metadata: metadata[MODE])
     if any(MODE in metadata for metadata in shared.distinct):
         return encode_repeated(list(map(mode_of, records)))
     return encode_repeated(["copy" if operation == "snapshot" else "sync" for operation in operations])

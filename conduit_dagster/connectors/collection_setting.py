@@ -32,11 +32,8 @@ class CollectionPattern:
 
         Raises ``FatalError`` (``source.collection_unsafe``) for a group that a path or a table must not be named.
         """
-        if self._pattern is None:
-            return self._text
-        found = self._pattern.search(file)
-        name = (found.group(1) or "") if found else ""
-        if name and not is_safe(name):
+        name = self.unchecked(file)
+        if self._pattern is not None and name and not is_safe(name):
             raise FatalError(
                 f"the file {file!r} would have the collection {name!r}, which may name another folder",
                 code="source.collection_unsafe",
@@ -44,6 +41,13 @@ class CollectionPattern:
                 fix="rename the file, or set collection to an expression whose group is a plain name: ^([a-z0-9_]+)",
             )
         return name
+
+    def unchecked(self, file: str) -> str:
+        """Return what :meth:`of` returns, or the unsafe group."""
+        if self._pattern is None:
+            return self._text
+        found = self._pattern.search(file)
+        return (found.group(1) or "") if found else ""
 
 
 def modes_of(known: Iterable[str], unread: Collection[str]) -> dict[str, Mode]:

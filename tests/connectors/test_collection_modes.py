@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lab.file_reading import Reader
+from lab.file_reading import MUCH, Reader
 from lab.inbox import WAITS
 from lab.kept import MemoryValues, leave_at
 
+from conduit_dagster.connectors.file import copy_ends
 from conduit_dagster.connectors.parquet.source import ParquetSource, ParquetSourceSettings
 from conduit_dagster.expressions import Clock
-from conduit_dagster.sdk import ConnectorContext, Limit
+from conduit_dagster.sdk import Block, ConnectorContext, Limit, ReadOptions
 
 PATTERN = "^([a-z]+)-"
 
@@ -77,3 +79,101 @@ def test_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(dict(source.collection_modes(position)))
     assert [one["bills"] for one in seen] == ["copy", "complete", "complete", "complete"]
     assert [one["orders"] for one in seen] == ["copy", "copy", "copy", "complete"]
+
+
+def told(reader: Reader, limit: Limit = MUCH, drain: bool = False, n: int = 1, **options: int) -> list[str]:
+    """The modes that the records of one step have."""
+    end = reader.source.latest(reader.position, limit, reader.source.horizon() if drain else None)
+    records = reader.records(end, n, **options)
+    reader.position = json.loads(json.dumps(end))
+    return [record.metadata.get("conduit.mode", "") for record in records]
+
+
+@pytest.mark.parametrize("drain", [False, True])
+@pytest.mark.parametrize("leaves_at", [1, 10**9])
+def test_the_last_record_of_a_copy_says_that_it_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves_at: int, drain: bool
+) -> None:
+    """However the lines are cut into steps, splits and blocks; what comes later has no mode: it is sync."""
+    leave_at(monkeypatch, leaves_at)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("bills-1", "orders-1", "bills-2", "7", "orders-2"):
+        (folder / name).write_text("1\n2\n")
+    (folder / "orders-3").write_text("")
+    expected = ["", "", "copy", "copy", "copy", "complete", "copy", "copy", "copy", "complete"]
+    for most in (1, 2, 3, 6, 100):
+        for n in (1, 4):
+            for block in (1, 2, 100):
+                reader = Reader(tmp_path, "in/", MemoryValues(), collection=PATTERN, **WAITS)
+                found = list[str]()
+                while more := told(reader, Limit(most, 10**9), drain, n, block_records=block):
+                    found += more
+                    reader.restart()
+                assert found == expected
+    (folder / "orders-4").write_text("3\n4\n")
+    with (folder / "bills-1").open("a") as file:
+        file.write("3\n")
+    (folder / "trips-1").write_text("1\n2\n")
+    assert told(reader, MUCH, drain) == ["", "", "", "copy", "complete"]
+
+
+def test_a_file_that_is_read_in_several_steps(tmp_path: Path) -> None:
+    """The limit may fall on its last line; half a line is not read yet, and belongs to the copy."""
+    log = tmp_path / "app.log"
+    log.write_text("1\n2\n3\n4\n")
+    reader = Reader(tmp_path, "app.log", collection="app")
+    assert [told(reader, Limit(2, 10**9)) for _ in range(3)] == [["copy", "copy"], ["copy", "complete"], []]
+    with log.open("a") as file:
+        file.write("5\n")
+    assert told(reader) == [""]
+    log = tmp_path / "half.log"
+    log.write_text("1\n2\n3")
+    reader = Reader(tmp_path, "half.log", collection="half")
+    assert told(reader) == ["copy", "copy"]
+    log.write_text("1\n2\n3\n4\n")
+    assert told(reader) == ["copy", "complete"]
+
+
+def test_a_step_that_is_cut_or_read_again_with_others(tmp_path: Path) -> None:
+    """A copy is over behind its last record only. Its end lies inside of a range of several steps as well."""
+    log = tmp_path / "app.log"
+    log.write_text("1\n2\n3\n")
+    reader = Reader(tmp_path, "app.log", collection="app")
+    start = reader.position
+    assert told(reader) == ["copy", "copy", "complete"]
+    end, source = reader.position, reader.source
+    [split] = source.split(start, end, 1)
+    [block, last] = source.read(split, ReadOptions())
+    assert isinstance(block, Block)
+    assert isinstance(last, Block)
+    whole = source.within(start, end, last.boundary(0))
+    assert (whole["copied"], source.place(whole)) == (end["copied"], source.place(end))
+    reader.position = json.loads(json.dumps(source.within(start, end, block.boundary(1))))
+    assert told(reader) == ["complete"]
+    with log.open("a") as file:
+        file.write("4\n5\n")
+    assert told(reader) == ["", ""]
+    later, reader.position = reader.position, start
+    assert [record.metadata.get("conduit.mode", "") for record in reader.records(later)] == [
+        *["copy", "copy", "complete"],
+        *["", ""],
+    ]
+
+
+def test_a_position_holds_a_limited_number_of_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_ends, "MOST_ENDS", 2)
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in ("a-1", "b-1", "c-1"):
+        (folder / name).write_text("1\n2\n")
+    reader = Reader(tmp_path, "in/", MemoryValues(), collection=PATTERN, **WAITS)
+    assert [told(reader, Limit(2, 10**9)) for _ in range(3)] == [["copy", "complete"], ["copy", "complete"], ["", ""]]
+    assert len(reader.position["copied"]) == 2
+
+
+def test_without_a_collection_there_are_no_modes(tmp_path: Path) -> None:
+    (tmp_path / "app.log").write_text("1\n2\n")
+    reader = Reader(tmp_path, "app.log")
+    assert told(reader) == ["", ""]
+    assert set(reader.position) == {"seen", "files"}

@@ -88,6 +88,7 @@ def test_the_log_has_it_as_namespace_and_so_have_the_offsets(tmp_path: Path, spa
     assert lab.run().error is None
     rows = spark.read.parquet(str(tmp_path / ".conduit" / "log" / "p" / "in")).orderBy("offset").collect()
     assert [row.namespace for row in rows] == [*["emails"] * 3, *["orders"] * 6]
+    assert [row.mode for row in rows] == [*["copy"] * 2, "complete", *["copy"] * 5, "complete"]
     with lab.store() as database:
         from conduit_dagster.state.overview import offset_rows
 

@@ -1,4 +1,4 @@
-"""Waits of a loop with nothing to do: short at first, long later, never dearer than half a percent of a core."""
+"""Waits of a loop with nothing to do: short at first, long later, and their share of a core."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_the_wait_is_short_again_after_a_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost", "share"), [(0.0002, 0.005), (0.004, 0.005), (0.02, 0.005), (0.049, 0.005), (0.09, 0.01)]
+    ("cost", "share"), [(0.0002, 0.0025), (0.004, 0.0025), (0.02, 0.0025), (0.049, 0.005), (0.09, 0.01)]
 )
-def test_looks_at_a_quiet_source_cost_half_a_percent_of_a_core(cost: float, share: float) -> None:
-    """One percent where a look is so dear that ten seconds, the longest wait, are too short for that."""
+def test_looks_at_a_quiet_source_cost_a_quarter_of_a_percent_of_a_core(cost: float, share: float) -> None:
+    """More where a look is so dear that ten seconds, the longest wait, are too short for that."""
     machine = Machine()
     for _ in range(200):
         machine.look(cost)
@@ -69,3 +69,11 @@ def test_work_on_a_step_is_not_taken_for_the_cost_of_a_look() -> None:
     machine.cpu += 5
     machine.idle.moved()
     assert machine.look() == 0.05
+
+
+def test_looks_soon_after_a_step_cost_half_a_percent_of_a_core() -> None:
+    machine = Machine()
+    for _ in range(200):
+        machine.look(0.001)
+    machine.idle.moved()
+    assert machine.look(0.001) == pytest.approx(0.2)

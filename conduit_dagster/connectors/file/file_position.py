@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from conduit_dagster.connectors.file.copy_ends import CopyEnd
 from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.connectors.kept_lists import FinishedLists
 from conduit_dagster.msgspec_warmup import learn
@@ -25,6 +26,8 @@ class FilePosition(msgspec.Struct, frozen=True):
     files: tuple[TrackedFile, ...] = ()
     read: FinishedLists | None = None
     """None: every file is in ``files``."""
+    copied: Mapping[str, CopyEnd] = msgspec.field(default_factory=dict)
+    """Where the copies ended that are over, by collection. No part of a place: what was delivered stays delivered."""
 
     def with_files(self, files: Mapping[int, TrackedFile], back: Iterable[TrackedFile] = ()) -> FilePosition:
         """Return the position with these files in their new states, new ones at the end.
@@ -38,7 +41,8 @@ class FilePosition(msgspec.Struct, frozen=True):
         if back:
             every.sort(key=lambda file: file.number)
         read = self.read.moved((), back) if self.read is not None else None
-        return FilePosition(max([self.seen, *(file.number + 1 for file in fresh)]), tuple(every), read)
+        seen = max([self.seen, *(file.number + 1 for file in fresh)])
+        return msgspec.structs.replace(self, seen=seen, files=tuple(every), read=read)
 
     def like(self, other: FilePosition) -> FilePosition:
         """Return the position in the form of a later one, so that equal places of both forms look alike."""
@@ -51,6 +55,8 @@ class FilePosition(msgspec.Struct, frozen=True):
         value: dict[str, Any] = {"seen": self.seen, "files": [msgspec.structs.asdict(file) for file in self.files]}
         if self.read is not None:
             value["read"] = self.read.as_json()
+        if self.copied:
+            value["copied"] = {name: [*end] for name, end in self.copied.items()}
         return value
 
     def place(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -214,6 +214,10 @@ class FileScan:
         else:
             changes.changed.append((match, found))
             changes.superseded.extend(row for row in rows if row is not match)
+
+    def last_paths(self, collection_of: Callable[[str], str]) -> dict[str, str]:
+        """Return the last path in reading order of each collection of a folder; empty for a single file."""
+        return {} if self._folder is None else self._folder.last_paths(collection_of)
 
     def forget(self, left: Iterable[TrackedFile]) -> None:
         """Forget files that left the position: an unchanged one is not opened again."""

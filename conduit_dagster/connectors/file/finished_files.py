@@ -106,7 +106,7 @@ class FileLists(KeptLists[TrackedFile, FinishedFiles]):
             read = self.added(read, [*leaving, *hidden, *again], lambda view: _gone(view, alive))
         numbers = {row.number for row in leaving}
         files = tuple(file for file in position.files if file.number not in numbers)
-        return FilePosition(position.seen, files, read)
+        return msgspec.structs.replace(position, files=files, read=read)
 
 
 def _gone(view: FinishedFiles, alive: Alive) -> list[int]:

@@ -50,6 +50,7 @@ class FolderLooks:
         self._settled: dict[str, tuple[int, TrackedFile]] = {}
         """By path: the inode of an entry, and its file as it is in the lists."""
         self._mistaken = 0
+        self._last_paths: tuple[list[FolderEntry], dict[str, str]] | None = None
 
     def _distrust(self) -> None:
         self._mistaken += 1
@@ -74,6 +75,13 @@ class FolderLooks:
     def inodes(self) -> set[int]:
         """Return the inodes of the entries. Some file systems tell others for them than for their files."""
         return {inode for _, inode in self._entries.newest() if inode}
+
+    def last_paths(self, collection_of: Callable[[str], str]) -> dict[str, str]:
+        """Return the last path in reading order of each collection, which depends on a file's name."""
+        entries = self._entries.newest()
+        if self._last_paths is None or self._last_paths[0] is not entries:
+            self._last_paths = entries, {collection_of(path.rpartition("/")[2]): path for path, _ in entries}
+        return self._last_paths[1]
 
     def look(self, position: FilePosition, finished: FinishedFiles) -> FolderLook:
         """List the entries, and examine those that may be other than they were."""

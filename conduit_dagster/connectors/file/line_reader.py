@@ -14,7 +14,7 @@ from conduit_dagster.connectors.file.finished_files import FileLists, FinishedFi
 from conduit_dagster.connectors.file.listing import MARK, TrackedFile, parse_tracked
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.lazy_property import lazy_property
-from conduit_dagster.record import Record
+from conduit_dagster.record import MODE, Record
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, Keys, PlainBlock, ReadOptions, Split
 
@@ -175,6 +175,7 @@ class LineReader:
         self._file: TrackedFile = parse_tracked(split.start)
         self._opened, self._end = opened, split.detail["to"]
         self._start = Mark(*split.detail["from"])
+        self._completes = split.detail.get("completes", False)
         (self._metadata, self.prefix), self._options = labels, options
 
     def blocks(self) -> Iterator[Block]:
@@ -183,11 +184,23 @@ class LineReader:
         for lines in read_lines(self._opened, at.offset, self._end, self._options.block_bytes):
             for i in range(0, len(lines), self._options.block_records):
                 some = lines[i : i + self._options.block_records]
-                yield self._block(some, at)
-                at = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
+                after = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
+                if self._completes and after.offset >= self._end:
+                    yield from self._last_blocks(some, at)
+                else:
+                    yield self._block(some, at, self._metadata)
+                at = after
 
-    def _block(self, lines: list[bytes], at: Mark) -> Block:
-        metadata, labels = self._metadata, _Labels(self, lines, at, self._metadata)
+    def _last_blocks(self, lines: list[bytes], at: Mark) -> Iterator[Block]:
+        """Yield the lines up to the last of a copy, and that one by itself."""
+        *others, last = lines
+        if others:
+            yield self._block(others, at, self._metadata)
+        at = Mark(at.offset + sum(map(len, others)) + len(others), at.line + len(others))
+        yield self._block([last], at, {**self._metadata, MODE: "complete"})
+
+    def _block(self, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> Block:
+        labels = _Labels(self, lines, at, metadata)
         if self._options.keys is Keys.ALL:
             return Block(labels.records(labels.keys()), labels.boundary, again=labels.again)
         if self._options.keys is Keys.POSITIONS:

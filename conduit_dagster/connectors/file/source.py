@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from conduit_dagster import storage
-from conduit_dagster.connectors.collection_setting import CollectionPattern, modes_of
+from conduit_dagster.connectors.collection_setting import modes_of
+from conduit_dagster.connectors.file.copy_ends import Copied, CopyEnd, CopyModes
+from conduit_dagster.connectors.file.file_labels import FileLabels
 from conduit_dagster.connectors.file.file_position import FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey, open_tracked
 from conduit_dagster.connectors.file.finished_files import FileLists, FileStates
-from conduit_dagster.connectors.file.line_reader import LineLabels, LineReader, Mark, advanced, cut_at, scan, split_of
+from conduit_dagster.connectors.file.line_reader import LineReader, Mark, advanced, cut_at, scan, split_of
 from conduit_dagster.connectors.file.line_reader import moved as moved_away
 from conduit_dagster.connectors.file.listing import (
     FoundFile,
@@ -26,7 +26,7 @@ from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
 from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
 from conduit_dagster.connectors.path_rules import located
-from conduit_dagster.record import COLLECTION, READ_AT, SOURCE_CONNECTOR_ID, Mode
+from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.sdk import Block, ConnectorContext, KeptValues, Limit, Position, ReadOptions, Source, Split
 
@@ -55,8 +55,8 @@ class FileSource(Source):
         super().__init__(settings, context)
         self._settings = as_source(settings)
         self._path = located(context, self._settings.path)
-        self._collections = CollectionPattern(self._settings.collection)
         self._many = is_many(self._settings.path, context.root)
+        self._labels = FileLabels(context, self._settings, self._many)
         if self._many:
             require_local(self._settings.path)
         self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
@@ -108,19 +108,42 @@ class FileSource(Source):
         """Try :meth:`latest` once. Raises ``FileChanged`` if a file is not the one that was listed."""
         position, left = parse_position(start), limit
         survey = self._surveyor.survey(position, self._lists.of(position))
-        changed: dict[int, TrackedFile] = {}
-        for seen in self._surveyor.unread(survey):
+        changed, copied = dict[int, TrackedFile](), Copied(position.copied)
+        unread = self._surveyor.unread(survey)
+        for seen in unread:
             bound = None if horizon is None else horizon.get(seen.found.ident, Bound())
             step = self._steps.take(seen, left, bound)
             if step.after is not None:
                 changed[seen.file.number] = step.after
+                copied.read(self._labels.unchecked(seen.file), seen.file, step.after)
                 lines, read = step.after.line - seen.file.line, step.after.offset - seen.file.offset
                 left = Limit(left.records - lines, left.bytes - read)
+            if step.done < step.upto:
+                copied.leave(self._labels.unchecked(seen.file))
             if self._must_wait(seen, step) or min(left) <= 0 or len(changed) >= _MOST_FILES:
                 break  # later files come after this file's lines
         if not changed:
             return start
-        return self._kept(position, survey, changed).as_json()
+        if copied.open:
+            self._leave(copied, unread, position.seen)
+        kept = self._kept(position, survey, changed)
+        return msgspec.structs.replace(kept, copied=copied.ends).as_json()
+
+    def _leave(self, copied: Copied, unread: Iterator[SeenFile], first: int) -> None:
+        """Note the collections of the files that a step has not come to; ``first``: number of the first new file.
+
+        Of a folder that takes no look at more of them than the first new one with something to read: others follow it.
+        """
+        for seen in unread:
+            if seen.found.size > seen.file.offset:
+                copied.leave(self._labels.unchecked(seen.file))
+                if self._many and seen.file.number >= first:
+                    last = self._surveyor.last_paths(self._labels.collections.unchecked)
+                    for name in [name for name in copied.open if last.get(name, "") >= seen.found.url]:
+                        copied.leave(name)
+                    return
+            if not copied.open:
+                return
 
     def _must_wait(self, seen: SeenFile, step: Step) -> bool:
         """Return whether this file has lines that must be read before those of the next one."""
@@ -189,18 +212,24 @@ class FileSource(Source):
             changed[last.number] = last
         if not changed:
             return start
-        return before.like(after).with_files(changed, self._lists.back(before, changed)).as_json()
+        position = before.like(after).with_files(changed, self._lists.back(before, changed))
+        ends = {name: end for name, end in after.copied.items() if name in before.copied or end.is_within(changed)}
+        return msgspec.structs.replace(position, copied=ends).as_json()
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Split between lines into pieces of about equal bytes."""
         finder, splits, ordinal = self._surveyor.finder(), list[Split](), 0
         ranges = list(self._ranges(start, end))
+        modes = CopyModes(parse_position(start).copied, parse_position(end).copied)
         share = max(1, sum(last.offset - first.offset for first, last in ranges) // n)
         for first, last in ranges:
             with self._open(last, finder) as opened:
                 try:
-                    for low, high in self._pieces(first, last, opened, share):
-                        splits.append(split_of(first, opened, low, high, ordinal))
+                    collection = self._labels.unchecked(first)
+                    pieces = self._pieces(first, last, opened, share)
+                    for low, high in _cut_at_end(pieces, modes.end_in(collection, first.number)):
+                        split = split_of(first, opened, low, high, ordinal)
+                        splits.append(modes.labelled(split, collection, first.number))
                         ordinal += high.line - low.line
                 except FileChanged:
                     raise moved_away(first, opened.url) from None
@@ -232,7 +261,7 @@ class FileSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
-        labels = LineLabels(self._metadata(split.detail["url"], file), self._prefix(file))
+        labels = self._labels.of(file, split.detail["url"], split.detail.get("mode", ""))
         yield from LineReader(split, self._open_split(split, file), labels, options).blocks()
 
     def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
@@ -242,30 +271,6 @@ class FileSource(Source):
         if opened is None:
             raise moved_away(file, found.url)
         return opened
-
-    def _metadata(self, url: str, file: TrackedFile) -> dict[str, str]:
-        """Return the metadata of every record of one file, with paths as written."""
-        collection = self._collection(file)
-        return {
-            SOURCE_CONNECTOR_ID: self.context.full_id,
-            **({COLLECTION: collection} if collection else {}),
-            "file.path": self._shown(url) if self._many else self._settings.path,
-            READ_AT: str(self.context.clock.now_ns),
-        }
-
-    def _collection(self, file: TrackedFile) -> str:
-        # a followed file keeps its collection when it is rotated: its name is then another one
-        return self._collections.of((file.name if self._many else self._settings.path).rsplit("/", 1)[-1])
-
-    def _shown(self, url: str) -> str:
-        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
-        return os.path.relpath(url, self.context.root) if is_relative else url
-
-    def _prefix(self, file: TrackedFile) -> str:
-        """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
-        if self._many:
-            return f"{file.number}:{file.name}:"
-        return f"{file.number}:" if file.number else ""
 
     def lag(self, position: Position) -> int | None:
         """Return the number of bytes not read yet."""
@@ -278,11 +283,11 @@ class FileSource(Source):
         where = parse_position(position)
         finished = self._lists.of(where)
         unread = {
-            self._collection(seen.file)
+            self._labels.collection(seen.file)
             for seen in self._surveyor.unread(self._surveyor.survey(where, finished))
             if seen.found.size > seen.file.offset
         }
-        known = {self._collection(file) for file in (*finished.rows.values(), *where.files)}
+        known = {self._labels.collection(file) for file in (*finished.rows.values(), *where.files)}
         return modes_of(known, unread)
 
     def counts(self, position: Position) -> Mapping[str, int]:
@@ -292,3 +297,12 @@ class FileSource(Source):
         finished = sum(number not in active for number in self._lists.of(where).rows)
         unread = sum(file.size > file.offset for file in where.files)
         return {"files_read": finished + len(active) - unread, "files_unread": unread}
+
+
+def _cut_at_end(pieces: Iterator[tuple[Mark, Mark]], end: CopyEnd | None) -> Iterator[tuple[Mark, Mark]]:
+    """Yield the pieces of a file, of which one ends where a copy ends."""
+    for low, high in pieces:
+        if end is not None and low.offset < end.offset < high.offset:
+            yield low, Mark(end.offset, end.line)
+            low = Mark(end.offset, end.line)
+        yield low, high

@@ -1,0 +1,56 @@
+"""Labels of a file source's records: the metadata and the prefix of the positions that those of one file share."""
+
+from __future__ import annotations
+
+import os
+
+from conduit_dagster import storage
+from conduit_dagster.connectors.collection_setting import CollectionPattern
+from conduit_dagster.connectors.file.line_reader import LineLabels
+from conduit_dagster.connectors.file.listing import TrackedFile
+from conduit_dagster.connectors.file.settings import FileSourceSettings
+from conduit_dagster.record import COLLECTION, MODE, READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.sdk import ConnectorContext
+
+
+class FileLabels:
+    """Labels of one source's records."""
+
+    def __init__(self, context: ConnectorContext, settings: FileSourceSettings, many: bool) -> None:
+        """``many``: whether the path means a folder or a glob."""
+        self._context, self._settings, self._many = context, settings, many
+        self.collections = CollectionPattern(settings.collection)
+
+    def of(self, file: TrackedFile, url: str, mode: str) -> LineLabels:
+        """Return the labels of a file that is at a URL, with paths as written; ``mode``: empty for none."""
+        collection = self.collection(file)
+        metadata = {
+            SOURCE_CONNECTOR_ID: self._context.full_id,
+            **({COLLECTION: collection} if collection else {}),
+            **({MODE: mode} if mode else {}),
+            "file.path": self._shown(url) if self._many else self._settings.path,
+            READ_AT: str(self._context.clock.now_ns),
+        }
+        return LineLabels(metadata, self._prefix(file))
+
+    def collection(self, file: TrackedFile) -> str:
+        """Return the file's collection. Raises ``FatalError`` (``source.collection_unsafe``)."""
+        return self.collections.of(self._name(file))
+
+    def unchecked(self, file: TrackedFile) -> str:
+        """Return the file's collection, or the text that is none: what is read before that file must not fail."""
+        return self.collections.unchecked(self._name(file))
+
+    def _name(self, file: TrackedFile) -> str:
+        # a followed file keeps its collection when it is rotated: its name is then another one
+        return (file.name if self._many else self._settings.path).rsplit("/", 1)[-1]
+
+    def _shown(self, url: str) -> str:
+        is_relative = storage.is_local(self._settings.path) and not self._settings.path.startswith(("/", "file:"))
+        return os.path.relpath(url, self._context.root) if is_relative else url
+
+    def _prefix(self, file: TrackedFile) -> str:
+        """Return the prefix that makes positions unique in the source: empty for the first file of a single path."""
+        if self._many:
+            return f"{file.number}:{file.name}:"
+        return f"{file.number}:" if file.number else ""
