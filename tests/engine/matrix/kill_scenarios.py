@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
 from lab.chain_lab import chained
 from lab.support import DECODE, Lab, processor
@@ -60,6 +62,8 @@ class Scenario:
     """Whether both are a query's doing, which Spark computes while the stage runs."""
     files: bool = False
     """Whether it reads a folder, some files of which end within a step."""
+    rows: bool = False
+    """Whether it reads a folder of Parquet files."""
     chained: bool = False
     """Whether it reads the log of another pipeline instead of the file."""
     refused: str = ""
@@ -122,7 +126,16 @@ class Scenario:
     def _source(self, source: str) -> dict[str, Any]:
         if self.chained:
             return chained(name=source, processors=[DECODE])
+        if self.rows:
+            return {
+                "id": source,
+                "type": "source",
+                "plugin": "parquet",
+                "settings": {"path": f"./{source}{self.steps}.d"},
+            }
         settings = {"path": f"./{source}{self.steps}" + ("/" if self.files else ".jsonl")}
+        if self.files or self.end is not None:  # the last record of a copy says so, also in a step that is cut
+            settings["collection"] = "rows"
         return {"id": source, "type": "source", "plugin": "builtin:file", "settings": settings, "processors": [DECODE]}
 
     def _outputs(self, name: str, places: list[Place]) -> list[dict[str, Any]]:
@@ -167,6 +180,9 @@ def write_sources(lab: Lab) -> None:
             lab.write(f"{source}{steps}.jsonl", rows)
             for begin in range(0, len(rows), _OF_A_FILE):
                 lab.write(f"{source}{steps}/{begin:03d}.jsonl", rows[begin : begin + _OF_A_FILE])
+                table = lab.root / f"{source}{steps}.d" / f"{begin:03d}.parquet"
+                table.parent.mkdir(exist_ok=True)
+                pq.write_table(pa.Table.from_pylist(rows[begin : begin + _OF_A_FILE]), table)
 
 
 # the last record of a step and the first of the next are among them
@@ -188,6 +204,7 @@ _ALL = (
     Scenario("chain", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, chained=True),
     # what was read completely leaves the position (kill_runs: at once)
     Scenario("files", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, files=True),
+    Scenario("rows", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, rows=True),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}
