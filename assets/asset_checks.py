@@ -9,7 +9,8 @@ from typing import Any
 import dagster as dg
 
 from conduit_dagster.assets.events import RunSnapshot
-from conduit_dagster.assets.names import ACKS, asset_key
+from conduit_dagster.assets.names import ACKS
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
@@ -49,17 +50,17 @@ class CheckResult:
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN
 
 
-def check_specs(pipeline: str) -> list[dg.AssetCheckSpec]:
+def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
     """Return the check specs of a pipeline. None blocks: a dead letter that the queue took is no failure of the run."""
     return [
-        dg.AssetCheckSpec(name, asset=asset_key(pipeline, asset), description=description)
+        dg.AssetCheckSpec(name, asset=keys.of(asset), description=description)
         for name, (asset, description) in _CHECKS.items()
     ]
 
 
-def check_key(pipeline: str, name: str) -> dg.AssetCheckKey:
+def check_key(keys: AssetKeys, name: str) -> dg.AssetCheckKey:
     """Return the key of a pipeline's check."""
-    return dg.AssetCheckKey(asset_key(pipeline, _CHECKS[name][0]), name)
+    return dg.AssetCheckKey(keys.of(_CHECKS[name][0]), name)
 
 
 def verdicts(
@@ -74,19 +75,19 @@ def verdicts(
     yield _no_offset_gap(look)
 
 
-def as_evaluation(pipeline: str, verdict: CheckResult) -> dg.AssetCheckEvaluation:
+def as_evaluation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckEvaluation:
     """Convert a result to an event for ``log_event``, while the run is in progress."""
-    key = check_key(pipeline, verdict.name)
+    key = check_key(keys, verdict.name)
     return dg.AssetCheckEvaluation(
         key.asset_key, verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
         description=verdict.description,
     )  # fmt: skip
 
 
-def as_result(pipeline: str, verdict: CheckResult) -> dg.AssetCheckResult:
+def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
     """Convert a result to the ``AssetCheckResult`` that the run yields at its end."""
     return dg.AssetCheckResult(
-        passed=verdict.passed, asset_key=check_key(pipeline, verdict.name).asset_key, check_name=verdict.name,
+        passed=verdict.passed, asset_key=check_key(keys, verdict.name).asset_key, check_name=verdict.name,
         metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
     )  # fmt: skip
 

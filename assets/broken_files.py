@@ -75,8 +75,8 @@ def broken_checks(names: Iterable[str]) -> Iterator[dg.AssetChecksDefinition]:
         return
 
     @dg.multi_asset_check(name=f"{GROUP}__broken_pipelines", specs=specs)
-    def check(state: StateResource) -> Iterator[dg.AssetCheckResult]:
-        broken = _by_key(open_catalogue(state.project))
+    def check(conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
+        broken = _by_key(open_catalogue(conduit_state.project))
         for spec in specs:
             passed, text, metadata = _can_run(broken.get(spec.asset_key, []))
             yield dg.AssetCheckResult(
@@ -130,8 +130,8 @@ def pipeline_files(catalogue: Catalogue) -> dg.AssetsDefinition:
             )
         ],
     )
-    def check_files(state: StateResource) -> Iterator[dg.MaterializeResult[Any]]:
-        yield _checked(open_catalogue(state.project))
+    def check_files(conduit_state: StateResource) -> Iterator[dg.MaterializeResult[Any]]:
+        yield _checked(open_catalogue(conduit_state.project))
 
     return check_files
 

@@ -9,8 +9,9 @@ from pydantic import Field
 
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
-from conduit_dagster.assets.names import asset_key, job_name, short
-from conduit_dagster.assets.run_op import failure, options, read_again
+from conduit_dagster.assets.names import job_name, short
+from conduit_dagster.assets.run_op import LoadedPipeline, failure, options, read_again
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.operate.filters import Filters
@@ -18,7 +19,7 @@ from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard,
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
 from conduit_dagster.recovery.errors import ConduitError
-from conduit_dagster.resources.spark_resource import SparkResource, StateResource
+from conduit_dagster.resources.spark_resource import Spark, StateResource
 from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
 
 
@@ -63,9 +64,10 @@ class LetterDefinitions(NamedTuple):
     discard: dg.JobDefinition
 
 
-def define_letters(bound: BoundPipeline, spec: dg.AssetSpec) -> LetterDefinitions:
+def define_letters(bound: BoundPipeline, spec: dg.AssetSpec, keys: AssetKeys) -> LetterDefinitions:
     """Return the asset that a replay writes, the replay job and the discard job."""
-    replayed = _replayed(bound.id, bound.file, spec)
+    loaded = LoadedPipeline(bound.id, bound.file, keys)
+    replayed = _replayed(loaded, spec)
     name, tags = job_name(bound.id), {"conduit/pipeline": short(bound.id), "dagster/max_retries": "0"}
     job = dg.define_asset_job(
         f"{name}__replay",
@@ -74,17 +76,20 @@ def define_letters(bound: BoundPipeline, spec: dg.AssetSpec) -> LetterDefinition
         tags=tags,
         executor_def=dg.in_process_executor,
     )
-    return LetterDefinitions(replayed, job, _discarding(bound.id, bound.file, f"{name}__discard", tags))
+    return LetterDefinitions(replayed, job, _discarding(loaded, f"{name}__discard", tags))
 
 
-def _replayed(pipeline: str, file: str, spec: dg.AssetSpec) -> dg.AssetsDefinition:
+def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition:
+    pipeline, file, keys = loaded
+
     @dg.multi_asset(name=f"{job_name(pipeline)}__replayed", specs=[spec])
     def run(
-        context: dg.AssetExecutionContext, config: ReplayConfig, spark: SparkResource, state: StateResource
+        context: dg.AssetExecutionContext, config: ReplayConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> Iterator[dg.MaterializeResult[Any]]:
+        state = conduit_state
         try:
             bound = read_again(pipeline, file, state.project)
-            session: Any = spark.spark_session
+            session = conduit_spark.spark_session
             with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as lock:
                 pairs = [parse_edit(text) for text in config.edits]
                 facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
@@ -95,16 +100,19 @@ def _replayed(pipeline: str, file: str, spec: dg.AssetSpec) -> dg.AssetsDefiniti
             context.log.info(f"{facts['letters']:,} dead letters would be sent again")
             return
         context.log.info(f"{facts['replayed']:,} dead letters are delivered, {facts['failed']:,} failed again")
-        for event in _events(bound, facts, left):
+        for event in _events(bound, keys, facts, left):
             context.log_event(event)
-        yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(pipeline, facts))
+        yield dg.MaterializeResult(asset_key=spec.key, metadata=_outcome(keys, facts))
 
     return run
 
 
-def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg.JobDefinition:
+def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.JobDefinition:
+    pipeline, file, keys = loaded
+
     @dg.op(name=f"{name}_letters")
-    def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, state: StateResource) -> None:
+    def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, conduit_state: StateResource) -> None:
+        state = conduit_state
         try:
             bound = read_again(pipeline, file, state.project)
             with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as lock:
@@ -116,7 +124,7 @@ def _discarding(pipeline: str, file: str, name: str, tags: dict[str, str]) -> dg
             context.log.info(f"{facts['letters']:,} dead letters would be discarded")
             return
         context.log.info(f"{facts['discarded']:,} of {facts['letters']:,} dead letters are discarded: {config.note}")
-        for event in _standing(bound, left, {"discarded": facts["discarded"], "note": config.note}):
+        for event in _standing(bound, keys, left, {"discarded": facts["discarded"], "note": config.note}):
             context.log_event(event)
 
     @dg.job(
@@ -144,24 +152,24 @@ def _open(lock: PipelineLock) -> list[dict[str, Any]]:
     return reasons(lock.store.engine, lock.id, DeadLetterQuery())
 
 
-def _events(bound: BoundPipeline, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:
+def _events(bound: BoundPipeline, keys: AssetKeys, facts: dict[str, Any], left: list[dict[str, Any]]) -> Iterator[Any]:
     """Yield the events of a replay: a materialisation per destination fed, and those of the letters left open."""
     for destination, records in facts["delivered"].items():
         metadata = {"records_delivered": records, "replay": facts["replay"]}
-        yield dg.AssetMaterialization(asset_key(bound.id, destination), metadata=metadata)
-    yield from _standing(bound, left, {"replayed": facts["replayed"]})
+        yield dg.AssetMaterialization(keys.of(destination), metadata=metadata)
+    yield from _standing(bound, keys, left, {"replayed": facts["replayed"]})
 
 
-def _outcome(pipeline: str, facts: dict[str, Any]) -> dict[str, Any]:
-    links = {f"fed: {name}": dg.MetadataValue.asset(asset_key(pipeline, name)) for name in facts["delivered"]}
+def _outcome(keys: AssetKeys, facts: dict[str, Any]) -> dict[str, Any]:
+    links = {f"fed: {name}": dg.MetadataValue.asset(keys.of(name)) for name in facts["delivered"]}
     numbers = {"letters": facts["letters"], "replayed": facts["replayed"], "failed_again": facts["failed"]}
     return {**numbers, "from": facts["from"], **links}
 
 
-def _standing(bound: BoundPipeline, left: list[dict[str, Any]], more: dict[str, Any]) -> Iterator[Any]:
+def _standing(bound: BoundPipeline, keys: AssetKeys, left: list[dict[str, Any]], more: dict[str, Any]) -> Iterator[Any]:
     """Yield the materialisation of the dead letters with what is left open, and their checks."""
     still = sum(row["letters"] for row in left)
     metadata = {"open": still, **more, **open_by_reason(left)}
-    yield dg.AssetMaterialization(asset_key(bound.id, DEAD_LETTERS), metadata=metadata)
+    yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=metadata)
     for verdict in letter_verdicts(bound, still):
-        yield as_evaluation(bound.id, verdict)
+        yield as_evaluation(keys, verdict)

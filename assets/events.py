@@ -14,8 +14,9 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.names import ACKS, asset_key
+from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.offset_gaps import offset_gaps
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
 from conduit_dagster.engine.registering import attach_kept_to_look
@@ -66,7 +67,7 @@ class Observer:
     """Receiver of the engine's reports, in its thread, that takes snapshots in another thread."""
 
     def __init__(self, bound: BoundPipeline, database: sa.Engine) -> None:
-        self._bound, self._database = bound, database
+        self.bound, self._database = bound, database
         # the lag is queried while the engine runs, so not from the engine's own sources
         self._pipeline: CompiledPipeline = compile_program(bound.program)
         attach_kept_to_look(self._pipeline, database)
@@ -88,23 +89,23 @@ class Observer:
         """Take a snapshot of the store and the sources."""
         with self._lock:
             progress, batch, waited = self._progress, self._batch, time.monotonic() - self._acked
-        sources = {row["id"]: row for row in real_source_rows(self._database, self._bound.id)}
+        sources = {row["id"]: row for row in real_source_rows(self._database, self.bound.id)}
         return RunSnapshot(
             progress,
             batch,
             waited,
             sources,
-            {row["id"]: row for row in consumer_rows(self._database, self._bound.id)},
-            newest(self._database, self._bound.id, DeadLetterQuery(), _NEWEST),
+            {row["id"]: row for row in consumer_rows(self._database, self.bound.id)},
+            newest(self._database, self.bound.id, DeadLetterQuery(), _NEWEST),
             self._reasons(),
             self._open_before,
             self._lag(sources),
-            offset_gaps(self._database, self._bound.id),
-            events(self._database, self._bound.id, _NEWEST),
+            offset_gaps(self._database, self.bound.id),
+            events(self._database, self.bound.id, _NEWEST),
         )
 
     def _reasons(self) -> list[dict[str, Any]]:
-        return reasons(self._database, self._bound.id, DeadLetterQuery())
+        return reasons(self._database, self.bound.id, DeadLetterQuery())
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
@@ -126,18 +127,14 @@ _LONGEST_POSITION = 1_000
 Metadata = dict[str, Any]
 
 
-def materializations(bound: BoundPipeline, look: RunSnapshot) -> Iterator[dg.AssetMaterialization]:
+def materializations(bound: BoundPipeline, keys: AssetKeys, look: RunSnapshot) -> Iterator[dg.AssetMaterialization]:
     """Yield one event per asset, upstream first and the acks last: else Dagster shows some as out of date."""
     for source in bound.config.sources:
-        yield _event(bound, source.id, _source(source.id, look))
+        yield dg.AssetMaterialization(keys.of(source.id), metadata=_source(source.id, look))
     for destination in bound.config.destinations:
-        yield _event(bound, destination.id, _destination(destination.id, look))
-    yield _event(bound, DEAD_LETTERS, _dead_letters(look))
-    yield _event(bound, ACKS, _acks(look))
-
-
-def _event(bound: BoundPipeline, name: str, metadata: Metadata) -> dg.AssetMaterialization:
-    return dg.AssetMaterialization(asset_key(bound.id, name), metadata=metadata)
+        yield dg.AssetMaterialization(keys.of(destination.id), metadata=_destination(destination.id, look))
+    yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=_dead_letters(look))
+    yield dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
 
 
 def _source(source: str, look: RunSnapshot) -> Metadata:

@@ -16,6 +16,7 @@ from conduit_dagster.config.folder import dagster_name
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 
 ACKS = "acks"
+REPLAYED = "replayed_dead_letters"
 GROUP = "conduit"
 """Group of assets that belong to no single pipeline."""
 

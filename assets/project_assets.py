@@ -16,11 +16,18 @@ from conduit_dagster.assets.broken_files import (
     pipeline_files,
     warn,
 )
-from conduit_dagster.assets.pipeline_assets import Links, PipelineDefinitions, define_pipeline, find_links
+from conduit_dagster.assets.links import find_links
+from conduit_dagster.assets.names import ACKS
+from conduit_dagster.assets.pipeline_assets import PipelineDefinitions, define_pipeline
+from conduit_dagster.assets.pipeline_specs import PipelineSpecs, specify_pipeline
+from conduit_dagster.assets.translator import PipelineTranslator
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue
+from conduit_dagster.recovery.errors import FatalError
+
+Refused = Mapping[str, Exception]
+"""Pipelines that Dagster did not load, with its errors."""
 
 
 @dataclass
@@ -30,21 +37,24 @@ class ProjectAssets:
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list[dg.AssetsDefinition | dg.AssetSpec])
     checks: list[dg.AssetChecksDefinition] = field(default_factory=list[dg.AssetChecksDefinition])
     jobs: list[Any] = field(default_factory=list[Any])
+    acks: dict[str, dg.AssetKey] = field(default_factory=dict[str, dg.AssetKey])
+    """Key of each pipeline's acks, by the name of its job."""
 
     def add(self, pipeline: PipelineDefinitions) -> None:
         """Add a pipeline's definitions."""
         self.assets += [*pipeline.sources, *pipeline.written]
         self.jobs += [pipeline.job, *pipeline.more_jobs]
+        self.acks[pipeline.job.name] = pipeline.keys.of(ACKS)
 
 
-def define_assets(catalogue: Catalogue, refused: Mapping[str, Exception] | None = None) -> ProjectAssets:
+def define_assets(catalogue: Catalogue, translator: PipelineTranslator, refused: Refused) -> ProjectAssets:
     """Return the definitions of every pipeline that can run, and an asset in place of every broken one.
 
-    ``refused``: pipelines that Dagster did not load, with its errors; they count as broken.
+    ``refused`` pipelines count as broken.
     """
     found = ProjectAssets()
     with_errors = list(broken_pipelines(catalogue.loaded))  # Dagster may refuse more of them
-    for pipeline in _pipelines(catalogue, refused or {}):
+    for pipeline in _pipelines(catalogue, translator, refused):
         found.add(pipeline)
     warn(catalogue.findings)
     found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
@@ -52,14 +62,16 @@ def define_assets(catalogue: Catalogue, refused: Mapping[str, Exception] | None 
     return found
 
 
-def _pipelines(catalogue: Catalogue, refused: Mapping[str, Exception]) -> Iterator[PipelineDefinitions]:
+def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Refused) -> Iterator[PipelineDefinitions]:
     """Yield the definitions of each pipeline; a pipeline that Dagster rejects becomes a finding."""
     parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
-    links, names, keys = find_links(catalogue.bound), set[str](), {PIPELINE_FILES}
-    for bound in catalogue.bound:
-        one = parsed[bound.id]
+    specified = list(_specified(catalogue, translator, refused, parsed))
+    moved = {before: after for specs in specified for before, after in specs.moved.items()}
+    names, keys = set[str](), {PIPELINE_FILES}
+    for specs in specified:
+        one = parsed[specs.bound.id]
         with isolated(one, "defining this pipeline in Dagster"):
-            pipeline = _defined(bound, one, links, refused.get(bound.id))
+            pipeline = _defined(specs, moved, one)
             if pipeline is None:
                 continue
             own = {job.name for job in (pipeline.job, *pipeline.more_jobs)}
@@ -74,14 +86,30 @@ def _pipelines(catalogue: Catalogue, refused: Mapping[str, Exception]) -> Iterat
                 yield pipeline
 
 
+def _specified(
+    catalogue: Catalogue, translator: PipelineTranslator, refused: Refused, parsed: Mapping[str, ParsedPipeline]
+) -> Iterator[PipelineSpecs]:
+    """Yield the specs of each pipeline; a finding in place of what Dagster or the translator rejects."""
+    links = find_links(catalogue.bound)
+    for bound in catalogue.bound:
+        one = parsed[bound.id]
+        with isolated(one, "defining this pipeline in Dagster"):
+            try:
+                if error := refused.get(bound.id):
+                    raise error
+                yield specify_pipeline(bound, one, links, translator)
+            except dg.DagsterError as error:
+                _refuse(one, str(error).strip())
+            except FatalError as error:
+                _add(one, error.code, error.message, error.fix or "")
+
+
 def _defined(
-    bound: BoundPipeline, parsed: ParsedPipeline, links: Links, refused: Exception | None
+    specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKey], parsed: ParsedPipeline
 ) -> PipelineDefinitions | None:
     """Return a pipeline's definitions; None, and a finding, if Dagster rejects it."""
     try:
-        if refused is not None:
-            raise refused
-        return define_pipeline(bound, parsed, links)
+        return define_pipeline(specs, moved)
     except dg.DagsterError as error:
         _refuse(parsed, str(error).strip())
         return None
@@ -93,6 +121,10 @@ def _keys(assets: Iterable[dg.AssetsDefinition | dg.AssetSpec]) -> Iterator[dg.A
 
 
 def _refuse(parsed: ParsedPipeline, message: str) -> None:
-    finding = parsed.finding("/id", "dagster.refused", message, fix="give the pipeline another id")
+    _add(parsed, "dagster.refused", message, "give the pipeline another id")
+
+
+def _add(parsed: ParsedPipeline, code: str, message: str, fix: str) -> None:
+    finding = parsed.finding("/id", code, message, fix=fix)
     if finding not in parsed.findings:
         parsed.findings.append(finding)

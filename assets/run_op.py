@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import dagster as dg
 import sqlalchemy as sa
@@ -14,6 +14,7 @@ from conduit_dagster.assets.events import Observer
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
 from conduit_dagster.assets.stopping import ExitWatchdog, Signals, StopWatcher
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -95,11 +96,18 @@ _AFTER_STOP = 1.5
 """Seconds that Dagster's side of a stop may take after the shutdown timeout."""
 
 
+class LoadedPipeline(NamedTuple):
+    """A pipeline as the code location was loaded with it."""
+
+    id: str
+    file: str
+    keys: AssetKeys
+
+
 def run_in_dagster(
     context: dg.AssetExecutionContext,
     config: RunConfig,
-    pipeline: str,
-    file: str,
+    loaded: LoadedPipeline,
     project: Project,
     spark: "SparkSession",
     database: sa.Engine,
@@ -110,11 +118,13 @@ def run_in_dagster(
     cancelled when a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
     """
     try:
-        bound = read_again(pipeline, file, project)
+        bound = read_again(loaded.id, loaded.file, project)
         chosen = options(project, _drains(context, config, bound), circumstances(context, bound, project))
         observer = Observer(bound, database)
         request = RunRequest(bound, database, chosen, StopFlag(), observer.observe)
-        run = _Run(context, config, request, observer)
+        intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
+        reporter = RunReporter(context, loaded.keys, observer, intervals)
+        run = _Run(context, config.seconds("end_after"), request, reporter)
     except ConduitError as error:
         raise failure(error, "") from None
     yield from run.run(spark)
@@ -154,21 +164,20 @@ def failure(error: ConduitError, status: str, restart: PendingRestart | None = N
 
 class _Run:
     def __init__(
-        self, context: dg.AssetExecutionContext, config: RunConfig, request: RunRequest, observer: Observer
+        self, context: dg.AssetExecutionContext, end_after: float, request: RunRequest, reporter: RunReporter
     ) -> None:
+        """``end_after``: seconds."""
         self._context, self._request, self._bound = context, request, request.bound
-        self._end_after = config.seconds("end_after")
-        intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
-        self._journal = RunReporter(context, self._bound, observer, intervals)
+        self._end_after, self._reporter = end_after, reporter
 
     def run(self, spark: "SparkSession") -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         stop = self._request.stop
         longest = self._bound.config.delivery.shutdown_timeout + _AFTER_STOP
         with Signals() as signals, ExitWatchdog(signals, longest):
             warden = StopWatcher((self._context.instance, self._context.run.run_id), stop, signals, self._end_after)
-            self._journal.begin()
+            self._reporter.begin()
             result = self._move(spark, warden)
-            yield from self._journal.end(result)
+            yield from self._reporter.end(result)
         self._conclude(result, warden.terminated)
 
     def _move(self, spark: "SparkSession", warden: StopWatcher) -> RunResult:
@@ -185,7 +194,7 @@ class _Run:
     def _attend(self, running: Future[RunResult], warden: StopWatcher) -> None:
         while not wait([running], _POLL).done:
             warden.tick()
-            self._journal.tick()
+            self._reporter.tick()
 
     def _conclude(self, result: RunResult, terminated: bool) -> None:
         text = f"pipeline {result.pipeline}: {result.ending}"

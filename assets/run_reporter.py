@@ -11,8 +11,7 @@ import structlog
 
 from conduit_dagster.assets.asset_checks import CheckResult, as_evaluation, as_result, verdicts
 from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
-from conduit_dagster.assets.names import asset_key
-from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.report import RunResult
 
 log = structlog.get_logger("conduit.dagster")
@@ -33,11 +32,12 @@ class RunReporter:
     def __init__(
         self,
         context: dg.AssetExecutionContext,
-        bound: BoundPipeline,
+        keys: AssetKeys,
         observer: Observer,
         intervals: Intervals,
     ) -> None:
-        self._context, self._bound, self._observer = context, bound, observer
+        self._context, self._keys, self._observer = context, keys, observer
+        self._bound = observer.bound
         self._every, self._max_wait = intervals
         self._outcomes: dict[str, bool] = {}
         self._logged, self._begun = 0, False
@@ -76,18 +76,18 @@ class RunReporter:
         elif look.progress.steps != self._logged:
             self._materialize(look)
         for verdict in self._verdicts(look, result):
-            yield as_result(self._bound.id, verdict)
+            yield as_result(self._keys, verdict)
 
     def _outputs(self, look: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
-        read = {asset_key(self._bound.id, source.id) for source in self._bound.config.sources}
-        for event in materializations(self._bound, look):
+        read = {self._keys.of(source.id) for source in self._bound.config.sources}
+        for event in materializations(self._bound, self._keys, look):
             if event.asset_key in read:
                 self._context.log_event(event)  # an external asset: no output of this op
             else:
                 yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
 
     def _materialize(self, look: RunSnapshot) -> None:
-        for event in materializations(self._bound, look):
+        for event in materializations(self._bound, self._keys, look):
             self._context.log_event(event)
         self._logged = look.progress.steps
 
@@ -95,7 +95,7 @@ class RunReporter:
         """Log only the checks that changed: Dagster keeps every event of a run in memory."""
         for verdict in self._verdicts(look, None):
             if self._outcomes.get(verdict.name) is not verdict.passed:
-                event: Any = as_evaluation(self._bound.id, verdict)  # log_event takes it, against its type hints
+                event: Any = as_evaluation(self._keys, verdict)  # log_event takes it, against its type hints
                 self._context.log_event(event)
                 self._outcomes[verdict.name] = verdict.passed
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import dagster as dg
 import sqlalchemy as sa
@@ -73,6 +73,18 @@ class SparkResource(PySparkResource):
         extra = {key: str(value) for key, value in flatten_dict(self.spark_config)}
         url = self.url or own.named_url or default_url(lasting=not alone)
         return SparkSettings(url, {**own.conf, **extra}, own.parallelism, home=project.home, idle=own.idle_timeout)
+
+
+class SparkSessionResource(Protocol):
+    """A resource that has a Spark session: a ``SparkResource``, dagster-pyspark's own, or a user's."""
+
+    @property
+    def spark_session(self) -> Any:
+        """The session."""
+        ...
+
+
+Spark = dg.ResourceParam[SparkSessionResource]
 
 
 def _is_alone(context: dg.InitResourceContext) -> bool:

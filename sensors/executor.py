@@ -8,7 +8,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.names import ACKS, asset_key, short
+from conduit_dagster.assets.names import short
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
 from conduit_dagster.engine.run_status import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
@@ -108,5 +108,4 @@ class DecisionExecutor:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
 
     def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
-        key = asset_key(known.file.pipeline, ACKS)
-        self.events.append(dg.AssetObservation(key, description=text, metadata=facts))
+        self.events.append(dg.AssetObservation(known.file.acks, description=text, metadata=facts))

@@ -41,6 +41,8 @@ class File:
     policy: Policy
     place: str
     """The file's path."""
+    acks: dg.AssetKey
+    """The asset that shows its restarts."""
     runnable: bool = True
     """False if a run would be refused."""
 
@@ -84,8 +86,9 @@ _Signature = frozenset[tuple[str, int, int]]
 class Files:
     """Files of one code location. Pipelines added after it was loaded have no job there: they are left out."""
 
-    def __init__(self, root: Path, jobs: frozenset[str]) -> None:
-        self._root, self._jobs = root, jobs
+    def __init__(self, root: Path, acks: Mapping[str, dg.AssetKey]) -> None:
+        """``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job."""
+        self._root, self._acks = root, acks
         self._signature: _Signature | None = None
         self._files: list[File] = []
         self._ids: set[str] = set()
@@ -116,16 +119,16 @@ class Files:
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
         for bound in catalogue.bound:
             name = job_name(bound.id)
-            if name in self._jobs:
-                yield _file(bound, name, project)
+            if name in self._acks:
+                yield _file(bound, name, self._acks[name], project)
 
 
-def _file(bound: BoundPipeline, job: str, project: Project) -> File:
+def _file(bound: BoundPipeline, job: str, acks: dg.AssetKey, project: Project) -> File:
     policy = Policy.of(bound.config.recovery, project.settings.recovery)
     config = bound.config
     runnable = bound.refusal() is None
     running = config.status == "running"
-    return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, runnable)
+    return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, acks, runnable)
 
 
 def _stats(project: Project) -> Iterator[tuple[str, int, int]]:

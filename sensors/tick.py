@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,14 @@ class Tick:
     def __init__(
         self,
         root: Path,
-        jobs: frozenset[str],
+        acks: Mapping[str, dg.AssetKey],
         decide: Callable[[KnownPipeline, int], Decision],
         watches_files: bool = False,
     ) -> None:
+        """``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job."""
         self._decide, self._watches_files = decide, watches_files
         self._file_events = FileEvents()
-        self._files, self._silence = Files(root, jobs), HeartbeatMonitor()
+        self._files, self._silence = Files(root, acks), HeartbeatMonitor()
         self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
@@ -119,9 +120,9 @@ _LEAD_NS = 10_000_000_000
 """Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
 
 
-def recovery_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
+def recovery_sensor(root: Path, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> dg.SensorDefinition:
     """Return the one recovery sensor of a code location. Its cursor holds nothing: the stores decide."""
-    tick = Tick(root, frozenset(job.name for job in jobs), _decide)
+    tick = Tick(root, acks, _decide)
     return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
 
 
@@ -132,13 +133,18 @@ def _decide(known: KnownPipeline, now_ns: int) -> Decision:
 _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
 
 
-def lifecycle_sensor(root: Path, jobs: Sequence[Any]) -> dg.SensorDefinition:
+def lifecycle_sensor(root: Path, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> dg.SensorDefinition:
     """Return the one lifecycle sensor of a code location."""
-    tick = Tick(root, frozenset(job.name for job in jobs), lifecycle, watches_files=True)
+    tick = Tick(root, acks, lifecycle, watches_files=True)
     return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
 
 
-def define_sensors(project: Project, jobs: Sequence[Any]) -> list[dg.SensorDefinition]:
-    """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs."""
+def define_sensors(project: Project, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
+    """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs.
+
+    ``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job.
+    """
+    if not acks:
+        return []
     root = project.root
-    return [recovery_sensor(root, jobs), lifecycle_sensor(root, jobs), alert_sensor(project)] if jobs else []
+    return [recovery_sensor(root, jobs, acks), lifecycle_sensor(root, jobs, acks), alert_sensor(project)]

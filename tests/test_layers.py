@@ -11,7 +11,7 @@ from pathlib import Path
 from lab.modules import modules
 
 LAYERS = [
-    {"conduit_dagster.definitions", "conduit_dagster.cli"},
+    {"conduit_dagster.definitions", "conduit_dagster.component", "conduit_dagster.cli"},
     {"conduit_dagster.assets", "conduit_dagster.sensors", "conduit_dagster.resources"},
     {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
     {"conduit_dagster.engine"},
@@ -76,7 +76,9 @@ def test_nothing_imports_from_above() -> None:
 
 
 def test_only_the_dagster_layer_imports_dagster() -> None:
-    allowed = tuple(f"conduit_dagster.{name}" for name in ("assets", "sensors", "resources", "definitions"))
+    allowed = tuple(
+        f"conduit_dagster.{name}" for name in ("assets", "sensors", "resources", "definitions", "component")
+    )
     wrong = [
         name
         for name, path in modules()

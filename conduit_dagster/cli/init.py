@@ -42,11 +42,17 @@ def init(folder: Folder = Path(), name: Name = None, as_json: AsJson = False) ->
     perform("init", as_json, lambda: _made(folder) if name is None else _plugin(str(folder), name))
 
 
-def _made(folder: Path) -> Outcome:
+def write_project(folder: Path) -> tuple[list[str], list[str]]:
+    """Write the files of a project with a first pipeline; return the names of the new ones and of those kept."""
     created: list[str] = []
     kept: list[str] = []
     for template, name in _FILES.items():
         (created if _write(folder / name, template) else kept).append(name)
+    return created, kept
+
+
+def _made(folder: Path) -> Outcome:
+    created, kept = write_project(folder)
     enter = [] if folder.absolute() == Path.cwd() else [f"cd {folder}"]
     following = [
         *enter,

@@ -6,6 +6,8 @@ croniter is imported at its first use: most verbs read no cron expression.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -55,6 +57,33 @@ def next_tick(trigger: Trigger, last: datetime) -> datetime:
         return last + timedelta(seconds=trigger.every)
     assert trigger.cron is not None, "a timed trigger has one of the two"
     return croniter(trigger.cron, last).get_next(datetime)
+
+
+_NEXT = 60
+"""Ticks that are looked at one by one, for what comes less often than daily."""
+_SAMPLES, _APART = 40, timedelta(hours=6)
+"""Points in time whose gap is looked at: a night's and a weekend's are among them."""
+
+
+def longest_gap(trigger: Trigger) -> timedelta:
+    """Return the longest time between two ticks, as far as the next sixty ticks and ten days tell."""
+    if trigger.every is not None:
+        return timedelta(seconds=trigger.every)
+    assert trigger.cron is not None, "a timed trigger has one of the two"
+    return _longest_gap(trigger.cron, datetime.now(UTC).replace(minute=0, second=0, microsecond=0))
+
+
+@lru_cache(maxsize=256)
+def _longest_gap(cron: str, now: datetime) -> timedelta:
+    from croniter import croniter
+
+    ticks = croniter(cron, now)
+    found = [ticks.get_next(datetime) for _ in range(_NEXT)]
+    gaps = [after - before for before, after in pairwise(found)]
+    for number in range(_SAMPLES):
+        around = croniter(cron, now + number * _APART)
+        gaps.append(around.get_next(datetime) - around.get_prev(datetime))
+    return max(gaps)
 
 
 def first_tick(trigger: Trigger, now: datetime) -> datetime:

@@ -23,7 +23,7 @@ _DIGITS = re.compile(r"[0-9]{1,9}", re.ASCII)
 _FATAL_FAMILIES: Final = frozenset({"config", "environment", "option", "plugin", "setting", "usage", "validation"})
 _FATAL: Final = {
     "chain": "log_gap log_gone no_record output_gone which_connector",
-    "dagster": "load_failed reload_refused",
+    "dagster": "load_failed refused reload_refused translator",
     "dead_letters": "damaged refused unknown",
     "memory": "damaged",
     "delivery": "rebuild_differs source_changed staging_damaged target_changed",

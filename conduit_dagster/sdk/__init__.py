@@ -8,6 +8,7 @@ engine.
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
+from conduit_dagster.sdk.dataset import Dataset
 from conduit_dagster.sdk.destination import (
     NACKED_TOGETHER,
     AlreadyClaimed,
@@ -65,6 +66,7 @@ __all__ = [
     "ConduitError",
     "ConnectorContext",
     "ConnectorSettings",
+    "Dataset",
     "Delivery",
     "Destination",
     "DirectDestination",

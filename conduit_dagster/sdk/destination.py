@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
+from conduit_dagster.sdk.dataset import Dataset, dataset_at
 from conduit_dagster.sdk.source import Keys
 from conduit_dagster.sdk.staging import Delivery, RecordWriter, Target, staged_records
 from conduit_dagster.sdk.writer import Refusal, Writer, WriterTask
@@ -102,6 +103,11 @@ class Destination(ABC):
     def address(self) -> str | None:
         """Where it writes to, for people, without secrets; another one under a prepared step is refused."""
         return self.owned
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """What it writes to, as lineage tools name it; None if that is no single thing, or has no such name."""
+        return dataset_at(self.address)
 
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raise if it can't be written at all. Called before anything is read."""

@@ -11,6 +11,7 @@ import msgspec
 
 from conduit_dagster.record import Mode, Nack, Record
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings
+from conduit_dagster.sdk.dataset import Dataset, dataset_at
 
 Position = Any
 """A JSON value: the boundary *after* a record, so that a source resumes exactly there (DELIVERY.md, Units)."""
@@ -259,3 +260,9 @@ class Source(ABC):
         """Which data this is: the plugin and its identity settings."""
         values = self.settings.model_dump(mode="json", by_alias=True)
         return {"plugin": self.name, **{key: values.get(key) for key in self.identity_settings}}
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """What it reads, as lineage tools name it: by default the ``path`` of its unit; None if it has no such name."""
+        path = self.unit.get("path")
+        return dataset_at(path) if isinstance(path, str) else None

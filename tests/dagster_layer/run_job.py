@@ -27,7 +27,7 @@ class Watched(SparkResource):
 def main(job: str) -> int:
     project = Project.find(Path.cwd())
     definitions = define(project)
-    resources = {**(definitions.resources or {}), "spark": Watched(root=str(project.root))}
+    resources = {**(definitions.resources or {}), "conduit_spark": Watched(root=str(project.root))}
     definition = dg.Definitions(
         assets=definitions.assets, jobs=definitions.jobs, resources=resources, executor=dg.in_process_executor
     ).resolve_job_def(job)

@@ -31,6 +31,7 @@ from conduit_dagster.sdk import (
     Claim,
     Claimed,
     ConnectorContext,
+    Dataset,
     Delivery,
     Keys,
     StagedDestination,
@@ -77,6 +78,14 @@ class PostgresDestination(StagedDestination):
     def address(self) -> str:
         """``host:port/database schema.table``, with the template instead of the table if it is not fixed."""
         return f"{self._server.place} {self._table or self._settings.table}"
+
+    @property
+    def dataset(self) -> Dataset | None:
+        """The table, if it is one fixed name."""
+        if self._table is None:
+            return None
+        host, _, database = self._server.place.rpartition("/")
+        return Dataset(f"postgres://{host}", f"{database}.{self._table}", is_table=True)
 
     # -- in tasks -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,74 @@
+"""Lineage between pipelines: which assets are upstream of a source."""
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import dagster as dg
+
+from conduit_dagster.assets.names import asset_key
+from conduit_dagster.connectors.pipeline.source import PipelineSource
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+
+Links = dict[tuple[str, str], list[dg.AssetKey]]
+
+
+def find_links(pipelines: Iterable[BoundPipeline]) -> Links:
+    """Return the assets upstream of each source, by pipeline and source.
+
+    Links are chains by the plugin ``pipeline``, and files that one pipeline reads and another one owns. A link that
+    would close a cycle is left out: Dagster rejects the whole code location for one.
+    """
+    pipelines = list(pipelines)
+    found: Links = defaultdict(list)
+    upstream: dict[str, set[str]] = defaultdict(set)
+    for reader, source, other, connector in _chained(pipelines):
+        upstream[reader].add(other)
+        found[reader, source].append(asset_key(other, connector))
+    for reader, source, path in _read(pipelines):
+        for writer, consumer, thing in _written_by(pipelines):
+            if _is_in(thing, path) and not _reaches(upstream, writer, reader):
+                upstream[reader].add(writer)
+                found[reader, source].append(asset_key(writer, consumer))
+    return found
+
+
+def _chained(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield each source that reads another pipeline's connector. Validation has ruled out cycles of such chains."""
+    known = {bound.id for bound in pipelines}
+    for bound in pipelines:
+        for node in bound.compiled.sources:
+            if isinstance(node.source, PipelineSource) and node.source.reads[0] in known:
+                yield bound.id, node.id, *node.source.reads
+
+
+def _read(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
+    for bound in pipelines:
+        for node in bound.compiled.sources:
+            path = node.source.unit.get("path")
+            if isinstance(path, str) and path.startswith("/"):
+                yield bound.id, node.id, os.path.realpath(path)
+
+
+def _written_by(pipelines: Iterable[BoundPipeline]) -> Iterator[tuple[str, str, str]]:
+    for bound in pipelines:
+        for name, destination in bound.compiled.consumers().items():
+            if destination.owned is not None:
+                yield bound.id, name, destination.owned
+
+
+def _is_in(thing: str, path: str) -> bool:
+    """Return whether the file written is the one read, lies in the folder read, or matches the glob read.
+
+    A folder of parts may be read by a glob too.
+    """
+    folder, name = Path(path).parent, Path(path).name
+    in_folder = str(Path(thing).parent) == path or (str(folder) == thing and "*" in name)
+    return thing == path or in_folder or fnmatch(thing, path)
+
+
+def _reaches(upstream: dict[str, set[str]], start: str, goal: str) -> bool:
+    """Return whether ``goal`` is ``start`` or upstream of it."""
+    return start == goal or any(_reaches(upstream, nearer, goal) for nearer in upstream[start])

@@ -1,0 +1,203 @@
+"""Pipelines beside a Dagster project that exists: their definitions merged with it, their assets translated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster_layer.project_folder import Folder
+
+import conduit_dagster
+from conduit_dagster import PipelineAsset, PipelineTranslator, load_pipelines
+from conduit_dagster.recovery.errors import FatalError
+
+CHAINED = """
+version: "2.2"
+pipelines:
+  - id: later
+    trigger: available-now
+    connectors:
+      - {id: from, type: source, plugin: pipeline, settings: {pipeline: numbers, connector: out}}
+      - {id: to, type: destination, plugin: "builtin:file", settings: {path: ./later.jsonl}}
+"""
+
+
+class Ours(PipelineTranslator):
+    """As a team has it whose keys begin with their layer."""
+
+    def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        key = dg.AssetKey("numbers") if data.role == "destination" else spec.key.with_prefix("raw")
+        return spec.replace_attributes(
+            key=key,
+            group_name="ingestion",
+            owners=["team:data"],
+            automation_condition=dg.AutomationCondition.eager() if data.role == "destination" else None,
+        ).merge_attributes(tags={"role": data.role, "plugin": data.connector.plugin[-4:] if data.connector else "none"})
+
+
+def _spec(definitions: dg.Definitions, *key: str) -> dg.AssetSpec:
+    found = {spec.key: spec for spec in definitions.resolve_all_asset_specs()}
+    return found[dg.AssetKey(list(key))]
+
+
+def _other(folder: Folder, name: str) -> str:
+    """The pipeline ``numbers`` under another name, with outputs of its own."""
+    text = (folder.root / "pipelines" / "numbers.yaml").read_text()
+    return text.replace("numbers", name).replace("./out.", "./other.").replace("./dead.", "./other-dead.")
+
+
+def test_keys_and_attributes_are_translated_and_dependencies_follow(folder: Folder) -> None:
+    folder.numbers()
+    definitions = load_pipelines(folder.root, translator=Ours())
+    keys = {spec.key.to_user_string() for spec in definitions.resolve_all_asset_specs()}
+    assert keys == {
+        *("raw/numbers/in", "numbers", "raw/numbers/dead_letters", "raw/numbers/acks"),
+        *("raw/numbers/dead_letters/replayed", "conduit/pipeline_files"),
+    }
+    out = _spec(definitions, "numbers")
+    assert {dep.asset_key.to_user_string() for dep in out.deps} == {"raw/numbers/in"}
+    assert (out.group_name, out.owners, out.tags["role"], out.tags["plugin"]) == (
+        *("ingestion", ["team:data"]),
+        *("destination", "file"),
+    )
+    assert out.automation_condition is not None
+    acks = _spec(definitions, "raw", "numbers", "acks")
+    assert {dep.asset_key.to_user_string() for dep in acks.deps} == {"numbers", "raw/numbers/dead_letters"}
+    checks = {check.asset_key.to_user_string() for check in definitions.resolve_asset_graph().asset_check_keys}
+    assert checks == {"raw/numbers/acks", "raw/numbers/dead_letters", "conduit/pipeline_files"}
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_run_writes_to_the_translated_assets(folder: Folder) -> None:
+    """What a run logs meanwhile and at its end, its checks, a replay, and what a sensor says of a restart."""
+    folder.numbers()
+    definitions = load_pipelines(folder.root, translator=Ours())
+    result = definitions.resolve_job_def("numbers").execute_in_process(instance=folder.instance)
+    assert result.success
+    assert folder.newest("numbers")["records_delivered"] == 40
+    assert folder.newest("raw", "numbers", "in")["records_read"] == 100
+    assert folder.newest("raw", "numbers", "acks")["records_acked"] == 90
+    assert {event.asset_key.path[0] for event in result.get_asset_check_evaluations()} == {"raw"}
+    replay = definitions.resolve_job_def("numbers__replay").execute_in_process(instance=folder.instance)
+    assert replay.success
+    assert folder.newest("raw", "numbers", "dead_letters", "replayed")["letters"] == 10
+    untranslated = {key for key in folder.instance.all_asset_keys() if key.path[0] == "numbers" and len(key.path) > 1}
+    assert not untranslated
+
+
+def test_lineage_between_pipelines_follows(folder: Folder) -> None:
+    folder.numbers()
+    folder.write("later.yaml", CHAINED)
+
+    class Prefixed(PipelineTranslator):
+        def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+            return data.spec.replace_attributes(key=data.spec.key.with_prefix("a"))
+
+    definitions = load_pipelines(folder.root, translator=Prefixed())
+    assert [dep.asset_key.path for dep in _spec(definitions, "a", "later", "from").deps] == [["a", "numbers", "out"]]
+
+
+def test_a_translator_that_fails_keeps_one_pipeline_from_loading(folder: Folder) -> None:
+    folder.numbers()
+    folder.write("other.yaml", _other(folder, "other"))
+
+    class Picky(PipelineTranslator):
+        def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+            if data.pipeline.id == "other" and data.role == "acks":
+                raise LookupError("no team has these")
+            return data.spec
+
+    definitions = load_pipelines(folder.root, translator=Picky())
+    assert _spec(definitions, "numbers", "out")
+    broken = _spec(definitions, "other", "broken", "file")
+    assert "Picky.get_asset_spec failed for other/acks: no team has these" in (broken.description or "")
+
+
+class Own(dg.ConfigurableResource[Any]):
+    """A session of the user's own, and how often it was asked for."""
+
+    asked: int = 0
+
+    @property
+    def spark_session(self) -> Any:
+        from pyspark.sql import SparkSession
+
+        _asked.append("session")
+        return SparkSession.getActiveSession()
+
+
+_asked: list[str] = []
+
+
+@pytest.mark.usefixtures("spark")
+def test_merged_with_definitions_that_use_the_same_names(folder: Folder) -> None:
+    """A user's executor, and resources that are called spark and state."""
+    folder.numbers()
+
+    @dg.asset(deps=[dg.AssetKey(["numbers", "out"])], required_resource_keys={"spark", "state"})
+    def report() -> None:
+        assert (folder.root / "out.jsonl").exists()
+
+    theirs = dg.Definitions(
+        assets=[report],
+        jobs=[
+            dg.define_asset_job("all", selection=dg.AssetSelection.groups("numbers") | dg.AssetSelection.assets(report))
+        ],
+        resources={"spark": dg.ResourceDefinition.hardcoded_resource(1), "state": Own()},
+        executor=dg.in_process_executor,
+    )
+    _asked.clear()
+    merged = dg.Definitions.merge(theirs, load_pipelines(folder.root, spark=Own()))
+    assert merged.resolve_job_def("all").execute_in_process(instance=folder.instance).success
+    assert _asked
+    assert folder.newest("numbers", "out")["records_delivered"] == 40
+    assert {sensor.name for sensor in merged.sensors or []} >= {"conduit_recovery", "conduit_lifecycle"}
+
+
+def test_strict_refuses_what_is_broken(folder: Folder) -> None:
+    folder.numbers()
+    folder.write("bad.yaml", "version: '2.2'\npipelines: [{id: bad, connectors: 3}]\n")
+    assert _spec(load_pipelines(folder.root), "bad", "broken", "file")
+    with pytest.raises(FatalError) as refused:
+        load_pipelines(folder.root, strict=True)
+    assert refused.value.code == "pipeline.invalid"
+    assert "bad.yaml:2:" in refused.value.message
+
+
+def test_what_dagster_knows_of_a_data_set(folder: Folder, tmp_path: Path) -> None:
+    folder.numbers()
+    table = 'plugin: postgres\n        settings: {url: "postgresql://me:secret@db.example:5433/shop", table: people}'
+    file = "- {id: out, type: destination, plugin: builtin:file, settings: {path: ./other.jsonl}}"
+    folder.write(
+        "table.yaml", _other(folder, "table").replace(file, f"- id: out\n        type: destination\n        {table}")
+    )
+    definitions = load_pipelines(folder.root)
+    assert _spec(definitions, "numbers", "in").metadata["dagster/uri"] == f"file://{tmp_path}/in.jsonl"
+    assert _spec(definitions, "numbers", "out").metadata["dagster/uri"] == f"file://{tmp_path}/out.jsonl"
+    out = _spec(definitions, "table", "out").metadata
+    assert out["dagster/table_name"] == "shop.public.people"
+    assert out["dagster/uri"] == "postgres://db.example:5433/shop/public/people"
+
+
+def _windows(folder: Folder, trigger: str) -> Iterator[Any]:
+    folder.numbers(trigger=trigger)
+    policy = _spec(load_pipelines(folder.root), "numbers", "acks").freshness_policy
+    yield None if policy is None else policy.fail_window.to_timedelta().total_seconds() / 60  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("trigger", "minutes"),
+    [("available-now", None), ("continuous", None), ("{every: 10m}", 20), ('{cron: "0 4 * * *"}', 2_880)],
+)
+def test_timed_pipelines_have_a_freshness_policy(folder: Folder, trigger: str, minutes: float | None) -> None:
+    assert list(_windows(folder, trigger)) == [minutes]
+
+
+def test_the_package_imports_dagster_only_when_it_is_asked_for() -> None:
+    assert {"load_pipelines", "PipelinesComponent"} <= set(dir(conduit_dagster))
+    with pytest.raises(AttributeError):
+        _ = conduit_dagster.nothing  # pyright: ignore[reportAttributeAccessIssue]
