@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, Subject, operated, subject, subjects
+from conduit_dagster.cli.operate import DryRun, Facts, Files, Pipeline, operated, subject, subjects
 from conduit_dagster.cli.verb import AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.filters import Filters
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.engine.dead_letters.search import DeadLetterSearch
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+    from conduit_dagster.engine.operate.subject import Subject
 
 Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be repeated.")]
 Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]

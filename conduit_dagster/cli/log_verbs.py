@@ -14,13 +14,12 @@ from conduit_dagster.cli.operate import (
     Files,
     Pipeline,
     Source,
-    Subject,
     operated,
     parsed_position,
     subject,
-    words_of,
 )
 from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
+from conduit_dagster.engine.operate.summaries import compact_summary, entry_count, on_one_line
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.commit_log.binary import EntryData
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+    from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="The commit log.")
 First = Annotated[int | None, typer.Option("--from", metavar="N", min=0, help="The first offset.")]
@@ -181,12 +181,8 @@ def _show(one: Subject, first: int | None, last: int | None, source: str | None,
     facts = shown(one.known(), one.id, one.bound, one.options.log_url, first, last, source, limit)
     entries = facts["entries"]
     more = f"; there are more: --limit, or --from {entries[-1]['offset'] + 1}" if facts["more"] else ""
-    summary = f"{_counted(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
+    summary = f"{entry_count(len(entries))} of {facts['source']}, from the {facts['from']}{more}"
     return Outcome(summary, {"pipeline": one.id, **facts}, show=lambda console: _print_entries(console, entries))
-
-
-def _counted(entries: int) -> str:
-    return "1 entry" if entries == 1 else f"{entries:,} entries"
 
 
 def _print_entries(console: Console, entries: list[dict[str, Any]]) -> None:
@@ -222,13 +218,7 @@ def _compact(one: Subject, source: str | None, dry_run: bool) -> Outcome:
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
         return {"pipeline": one.id, "logs": apply(lock, database, source, dry_run)}
 
-    return operated(one, work, _compacted, dry_run)
-
-
-def _compacted(facts: Facts) -> str:
-    gone, segments = (sum(row[name] for row in facts["logs"]) for name in ("entries", "segments"))
-    verb = "would go" if facts["dry_run"] else "are gone"
-    return f"{facts['pipeline']}: {_counted(gone)} of {segments} segments {verb}"
+    return operated(one, work, compact_summary, dry_run)
 
 
 def _export(
@@ -237,9 +227,9 @@ def _export(
     from conduit_dagster.engine.operate.log_transfer import export_log
 
     facts = export_log(one.known(), one.id, one.options.log_url, file, source, *offsets, force)
-    where = f"; the source was logged up to {words_of(facts['source_position'])}"
+    where = f"; the source was logged up to {on_one_line(facts['source_position'])}"
     return Outcome(
-        f"{_counted(facts['entries'])} of {facts['source']} are in {file}{where}", {"pipeline": one.id, **facts}
+        f"{entry_count(facts['entries'])} of {facts['source']} are in {file}{where}", {"pipeline": one.id, **facts}
     )
 
 
@@ -270,5 +260,5 @@ def _import(
 def _imported(facts: Facts) -> str:
     verb = "would be" if facts["dry_run"] else "are"
     end = "" if facts["dry_run"] else "; conduit-dagster run delivers them"
-    many = f"{_counted(facts['entries'])} ({facts['first']} to {facts['last']})"
+    many = f"{entry_count(facts['entries'])} ({facts['first']} to {facts['last']})"
     return f"{facts['pipeline']}: {many} {verb} in the log of {facts['source']}{end}"

@@ -33,10 +33,10 @@ def metrics(address: Address = None, paths: Paths = None, as_json: AsJson = Fals
 
 
 def _metrics(address: str | None, paths: list[str]) -> Outcome:
-    from conduit_dagster.cli.existing_store import existing_store
     from conduit_dagster.cli.log_output import configure_logs
     from conduit_dagster.config.project import Project
     from conduit_dagster.state.claim import project_store
+    from conduit_dagster.state.existing_store import existing_store
 
     project = Project.find(Path.cwd())
     configure_logs(project.settings.log)

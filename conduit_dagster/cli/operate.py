@@ -6,7 +6,6 @@ import getpass
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,10 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.bound_pipeline import BoundPipeline
-    from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
-    from conduit_dagster.engine.run_options import RunOptions
+    from conduit_dagster.engine.operate.subject import Subject
 
 Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
 Source = Annotated[
@@ -35,68 +32,11 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would cha
 Facts = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Subject:
-    """One pipeline, with its file and its state store."""
-
-    id: str
-    catalogue: Catalogue
-    bound: BoundPipeline | None
-    """None if its file is missing or has errors."""
-    store: sa.Engine | None
-    """None if nothing in the project has ever run."""
-
-    @property
-    def project(self) -> Project:
-        """Project of the pipeline."""
-        return self.catalogue.project
-
-    @property
-    def options(self) -> RunOptions:
-        """Options that a run would use."""
-        from conduit_dagster.engine.run_options import RunOptions
-
-        project, settings = self.project, self.project.settings
-        return RunOptions(
-            project.staging_url,
-            lease_seconds=settings.state.lease,
-            parallelism=settings.spark.parallelism,
-            log=project.log_url,
-        )
-
-    def known(self) -> sa.Engine:
-        """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if there is none."""
-        from conduit_dagster.engine.operate.operator_errors import never_ran
-
-        if self.store is None:
-            raise never_ran(self.id)
-        return self.store
-
-    def sound(self) -> BoundPipeline:
-        """Return the runnable pipeline. Raises ``FatalError`` (``validation.*``) if its file is missing or invalid."""
-        from conduit_dagster.recovery.errors import FatalError
-
-        if self.bound is None:
-            message = f"pipeline {self.id} can't be operated on: its file is gone or has mistakes"
-            raise FatalError(
-                message, code="validation.failed", fix="conduit-dagster validate shows them; or --file PATH"
-            )
-        if refusal := self.bound.refusal():
-            raise refusal
-        return self.bound
-
-
 def subjects(files: Sequence[str] | None, accept_new: bool = False) -> list[Subject]:
     """Return every pipeline in the project's files, then those known only to the state store."""
-    from conduit_dagster.cli.existing_store import existing_store
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
-    from conduit_dagster.state.overview import pipeline_rows
+    from conduit_dagster.engine.operate.subject import subjects as every
 
-    catalogue = open_catalogue(Project.find(Path.cwd()).accepting_new_state(accept_new), files or ())
-    store = existing_store(catalogue.project)
-    known = [*(one.config.id for one in catalogue.loaded.pipelines), *(pipeline_rows(store) if store else ())]
-    return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
+    return every(_project(accept_new), files or ())
 
 
 def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False) -> Subject:
@@ -104,16 +44,15 @@ def subject(pipeline: str, files: Sequence[str] | None, accept_new: bool = False
 
     ``accept_new``: as ``state.accept-new``.
     """
-    from conduit_dagster.config.findings import did_you_mean
+    from conduit_dagster.engine.operate.subject import subject as find
 
-    known = {one.id: one for one in subjects(files, accept_new)}
-    if pipeline not in known:
-        fix = (
-            did_you_mean(pipeline, known)
-            or "conduit-dagster pipelines list shows them; --file PATH names one elsewhere"
-        )
-        raise usage_error(f"there is no pipeline {pipeline} in this project", "unknown_pipeline", fix)
-    return known[pipeline]
+    return find(_project(accept_new), pipeline, files or ())
+
+
+def _project(accept_new: bool) -> Project:
+    from conduit_dagster.config.project import Project
+
+    return Project.find(Path.cwd()).accepting_new_state(accept_new)
 
 
 @contextmanager
@@ -122,20 +61,15 @@ def desk_of(one: Subject, fresh: bool = False) -> Generator[tuple[PipelineLock, 
 
     ``fresh``: the pipeline may never have run.
     """
-    from conduit_dagster.engine.operate.pipeline_lock import owned
-    from conduit_dagster.state.claim import project_store
-
-    bound, project = one.sound(), one.project
-    database = project_store(project) if fresh else one.known()
     with ExitStack() as opened:
 
         def spark() -> SparkSession:
             from conduit_dagster.cli.verb_session import spark_session
 
-            return opened.enter_context(spark_session(project))
+            return opened.enter_context(spark_session(one.project))
 
-        with owned(bound, database, one.options, spark, who(), fresh) as lock:
-            yield lock, database
+        with one.locked(spark, who(), fresh) as held:
+            yield held
 
 
 def operated(
@@ -166,8 +100,3 @@ def parsed_position(text: str, option: str) -> Any:
     except ValueError as error:
         fix = f"quote it for the shell: {option} '{{\"…\"}}'; conduit-dagster positions show --json prints positions"
         raise usage_error(f"{option} is not JSON: {error}", "position", fix) from None
-
-
-def words_of(value: Any) -> str:
-    """Return a position on one line."""
-    return json.dumps(value, ensure_ascii=False)

@@ -10,6 +10,7 @@ import typer
 
 from conduit_dagster.cli.operate import Files, Pipeline, subject, who
 from conduit_dagster.cli.verb import FAILED, AcceptNewState, AsJson, Outcome, Paths, perform, usage_error
+from conduit_dagster.engine.operate.summaries import start_summary, stop_summary
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +43,7 @@ def _open(paths: list[str]) -> Catalogue:
 
 def _list(paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import listed
-    from conduit_dagster.cli.existing_store import existing_store
+    from conduit_dagster.state.existing_store import existing_store
 
     catalogue = _open(paths)
     rows = listed(catalogue, existing_store(catalogue.project))
@@ -87,7 +88,7 @@ def _status(row: dict[str, Any]) -> str:
 def _describe(pipeline: str, paths: list[str]) -> Outcome:
     from conduit_dagster.cli.description import described
     from conduit_dagster.cli.description_text import show_description
-    from conduit_dagster.cli.existing_store import existing_store
+    from conduit_dagster.state.existing_store import existing_store
 
     catalogue = _open(paths)
     parsed = next((one for one in catalogue.loaded.pipelines if one.config.id == pipeline), None)
@@ -110,8 +111,6 @@ def _unknown(pipeline: str, catalogue: Catalogue) -> Exception:
 
 
 Force = Annotated[bool, typer.Option("--force", help="Cancel the step at hand; the pipeline is degraded then.")]
-_MARGIN = 15.0
-"""Seconds on top of shutdown timeout and lease within which a run must have ended."""
 
 
 def start(pipeline: Pipeline, accept_new: AcceptNewState = False, files: Files = None, as_json: AsJson = False) -> None:
@@ -125,24 +124,13 @@ def stop(pipeline: Pipeline, force: Force = False, files: Files = None, as_json:
 
 
 def _start(pipeline: str, accept_new: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.starting import ask_start
-    from conduit_dagster.state.claim import project_store
-
-    one = subject(pipeline, files, accept_new)
-    one.sound()
-    asked = ask_start(project_store(one.project), pipeline, who())
-    where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"
-    return Outcome(f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already", {"asked": asked})
+    asked = subject(pipeline, files, accept_new).start(who())
+    return Outcome(start_summary(pipeline, asked), {"asked": asked})
 
 
 def _stop(pipeline: str, force: bool, files: list[str] | None) -> Outcome:
-    from conduit_dagster.engine.operate.starting import stop as stop_pipeline
-
-    one = subject(pipeline, files)
-    timeout = 30.0 if one.bound is None else one.bound.config.delivery.shutdown_timeout
-    lease = one.project.settings.state.lease
-    stopped = stop_pipeline(one.known(), pipeline, who(), force, lease, timeout + lease + _MARGIN)
-    return Outcome(f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already", {"stopped": stopped})
+    stopped = subject(pipeline, files).stop(who(), force)
+    return Outcome(stop_summary(pipeline, stopped), {"stopped": stopped})
 
 
 Since = Annotated[

@@ -11,14 +11,13 @@ from conduit_dagster.cli.operate import (
     Facts,
     Files,
     Pipeline,
-    Subject,
     operated,
     parsed_position,
     subject,
     subjects,
-    words_of,
 )
-from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
+from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.rewind import RewindTarget
+    from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
@@ -86,11 +86,11 @@ def _print(console: Console, rows: list[dict[str, Any]]) -> None:
             row["id"],
             source["id"] + (f" (in {source['joined']})" if source["joined"] else ""),
             source["generation"],
-            source["offset"] if isinstance(source["offset"], int) else words_of(source["offset"]),
+            source["offset"] if isinstance(source["offset"], int) else on_one_line(source["offset"]),
             _lag(source),
             _log(source),
             _counts(source),
-            words_of(source["position"]),
+            on_one_line(source["position"]),
         )
         for row in rows
         for source in row["sources"]
@@ -134,27 +134,15 @@ def _rewind(
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
         return apply(lock, database, source, wish, force, dry_run)
 
-    return operated(one, work, _told, dry_run)
+    return operated(one, work, rewind_summary, dry_run)
 
 
 def _wish(to_start: bool, to: str | None, to_offset: int | None) -> RewindTarget:
-    from conduit_dagster.engine.operate.rewind import RewindTarget
+    from conduit_dagster.engine.operate.rewind import RewindTarget, only_target
 
     wishes = [
         *([RewindTarget("start")] if to_start else []),
         *([RewindTarget("position", parsed_position(to, "--to"))] if to is not None else []),
         *([RewindTarget("offset", to_offset)] if to_offset is not None else []),
     ]
-    if len(wishes) != 1:
-        message = "where to?" if not wishes else "several places are named"
-        raise usage_error(message, "position", "give one of --to-start, --to JSON, --to-offset N")
-    return wishes[0]
-
-
-def _told(facts: Facts) -> str:
-    name = f"{facts['pipeline']}: {facts['source']}"
-    if not facts["changed"]:
-        return f"{name} stands there already; nothing changed"
-    verb = "would go on" if facts["dry_run"] else "goes on"
-    lost = f"; {facts['skipped']:,} {facts['skipped_unit']} are skipped" if facts["skipped"] else ""
-    return f"{name} {verb} from {words_of(facts['now'])}, generation {facts['generation']}{lost}"
+    return only_target(wishes, "give one of --to-start, --to JSON, --to-offset N")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -98,6 +99,13 @@ class RewindTarget:
 
     kind: Literal["start", "position", "offset"]
     value: Any = None
+
+
+def only_target(targets: Sequence[RewindTarget], choices: str) -> RewindTarget:
+    """Return the one target that was named. Raises ``FatalError`` (``usage.position``), whose fix is ``choices``."""
+    if len(targets) != 1:
+        raise refused("usage.position", "several places are named" if targets else "where to?", choices)
+    return targets[0]
 
 
 @dataclass(frozen=True)

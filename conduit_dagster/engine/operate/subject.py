@@ -1,0 +1,128 @@
+"""The pipeline that an operator names: its file, its state store, and the operations on it that need no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from conduit_dagster.config.findings import did_you_mean
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
+from conduit_dagster.engine.operate.operator_errors import never_ran, refused
+from conduit_dagster.engine.operate.starting import ask_start
+from conduit_dagster.engine.operate.starting import stop as stop_and_wait
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.claim import project_store
+from conduit_dagster.state.existing_store import existing_store
+from conduit_dagster.state.overview import pipeline_rows
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+
+_SHUTDOWN = 30.0
+"""Shutdown timeout of a pipeline whose file is gone, in seconds."""
+_MARGIN = 15.0
+"""Seconds on top of shutdown timeout and lease within which a run must have ended."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One pipeline, with its file and its state store."""
+
+    id: str
+    catalogue: Catalogue
+    bound: BoundPipeline | None
+    """None if its file is missing or has errors."""
+    store: sa.Engine | None
+    """None if nothing in the project has ever run."""
+
+    @property
+    def project(self) -> Project:
+        """Project of the pipeline."""
+        return self.catalogue.project
+
+    @property
+    def options(self) -> RunOptions:
+        """Options that a run would use."""
+        project, settings = self.project, self.project.settings
+        return RunOptions(
+            project.staging_url,
+            lease_seconds=settings.state.lease,
+            parallelism=settings.spark.parallelism,
+            log=project.log_url,
+        )
+
+    def known(self) -> sa.Engine:
+        """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if there is none."""
+        if self.store is None:
+            raise never_ran(self.id)
+        return self.store
+
+    def sound(self) -> BoundPipeline:
+        """Return the runnable pipeline. Raises ``FatalError`` (``validation.*``) if its file is missing or invalid."""
+        if self.bound is None:
+            message = f"pipeline {self.id} can't be operated on: its file is gone or has mistakes"
+            raise FatalError(
+                message, code="validation.failed", fix="conduit-dagster validate shows them; or --file PATH"
+            )
+        if refusal := self.bound.refusal():
+            raise refusal
+        return self.bound
+
+    @contextmanager
+    def locked(
+        self, spark: Callable[[], SparkSession], by: str, fresh: bool = False
+    ) -> Generator[tuple[PipelineLock, sa.Engine]]:
+        """Hold the pipeline's lease; yield it and the store. ``spark`` is called only if an operation needs it.
+
+        ``by``: the operator, for the history. ``fresh``: the pipeline may never have run. Raises as :meth:`sound`,
+        :meth:`known` and ``owned`` do.
+        """
+        # a tenth of a second, and most verbs only read
+        from conduit_dagster.engine.operate.pipeline_lock import owned
+
+        bound = self.sound()
+        database = project_store(self.project) if fresh else self.known()
+        with owned(bound, database, self.options, spark, by, fresh) as lock:
+            yield lock, database
+
+    def start(self, by: str) -> bool:
+        """Request a start; return False if the pipeline runs already. Raises as :meth:`sound` does."""
+        self.sound()
+        return ask_start(project_store(self.project), self.id, by)
+
+    def stop(self, by: str, force: bool = False) -> bool:
+        """Stop the pipeline and wait for its end; return False if it was stopped already.
+
+        Raises ``FatalError`` (``pipeline.never_ran``), ``TransientError`` (``pipeline.stopping``).
+        """
+        timeout = _SHUTDOWN if self.bound is None else self.bound.config.delivery.shutdown_timeout
+        lease = self.project.settings.state.lease
+        return stop_and_wait(self.known(), self.id, by, force, lease, timeout + lease + _MARGIN)
+
+
+def subjects(project: Project, files: Sequence[Path | str] = ()) -> list[Subject]:
+    """Return every pipeline in the project's files, or in ``files``, then those known only to the state store."""
+    catalogue = open_catalogue(project, files)
+    store = existing_store(project)
+    known = [*(one.config.id for one in catalogue.loaded.pipelines), *(pipeline_rows(store) if store else ())]
+    return [Subject(name, catalogue, catalogue.get(name), store) for name in dict.fromkeys(known)]
+
+
+def subject(project: Project, pipeline: str, files: Sequence[Path | str] = ()) -> Subject:
+    """Return the pipeline with this id. Raises ``FatalError`` (``usage.unknown_pipeline``) with the nearest one."""
+    known = {one.id: one for one in subjects(project, files)}
+    if pipeline not in known:
+        listed = "conduit-dagster pipelines list shows them; --file PATH names one elsewhere"
+        message = f"there is no pipeline {pipeline} in this project"
+        raise refused("usage.unknown_pipeline", message, did_you_mean(pipeline, known) or listed)
+    return known[pipeline]

@@ -1,0 +1,46 @@
+"""One line for people on what an operation did, for the command line and Dagster."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Facts = dict[str, Any]
+
+
+def start_summary(pipeline: str, asked: bool) -> str:
+    """Describe a requested start; ``asked`` False: the pipeline runs already."""
+    where = "Dagster's lifecycle sensor starts it; without a daemon: conduit-dagster run"
+    return f"{pipeline}: asked to start ({where})" if asked else f"{pipeline} runs already"
+
+
+def stop_summary(pipeline: str, stopped: bool) -> str:
+    """Describe a stop; ``stopped`` False: there was nothing to stop."""
+    return f"{pipeline}: stopped" if stopped else f"{pipeline} was stopped already"
+
+
+def rewind_summary(facts: Facts) -> str:
+    """Describe a rewind. ``facts``: those of ``rewind``, and ``dry_run``."""
+    name = f"{facts['pipeline']}: {facts['source']}"
+    if not facts["changed"]:
+        return f"{name} stands there already; nothing changed"
+    verb = "would go on" if facts["dry_run"] else "goes on"
+    lost = f"; {facts['skipped']:,} {facts['skipped_unit']} are skipped" if facts["skipped"] else ""
+    return f"{name} {verb} from {on_one_line(facts['now'])}, generation {facts['generation']}{lost}"
+
+
+def compact_summary(facts: Facts) -> str:
+    """Describe a compaction. ``facts``: ``pipeline``, ``logs`` as of ``compact``, and ``dry_run``."""
+    gone, segments = (sum(row[name] for row in facts["logs"]) for name in ("entries", "segments"))
+    verb = "would go" if facts["dry_run"] else "are gone"
+    return f"{facts['pipeline']}: {entry_count(gone)} of {segments} segments {verb}"
+
+
+def entry_count(entries: int) -> str:
+    """Format a number of log entries."""
+    return "1 entry" if entries == 1 else f"{entries:,} entries"
+
+
+def on_one_line(position: Any) -> str:
+    """Return a position as JSON on one line."""
+    return json.dumps(position, ensure_ascii=False)
