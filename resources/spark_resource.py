@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
 import sqlalchemy as sa
@@ -12,8 +16,12 @@ from dagster_spark.utils import flatten_dict
 from pydantic import Field, PrivateAttr
 
 from conduit_dagster.config.project import Project
+from conduit_dagster.config.scalars import masked
 from conduit_dagster.spark.session import SparkSettings, close_session, default_url, is_connect, open_session
 from conduit_dagster.state.claim import project_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 class StateResource(dg.ConfigurableResource[None]):
@@ -57,9 +65,10 @@ class SparkResource(PySparkResource):
     _spark_session: Any = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """Open the session, or take the one that this process has."""
+        """Open the session, or take the one that this process has; the run's log says so before and after."""
         name = f"conduit {context.run.job_name}" if context.run else "conduit"
-        self._spark_session = open_session(self.settings(alone=_is_alone(context)), name)
+        settings = self.settings(alone=_is_alone(context))
+        self._spark_session = _opened(settings, name, context.log, "; the step waits for it")
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Return a Connect session to its server."""
@@ -85,6 +94,46 @@ class SparkSessionResource(Protocol):
 
 
 Spark = dg.ResourceParam[SparkSessionResource]
+
+
+@contextmanager
+def session_when_needed(context: dg.OpExecutionContext, root: str) -> Generator[Callable[[], SparkSession]]:
+    """Yield a function that opens the project's session on its first call, for ops that seldom need Spark.
+
+    A Connect session is returned to its server at the end.
+    """
+    sessions: list[SparkSession] = []
+
+    def opened() -> SparkSession:
+        if not sessions:
+            settings = SparkResource(root=root).settings(alone=context.instance.is_ephemeral)
+            sessions.append(_opened(settings, f"conduit {context.run.job_name}", context.log))
+        return sessions[0]
+
+    try:
+        yield opened
+    finally:
+        for session in sessions:
+            if is_connect(session):
+                close_session(session)
+
+
+def _opened(settings: SparkSettings, name: str, log: logging.Logger | None, waits: str = "") -> SparkSession:
+    """Open the session. A first one takes up to a minute, in which Dagster shows nothing else."""
+    to = log or dg.get_dagster_logger()
+    to.info(f"opening a Spark session: {_place(settings)}{waits}")
+    begun = time.monotonic()
+    session = open_session(settings, name)
+    to.info(f"the Spark session is open after {time.monotonic() - begun:.1f} s")
+    return session
+
+
+def _place(settings: SparkSettings) -> str:
+    if settings.shared:
+        return "the project's shared server, which is started if it does not run"
+    # the options of a Connect server's URL may hold a token
+    url = masked(settings.url.partition(";")[0])
+    return f"server {url}" if settings.connect else f"master {url}"
 
 
 def _is_alone(context: dg.InitResourceContext) -> bool:
