@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +10,12 @@ from typing import Any
 import dagster as dg
 
 from conduit_dagster.assets.events import RunSnapshot
-from conduit_dagster.assets.names import ACKS
+from conduit_dagster.assets.names import ACKS, GROUP
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.pipeline import DeadLetterQueue
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
-from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.report import PendingRestart, RunResult
 from conduit_dagster.engine.run_status import NO_FAILURE
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -68,7 +69,7 @@ def verdicts(
 ) -> Iterator[CheckResult]:
     """Yield the results of all checks. ``result``: how the run ended; None while it is in progress."""
     error = None if result is None else result.error
-    yield _status(result)
+    yield status_verdict(bound.id, result)
     yield from letter_verdicts(bound, look.open)
     yield _nack_rate(look, bound.config.dead_letter_queue, error)
     yield _ack_lag(look, max_wait, error)
@@ -92,21 +93,43 @@ def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
     )  # fmt: skip
 
 
-def _status(result: RunResult | None) -> CheckResult:
+def status_verdict(pipeline: str, result: RunResult | None) -> CheckResult:
+    """Return the check ``status``. ``result``: how the run ended; None while it is in progress."""
     if result is None or result.error is None or result.error.code in NO_FAILURE:
         # Dagster stores plain texts only
         status = str(PipelineStatus.RUNNING if result is None else result.status)
         return CheckResult(STATUS, True, status, {"status": status})
-    error, restart = result.error, result.restart
-    facts: dict[str, Any] = {"status": str(result.status), "error_code": error.code, "error": error.message}
-    if error.fix:
-        facts["fix"] = error.fix
-    text = f"{result.status}: {error.message}"
+    return failed_verdict(pipeline, result.status, result.error, result.restart)
+
+
+def failed_verdict(
+    pipeline: str, status: PipelineStatus, error: ConduitError, restart: PendingRestart | None
+) -> CheckResult:
+    """Return the check ``status`` of a failed pipeline: error, fix, and the command to type."""
+    command = f"conduit-dagster pipelines start {shlex.quote(pipeline)}"
+    facts: dict[str, Any] = {"status": str(status), "error_code": error.code, "error": error.message}
+    facts |= {name: value for name in ("node", "place", "fix") if (value := getattr(error, name))}
+    facts["command"] = command
+    texts = [f"{status}: {error.message}"]
     if restart is not None:
         facts |= {"attempt": restart.attempt, "next_restart_at": dg.MetadataValue.timestamp(restart.at_ns / 1e9)}
-        text = f"{text}; restart {restart.attempt} after {restart.delay:g} s"
+        texts.append(f"restart {restart.attempt} after {restart.delay:g} s")
+    if error.fix:
+        texts.append(f"fix: {error.fix}")
+    texts.append(f"{'to restart it now' if restart is not None else 'then'}: {command}, or the job {GROUP}__start")
     severity = dg.AssetCheckSeverity.WARN if restart is not None else dg.AssetCheckSeverity.ERROR
-    return CheckResult(STATUS, False, text, facts, severity)
+    return CheckResult(STATUS, False, "; ".join(texts), facts, severity)
+
+
+def stopped_verdict(reason: str) -> CheckResult:
+    """Return the check ``status`` of a pipeline that another process has stopped."""
+    status = str(PipelineStatus.STOPPED)
+    return CheckResult(STATUS, True, f"{status} by the {reason}", {"status": status})
+
+
+def status_observation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetObservation:
+    """Return the check ``status`` as an observation of the acks, so that the newest one never shows an old restart."""
+    return dg.AssetObservation(keys.of(ACKS), description=verdict.description, metadata=verdict.metadata)
 
 
 def letter_verdicts(bound: BoundPipeline, letters: int) -> Iterator[CheckResult]:

@@ -17,10 +17,10 @@ from conduit_dagster.assets.broken_files import (
     warn,
 )
 from conduit_dagster.assets.links import find_links
-from conduit_dagster.assets.names import ACKS
 from conduit_dagster.assets.pipeline_assets import PipelineDefinitions, define_pipeline
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs, specify_pipeline
-from conduit_dagster.assets.translator import PipelineTranslator
+from conduit_dagster.assets.source_checks import source_checks
+from conduit_dagster.assets.translator import AssetKeys, PipelineTranslator
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.engine.catalogue import Catalogue
@@ -37,14 +37,14 @@ class ProjectAssets:
     assets: list[dg.AssetsDefinition | dg.AssetSpec] = field(default_factory=list[dg.AssetsDefinition | dg.AssetSpec])
     checks: list[dg.AssetChecksDefinition] = field(default_factory=list[dg.AssetChecksDefinition])
     jobs: list[Any] = field(default_factory=list[Any])
-    acks: dict[str, dg.AssetKey] = field(default_factory=dict[str, dg.AssetKey])
-    """Key of each pipeline's acks, by the name of its job."""
+    keys: dict[str, AssetKeys] = field(default_factory=dict[str, AssetKeys])
+    """Keys of each pipeline's assets, by the name of its job."""
 
     def add(self, pipeline: PipelineDefinitions) -> None:
         """Add a pipeline's definitions."""
         self.assets += [*pipeline.sources, *pipeline.written]
         self.jobs += [pipeline.job, *pipeline.more_jobs]
-        self.acks[pipeline.job.name] = pipeline.keys.of(ACKS)
+        self.keys[pipeline.job.name] = pipeline.keys
 
 
 def define_assets(catalogue: Catalogue, translator: PipelineTranslator, refused: Refused) -> ProjectAssets:
@@ -54,11 +54,13 @@ def define_assets(catalogue: Catalogue, translator: PipelineTranslator, refused:
     """
     found = ProjectAssets()
     with_errors = list(broken_pipelines(catalogue.loaded))  # Dagster may refuse more of them
+    sources: list[dg.AssetSpec] = []
     for pipeline in _pipelines(catalogue, translator, refused):
         found.add(pipeline)
+        sources += pipeline.sources
     warn(catalogue.findings)
     found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
-    found.checks += broken_checks(with_errors)
+    found.checks += [*broken_checks(with_errors), *source_checks(sources)]
     return found
 
 

@@ -9,8 +9,16 @@ from typing import Any, NamedTuple
 import dagster as dg
 import structlog
 
-from conduit_dagster.assets.asset_checks import CheckResult, as_evaluation, as_result, verdicts
+from conduit_dagster.assets.asset_checks import (
+    CheckResult,
+    as_evaluation,
+    as_result,
+    status_observation,
+    status_verdict,
+    verdicts,
+)
 from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
+from conduit_dagster.assets.source_checks import readable_verdicts, source_evaluation
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.report import RunResult
 
@@ -63,6 +71,7 @@ class RunReporter:
         if look.progress.steps != self._logged:
             self._materialize(look)
         self._check(look)
+        self._check_sources(look)
 
     def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
         """Yield the final numbers and the check results that Dagster requires of every run.
@@ -71,10 +80,13 @@ class RunReporter:
         failed run that moved nothing since the last event materialises nothing: its assets show as failed.
         """
         look = self._observer.look()
+        self._check_sources(look, result)
         if result.error is None:
             yield from self._outputs(look)
-        elif look.progress.steps != self._logged:
-            self._materialize(look)
+        else:
+            if look.progress.steps != self._logged:
+                self._materialize(look)
+            self._observe_failure(result)
         for verdict in self._verdicts(look, result):
             yield as_result(self._keys, verdict)
 
@@ -98,6 +110,21 @@ class RunReporter:
                 event: Any = as_evaluation(self._keys, verdict)  # log_event takes it, against its type hints
                 self._context.log_event(event)
                 self._outcomes[verdict.name] = verdict.passed
+
+    def _check_sources(self, look: RunSnapshot, result: RunResult | None = None) -> None:
+        """Log the checks of the sources: they are external assets, so no output of this run."""
+        for source, verdict in readable_verdicts(self._bound, look, result):
+            name = f"{verdict.name} {source}"
+            if self._outcomes.get(name) is not verdict.passed:
+                event: Any = source_evaluation(self._keys, source, verdict)
+                self._context.log_event(event)
+                self._outcomes[name] = verdict.passed
+
+    def _observe_failure(self, result: RunResult) -> None:
+        """Supersede what a sensor noted of the acks: a restart that is no longer pending."""
+        verdict = status_verdict(self._bound.id, result)
+        if not verdict.passed:
+            self._context.log_event(status_observation(self._keys, verdict))
 
     def _verdicts(self, look: RunSnapshot, result: RunResult | None) -> Iterator[CheckResult]:
         return verdicts(self._bound, look, self._max_wait, result)

@@ -91,7 +91,7 @@ def _definitions(catalogue: Catalogue, choices: _Choices, refused: Refused) -> d
         assets=found.assets,
         asset_checks=found.checks,
         jobs=found.jobs,
-        sensors=define_sensors(project, found.jobs, found.acks),
+        sensors=define_sensors(project, found.jobs, found.keys),
         schedules=define_schedules(catalogue.bound, {job.name: job for job in found.jobs}),
         resources={"conduit_spark": spark, "conduit_state": StateResource(root=root)},
         executor=choices.executor,

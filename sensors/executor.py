@@ -8,8 +8,16 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.names import short
+from conduit_dagster.assets.asset_checks import (
+    CheckResult,
+    as_evaluation,
+    failed_verdict,
+    status_observation,
+    stopped_verdict,
+)
+from conduit_dagster.assets.names import ACKS, short
 from conduit_dagster.assets.run_op import ATTEMPT_TAG, FAILURE_TAG, RESTART_TAG
+from conduit_dagster.engine.report import PendingRestart
 from conduit_dagster.engine.run_status import end_waiting, report_failure
 from conduit_dagster.recovery.errors import ConduitError, TransientError
 from conduit_dagster.sensors.decisions import Decision, Report, Restart, Start, Stopped, StopRequest
@@ -39,6 +47,7 @@ class DecisionExecutor:
                 self._report(known, decision)
             case Stopped():
                 end_waiting(self._database, known.file.pipeline, "user")
+                self._show(known, stopped_verdict("user"))
             case StopRequest():
                 ask(self._database, known.file.pipeline, decision.asked, _SENSOR)
             case None:
@@ -89,8 +98,9 @@ class DecisionExecutor:
         failed = report_failure(self._database, known.file.pipeline, report.run_id, error, known.file.policy)
         if run is not None and run.run_id == report.run_id and run.active:
             self._bury(report.run_id, error)
-        if failed is not None and failed.wait is None:
-            self._observe(known, f"degraded: {error.message}", {"error_code": error.code})
+        if failed is not None:
+            restart = None if failed.wait is None else PendingRestart.of(failed.wait, failed.failure)
+            self._show(known, failed_verdict(known.file.pipeline, failed.status, error, restart))
 
     def _error(self, report: Report, in_dagster: bool) -> ConduitError:
         if in_dagster:
@@ -107,5 +117,10 @@ class DecisionExecutor:
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"found dead by its heartbeat: {error.message}")
 
+    def _show(self, known: KnownPipeline, verdict: CheckResult) -> None:
+        """Show a status that no run could report: as the check ``status`` and as an observation of the acks."""
+        keys = known.file.keys
+        self.events += [as_evaluation(keys, verdict), status_observation(keys, verdict)]
+
     def _observe(self, known: KnownPipeline, text: str, facts: dict[str, Any]) -> None:
-        self.events.append(dg.AssetObservation(known.file.acks, description=text, metadata=facts))
+        self.events.append(dg.AssetObservation(known.file.keys.of(ACKS), description=text, metadata=facts))

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_op import FAILURE_TAG
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
@@ -41,8 +42,8 @@ class File:
     policy: Policy
     place: str
     """The file's path."""
-    acks: dg.AssetKey
-    """The asset that shows its restarts."""
+    keys: AssetKeys
+    """Keys of its assets."""
     runnable: bool = True
     """False if a run would be refused."""
 
@@ -86,9 +87,9 @@ _Signature = frozenset[tuple[str, int, int]]
 class Files:
     """Files of one code location. Pipelines added after it was loaded have no job there: they are left out."""
 
-    def __init__(self, root: Path, acks: Mapping[str, dg.AssetKey]) -> None:
-        """``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job."""
-        self._root, self._acks = root, acks
+    def __init__(self, root: Path, keys: Mapping[str, AssetKeys]) -> None:
+        """``keys``: those of each pipeline's assets, by the name of its job."""
+        self._root, self._keys = root, keys
         self._signature: _Signature | None = None
         self._files: list[File] = []
         self._ids: set[str] = set()
@@ -119,16 +120,16 @@ class Files:
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
         for bound in catalogue.bound:
             name = job_name(bound.id)
-            if name in self._acks:
-                yield _file(bound, name, self._acks[name], project)
+            if name in self._keys:
+                yield _file(bound, name, self._keys[name], project)
 
 
-def _file(bound: BoundPipeline, job: str, acks: dg.AssetKey, project: Project) -> File:
+def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> File:
     policy = Policy.of(bound.config.recovery, project.settings.recovery)
     config = bound.config
     runnable = bound.refusal() is None
     running = config.status == "running"
-    return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, acks, runnable)
+    return File(bound.id, job, running, config.trigger.kind, bound.digest, policy, bound.file, keys, runnable)
 
 
 def _stats(project: Project) -> Iterator[tuple[str, int, int]]:

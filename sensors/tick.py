@@ -10,6 +10,7 @@ from typing import Any
 import dagster as dg
 
 from conduit_dagster.assets.broken_files import FileEvents
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.config.project import Project
 from conduit_dagster.sensors.alerts import alert_sensor
 from conduit_dagster.sensors.decisions import Decision, lifecycle, recovery
@@ -36,14 +37,14 @@ class Tick:
     def __init__(
         self,
         root: Path,
-        acks: Mapping[str, dg.AssetKey],
+        keys: Mapping[str, AssetKeys],
         decide: Callable[[KnownPipeline, int], Decision],
         watches_files: bool = False,
     ) -> None:
-        """``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job."""
+        """``keys``: those of each pipeline's assets, by the name of its job."""
         self._decide, self._watches_files = decide, watches_files
         self._file_events = FileEvents()
-        self._files, self._silence = Files(root, acks), HeartbeatMonitor()
+        self._files, self._silence = Files(root, keys), HeartbeatMonitor()
         self._store = CachedStore()
 
     def run(self, context: dg.SensorEvaluationContext, stay: float = 0.0) -> dg.SensorResult | dg.SkipReason:
@@ -120,9 +121,9 @@ _LEAD_NS = 10_000_000_000
 """Lead time of a restart's launch: a tick, plus the few seconds that a run needs to start."""
 
 
-def recovery_sensor(root: Path, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> dg.SensorDefinition:
+def recovery_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
     """Return the one recovery sensor of a code location. Its cursor holds nothing: the stores decide."""
-    tick = Tick(root, acks, _decide)
+    tick = Tick(root, keys, _decide)
     return sensor_of(tick, "conduit_recovery", _RECOVERY, jobs, _STAY)
 
 
@@ -133,18 +134,18 @@ def _decide(known: KnownPipeline, now_ns: int) -> Decision:
 _LIFECYCLE = "Starts pipelines whose file says running, obeys pipelines start and stop, picks up changed files."
 
 
-def lifecycle_sensor(root: Path, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> dg.SensorDefinition:
+def lifecycle_sensor(root: Path, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> dg.SensorDefinition:
     """Return the one lifecycle sensor of a code location."""
-    tick = Tick(root, acks, lifecycle, watches_files=True)
+    tick = Tick(root, keys, lifecycle, watches_files=True)
     return sensor_of(tick, "conduit_lifecycle", _LIFECYCLE, jobs)
 
 
-def define_sensors(project: Project, jobs: Sequence[Any], acks: Mapping[str, dg.AssetKey]) -> list[dg.SensorDefinition]:
+def define_sensors(project: Project, jobs: Sequence[Any], keys: Mapping[str, AssetKeys]) -> list[dg.SensorDefinition]:
     """Return the sensors; none without pipelines, since Dagster requires a sensor to have jobs.
 
-    ``acks``: the asset of each pipeline that shows its restarts, by the name of the pipeline's job.
+    ``keys``: those of each pipeline's assets, by the name of its job.
     """
-    if not acks:
+    if not keys:
         return []
     root = project.root
-    return [recovery_sensor(root, jobs, acks), lifecycle_sensor(root, jobs, acks), alert_sensor(project)]
+    return [recovery_sensor(root, jobs, keys), lifecycle_sensor(root, jobs, keys), alert_sensor(project)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
 
 from conduit_dagster.assets.asset_checks import CheckResult, verdicts
 from conduit_dagster.assets.events import RunSnapshot
+from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import FRESH
 
 WINDOW = "{plugin: builtin:file, window-size: 10, window-nack-threshold: 1, settings: {path: ./dead.jsonl}}"
@@ -84,12 +88,45 @@ def test_the_status_shows_a_pending_restart(bound: BoundPipeline) -> None:
     restart = PendingRestart(7, 3, 4.0, 1_700_000_000_000_000_000, FRESH)
     verdict = _status(bound, _ended(TransientError("gone", code="x.gone"), restart))
     assert not verdict.passed
-    assert verdict.description == "recovering: gone; restart 3 after 4 s"
+    assert verdict.description == (
+        "recovering: gone; restart 3 after 4 s; "
+        "to restart it now: conduit-dagster pipelines start numbers, or the job conduit__start"
+    )
     assert (verdict.metadata["attempt"], verdict.metadata["error_code"]) == (3, "x.gone")
 
 
 def test_the_status_fails_of_what_is_degraded_and_not_of_a_run_that_was_not_needed(bound: BoundPipeline) -> None:
     degraded = _status(bound, _ended(FatalError("no", code="x.no", fix="do this")))
     assert (degraded.passed, degraded.metadata["fix"]) == (False, "do this")
+    assert "next_restart_at" not in degraded.metadata
+    assert degraded.severity is dg.AssetCheckSeverity.ERROR
     assert _status(bound, _ended(TransientError("another has it", code="lease.held"))).passed
     assert _status(bound, None).passed
+
+
+def test_the_status_of_what_is_degraded_says_what_to_do_and_to_type(bound: BoundPipeline) -> None:
+    degraded = _status(bound, _ended(FatalError("no", code="x.no", fix="do this", node="numbers:in", place="in:7")))
+    assert degraded.description == (
+        "degraded: no; fix: do this; then: conduit-dagster pipelines start numbers, or the job conduit__start"
+    )
+    facts = {name: degraded.metadata[name] for name in ("node", "place", "fix", "command")}
+    command = "conduit-dagster pipelines start numbers"
+    assert facts == {"node": "numbers:in", "place": "in:7", "fix": "do this", "command": command}
+
+
+def _sources(bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None) -> dict[str, bool]:
+    return {source: verdict.passed for source, verdict in readable_verdicts(bound, look, result)}
+
+
+def test_a_source_is_readable_once_something_shows_it(bound: BoundPipeline) -> None:
+    """A run that is stopped or fails before it came to the source leaves the check as it was."""
+    unread, lag = _look(read=0), _look(read=0, lag={"in": (0, "bytes")})
+    read = RunSnapshot(RunProgress(sources={"in": 3}), 0.0, 0.0)
+    stopped = RunResult("numbers", PipelineStatus.STOPPED, "user", None, RunProgress())
+    elsewhere = _ended(TransientError("full", node="numbers:out"))
+    gone = _ended(TransientError("gone", node="numbers:in", fix="create it"))
+    assert [_sources(bound, look) for look in (unread, lag, read)] == [{}, {"in": True}, {"in": True}]
+    assert [_sources(bound, lag, result) for result in (stopped, elsewhere)] == [{}, {}]
+    assert _sources(bound, read, elsewhere) == {"in": True}
+    assert _sources(bound, read, gone) == {"in": False}
+    assert _sources(bound, unread, replace(stopped, reason="system", drained=True)) == {"in": True}

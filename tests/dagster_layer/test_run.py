@@ -7,6 +7,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
+from dagster import DagsterEventType as EventType
 from dagster_layer.project_folder import Folder
 from pyspark.sql import SparkSession
 
@@ -89,6 +90,7 @@ def test_every_check_is_evaluated_early_and_at_the_end(folder: Folder, evaluatio
     folder.numbers()
     found = evaluations(folder.run())
     dead_letters = {"no_dead_letters", "open_dead_letters", "nack_rate"}
+    assert found.pop("readable") == [True]  # of the source, which is no asset of the run: when it was read
     assert set(found) == {"status", *dead_letters, "ack_lag", "no_offset_gap"}
     assert all(len(outcomes) >= 2 for outcomes in found.values())
 
@@ -222,3 +224,42 @@ def test_the_session_is_the_one_of_this_process(spark: SparkSession, folder: Fol
     folder.numbers(count=1)
     folder.run()
     assert spark.range(3).count() == 3
+
+
+def test_the_log_says_that_spark_is_opened_before_the_step_begins(folder: Folder) -> None:
+    folder.numbers(count=1)
+    logged = folder.instance.all_logs(folder.run().run_id)
+    at = {
+        name: next(place for place, entry in enumerate(logged) if name in entry.user_message)
+        for name in ("opening a Spark session: master local", "the Spark session is open after ")
+    }
+    begins = next(place for place, entry in enumerate(logged) if entry.dagster_event_type is EventType.STEP_START)
+    opening, opened = at.values()
+    assert opening < opened < begins
+
+
+def test_a_degraded_pipeline_shows_no_restart_that_is_past(folder: Folder, evaluations: Evaluations) -> None:
+    """What the recovery sensor noted at the acks is not their newest observation any more."""
+    queue = "{plugin: builtin:file, window-size: 1, settings: {path: ./dead.jsonl}}"
+    folder.numbers(queue=queue)
+    (folder.root / "in.jsonl").rename(folder.root / "away")
+    assert _failure(folder.run())["conduit/status"] == "recovering"
+    sensor = folder.definitions.get_repository_def().get_sensor_def("conduit_recovery")
+    context = dg.build_sensor_context(instance=folder.instance, definitions=folder.definitions)
+    for event in sensor.evaluate_tick(context).asset_events:  # as the daemon does
+        folder.instance.report_runless_asset_event(event)
+    assert "next_restart_at" in _observed(folder).metadata
+    (folder.root / "away").rename(folder.root / "in.jsonl")
+    result = folder.run()
+    assert _failure(result)["conduit/status"] == "degraded"
+    shown = _observed(folder)
+    assert shown.metadata["status"].value == "degraded"
+    assert "next_restart_at" not in shown.metadata
+    assert shown.metadata["command"].value == "conduit-dagster pipelines start numbers"
+    assert evaluations(result)["status"] == [True, False]
+
+
+def _observed(folder: Folder) -> dg.AssetObservation:
+    (newest,) = folder.instance.fetch_observations(dg.AssetKey(["numbers", "acks"]), limit=1).records
+    assert newest.asset_observation is not None
+    return newest.asset_observation

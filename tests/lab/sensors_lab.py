@@ -30,6 +30,7 @@ pipelines:
     status: {status}
     trigger: {trigger}
     description: {description}
+    recovery: {recovery}
     connectors:
       - id: in
         type: source
@@ -49,9 +50,15 @@ class Location:
         self._loaded: dg.Definitions | None = None
 
     def write(
-        self, name: str = "orders", status: str = "running", trigger: str = "continuous", description: str = "none"
+        self,
+        name: str = "orders",
+        status: str = "running",
+        trigger: str = "continuous",
+        description: str = "none",
+        recovery: str = "{}",
     ) -> None:
-        text = PIPELINE.format(id=name, status=status, trigger=trigger, description=description)
+        facts = {"status": status, "trigger": trigger, "description": description, "recovery": recovery}
+        text = PIPELINE.format(id=name, **facts)
         (self.root / "pipelines" / f"{name}.yaml").write_text(text)
 
     @property

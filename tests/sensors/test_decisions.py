@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import dagster as dg
 import pytest
 
+from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.recovery.policy import Policy, RestartHistory
 from conduit_dagster.sensors.decisions import Report, Restart, Start, Stopped, StopRequest, lifecycle, recovery
 from conduit_dagster.sensors.known import File, KnownPipeline, LastRun, Stored
@@ -16,7 +16,7 @@ from conduit_dagster.state.status_store import RecoveryState
 SECOND = 1_000_000_000
 NOW = 1_000_000 * SECOND
 LEAD = 10 * SECOND
-FILE = File("orders", "orders", True, "continuous", "d1", Policy(), "orders.yaml", dg.AssetKey(["orders", "acks"]))
+FILE = File("orders", "orders", True, "continuous", "d1", Policy(), "orders.yaml", AssetKeys("orders"))
 
 
 def run(run_id: str = "r1", state: str = "failed", **more: Any) -> LastRun:

@@ -77,6 +77,52 @@ def test_b06_a_fatal_failure_is_not_restarted(location: Location) -> None:
     assert location.tick() == []
 
 
+def _newest(location: Location) -> tuple[dg.AssetObservation, bool]:
+    """What the acks show last, and how the check ``status`` came out last."""
+    acks = dg.AssetKey(["orders", "acks"])
+    (shown,) = location.instance.fetch_observations(acks, limit=1).records
+    status = dg.AssetCheckKey(acks, "status")
+    (checked,) = location.instance.event_log_storage.get_asset_check_execution_history(status, 1)
+    assert shown.asset_observation is not None and checked.evaluation is not None
+    assert shown.asset_observation.description == checked.evaluation.description
+    return shown.asset_observation, checked.evaluation.passed
+
+
+def test_a_pipeline_that_is_degraded_shows_no_restart_and_what_to_do(location: Location) -> None:
+    """Its restart failed before it could report: the sensor shows it in its place."""
+    location.write()
+    location.begin()
+    location.fail()
+    (request,) = location.tick()
+    run = location.launch(request)
+    location.instance.report_run_failed(run, "the code location does not load")
+    location.tick()
+    recovering, passed = _newest(location)
+    assert (recovering.metadata["status"].value, passed) == ("recovering", False)
+    assert "next_restart_at" in recovering.metadata
+    location.write(recovery="{max-retries: 0}")
+    location.instance.report_run_failed(location.launch(location.tick()[0]))
+    location.tick()
+    degraded, passed = _newest(location)
+    assert (location.status()[0], degraded.metadata["status"].value, passed) == ("degraded", "degraded", False)
+    assert "next_restart_at" not in degraded.metadata
+    assert "conduit-dagster pipelines start orders" in str(degraded.description)
+
+
+def test_a_restart_that_a_user_terminated_is_not_shown_any_more(location: Location) -> None:
+    location.write()
+    location.begin()
+    location.fail()
+    (request,) = location.tick()
+    run = location.launch(request)
+    location.instance.report_run_canceling(run)
+    location.instance.report_run_canceled(run)
+    location.tick()
+    stopped, passed = _newest(location)
+    assert (stopped.description, passed) == ("stopped by the user", True)
+    assert "next_restart_at" not in stopped.metadata
+
+
 def test_a_run_that_died_without_a_word_is_found(location: Location) -> None:
     location.write()
     run = location.run()

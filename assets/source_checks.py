@@ -1,0 +1,135 @@
+"""The check ``readable`` of every source: a run evaluates it as it reads, and by itself it asks the source, unread.
+
+A source is an external asset: no run materialises it, so that a run which fails there would not colour it. Its check
+does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sa
+
+from conduit_dagster.assets.asset_checks import CheckResult
+from conduit_dagster.assets.events import RunSnapshot
+from conduit_dagster.assets.names import GROUP
+from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.registering import attach_kept_to_look
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.step_context import SourceAcks
+from conduit_dagster.node_ids import node_id
+from conduit_dagster.recovery.classify import blamed
+from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.resources.spark_resource import StateResource, session_when_needed
+from conduit_dagster.sdk import Limit, Source
+from conduit_dagster.state.overview import real_source_rows
+
+READABLE = "readable"
+_LOOK = Limit(1, 65_536)
+_ERROR = dg.AssetCheckSeverity.ERROR
+
+
+def source_checks(sources: Iterable[dg.AssetSpec]) -> list[dg.AssetChecksDefinition]:
+    """Return the checks of these sources' assets, as one definition; none without sources.
+
+    Executing them asks each source for its newest position, as a run's planner does: it reads no records, moves
+    nothing, and starts Spark only for a source that is a Spark plan.
+    """
+    said = "The source can be read: the newest run read from it, or it told how far it is."
+    specs = {
+        spec.key: dg.AssetCheckSpec(READABLE, asset=spec.key, description=said, metadata=spec.metadata)
+        for spec in sources
+    }
+    if not specs:
+        return []
+
+    @dg.multi_asset_check(name=f"{GROUP}__readable_sources", specs=list(specs.values()), can_subset=True)
+    def check(context: dg.AssetCheckExecutionContext, conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
+        state = conduit_state
+        catalogue = open_catalogue(state.project)
+        with session_when_needed(context.op_execution_context, state.root) as spark:
+            for key in sorted(context.selected_asset_check_keys):
+                about = specs[key.asset_key].metadata
+                bound = catalogue.get(about["conduit/pipeline"])
+                verdict = _asked(bound, about["conduit/id"], state.database, spark)
+                yield as_check_result(key.asset_key, verdict)
+
+    return [check]
+
+
+def as_check_result(key: dg.AssetKey, verdict: CheckResult) -> dg.AssetCheckResult:
+    """Convert a result to the ``AssetCheckResult`` that the check's own op yields."""
+    return dg.AssetCheckResult(
+        passed=verdict.passed, asset_key=key, check_name=verdict.name, metadata=verdict.metadata,
+        severity=verdict.severity, description=verdict.description,
+    )  # fmt: skip
+
+
+def source_evaluation(keys: AssetKeys, source: str, verdict: CheckResult) -> dg.AssetCheckEvaluation:
+    """Convert a result to an event for ``log_event``: the check is none of the run's own."""
+    return dg.AssetCheckEvaluation(
+        keys.of(source), verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
+        description=verdict.description,
+    )  # fmt: skip
+
+
+def readable_verdicts(
+    bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None
+) -> Iterator[tuple[str, CheckResult]]:
+    """Yield the result for each source of which the run knows one. ``result``: how the run ended.
+
+    A run that was stopped, or failed elsewhere, before it came to a source says nothing about it.
+    """
+    error = None if result is None else result.error
+    for source in bound.config.sources:
+        if error is not None and error.node == node_id(bound.id, source.id):
+            yield source.id, _unreadable(error)
+        elif look.progress.sources.get(source.id) or (result is not None and result.drained):
+            yield source.id, _readable("it was read")
+        elif error is None and result is None and source.id in look.lag:
+            yield source.id, _readable("it tells how much waits")
+
+
+def _readable(text: str) -> CheckResult:
+    return CheckResult(READABLE, True, text, {})
+
+
+def _unreadable(error: ConduitError) -> CheckResult:
+    text = f"{error.message}; fix: {error.fix}" if error.fix else error.message
+    facts: dict[str, Any] = {"error_code": error.code, "error": error.message, "place": error.place, "fix": error.fix}
+    return CheckResult(READABLE, False, text, {name: value for name, value in facts.items() if value}, _ERROR)
+
+
+def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine, spark: Callable[[], object]) -> CheckResult:
+    """Ask the source itself; any error of it is the result."""
+    node = None if bound is None else next((one for one in bound.compiled.sources if one.id == source), None)
+    if bound is None or node is None:
+        text = "its pipeline can't run, or has no such source any more: conduit-dagster validate shows the mistakes"
+        return CheckResult(READABLE, False, text, {}, _ERROR)
+    known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
+    try:
+        attach_kept_to_look(bound.compiled, database)
+        blamed(node_id(bound.id, source), _look_at, node.source, known, source, spark)
+    except ConduitError as error:
+        return _unreadable(error)
+    finally:
+        SourceAcks(bound.compiled).close()
+    return _readable("it told how far it is")
+
+
+def _look_at(source: Source, known: Mapping[str, Any], name: str, spark: Callable[[], object]) -> None:
+    """Ask for the newest position, as a run's planner does. Raises the source's error."""
+
+    def look() -> None:
+        start = known[name] if name in known else source.initial()
+        source.latest(start, _LOOK, source.horizon())
+
+    try:
+        look()
+    except FatalError as error:
+        if error.code != "spark.no_session":
+            raise
+        spark()
+        look()
