@@ -10,7 +10,7 @@ from pydantic import Field
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
 from conduit_dagster.assets.names import job_name, short
-from conduit_dagster.assets.run_op import LoadedPipeline, failure, options, read_again
+from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, options, read_again
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
@@ -90,7 +90,7 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
         try:
             bound = read_again(pipeline, file, state.project)
             session = conduit_spark.spark_session
-            with owned(bound, state.database, options(state.project), lambda: session, _who(context)) as lock:
+            with owned(bound, state.database, options(state.project), lambda: session, operator_of(context)) as lock:
                 pairs = [parse_edit(text) for text in config.edits]
                 facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
                 left = _open(lock)
@@ -115,7 +115,7 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
         state = conduit_state
         try:
             bound = read_again(pipeline, file, state.project)
-            with owned(bound, state.database, options(state.project), _no_spark, _who(context)) as lock:
+            with owned(bound, state.database, options(state.project), _no_spark, operator_of(context)) as lock:
                 facts = discard(lock, config.selection(pipeline), config.note, config.dry_run)
                 left = _open(lock)
         except ConduitError as error:
@@ -141,11 +141,6 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
 
 def _no_spark() -> Any:
     raise AssertionError("closing dead letters needs no Spark")
-
-
-def _who(context: Any) -> str:
-    run = context.run
-    return run.tags.get("user", f"dagster run {run.run_id}")
 
 
 def _open(lock: PipelineLock) -> list[dict[str, Any]]:

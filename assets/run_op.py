@@ -144,6 +144,12 @@ def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
     return bound
 
 
+def operator_of(context: Any) -> str:
+    """Return who launched the run of an op or asset, for the history."""
+    run = context.run
+    return run.tags.get("user", f"dagster run {run.run_id}")
+
+
 def failure(error: ConduitError, status: str, restart: PendingRestart | None = None) -> dg.Failure:
     """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes."""
     facts: dict[str, Any] = {

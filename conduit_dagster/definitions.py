@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from conduit_dagster.assets.operator_jobs import operator_jobs
 from conduit_dagster.assets.project_assets import Refused, define_assets
 from conduit_dagster.assets.translator import PipelineTranslator
 from conduit_dagster.config.project import Project
@@ -90,7 +91,7 @@ def _definitions(catalogue: Catalogue, choices: _Choices, refused: Refused) -> d
     return dg.Definitions(
         assets=found.assets,
         asset_checks=found.checks,
-        jobs=found.jobs,
+        jobs=[*found.jobs, *operator_jobs({keys.pipeline: keys for keys in found.keys.values()})],
         sensors=define_sensors(project, found.jobs, found.keys),
         schedules=define_schedules(catalogue.bound, {job.name: job for job in found.jobs}),
         resources={"conduit_spark": spark, "conduit_state": StateResource(root=root)},

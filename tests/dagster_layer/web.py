@@ -53,13 +53,14 @@ def web_server(folder: Folder, dagster: str = "", **environment: str) -> Generat
 
 
 def jobs(url: str) -> set[str]:
-    """The pipelines that the web server knows; none while it comes up."""
+    """The jobs of pipelines that the web server knows; none while it comes up."""
     try:
         (repository,) = _ask(url, _JOBS)["repositoriesOrError"]["nodes"]
     except OSError:
         return set()
     names = {one["name"] for one in repository["jobs"]}
-    return {name for name in names if not (name.startswith("__") or name.endswith(("__replay", "__discard")))}
+    ours = {name for name in names if name.startswith(("__", "conduit__")) or name.endswith(("__replay", "__discard"))}
+    return names - ours
 
 
 def launch(url: str, job: str) -> str:

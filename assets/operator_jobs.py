@@ -1,0 +1,228 @@
+"""Dagster jobs to start, stop, rewind and compact any pipeline of the project, each with a form for its config.
+
+They belong to the project and not to a pipeline, which is a field of the form: a project of many pipelines has four of
+them. None has the tag ``conduit/pipeline``: a limit of one run per pipeline would queue a stop behind the run to stop.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sa
+from pydantic import Field
+from sqlalchemy.exc import SQLAlchemyError
+
+from conduit_dagster.assets.asset_checks import as_evaluation, stopped_verdict
+from conduit_dagster.assets.names import ACKS, GROUP, short
+from conduit_dagster.assets.run_op import failure, operator_of
+from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.engine.operate.log_compaction import compact
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
+from conduit_dagster.engine.operate.rewind import RewindTarget, only_target, rewind
+from conduit_dagster.engine.operate.subject import Subject, subject
+from conduit_dagster.engine.operate.summaries import compact_summary, rewind_summary, start_summary, stop_summary
+from conduit_dagster.engine.run_status import AWAY
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.recovery.pipeline_status import PipelineStatus
+from conduit_dagster.resources.spark_resource import StateResource, session_when_needed
+from conduit_dagster.state.database import unreachable
+from conduit_dagster.state.overview import pipeline_rows
+
+_ACCEPT_NEW = "Take a state store that is empty or older than the project's last one: records are delivered again."
+_DRY_RUN = "Only say what would change."
+_OPERATED = "conduit/operated"
+"""Tag of a run: the pipeline that it operated on."""
+Facts = dict[str, Any]
+
+
+class OperatorConfig(dg.Config):
+    """Config of every operator's job."""
+
+    pipeline: str = Field(description="The pipeline's id, as in its file.")
+
+
+class StartConfig(OperatorConfig):
+    """Config of the job that starts a pipeline."""
+
+    accept_new_state: bool = Field(default=False, description=_ACCEPT_NEW)
+
+
+class StopConfig(OperatorConfig):
+    """Config of the job that stops a pipeline."""
+
+    force: bool = Field(default=False, description="Cancel the step at hand; the pipeline is degraded then.")
+
+
+class RewindConfig(OperatorConfig):
+    """Config of the job that rewinds a source: exactly one of ``to_start``, ``to_offset`` and ``to_position``."""
+
+    source: str | None = Field(default=None, description="The source; needed where there are several.")
+    to_start: bool = Field(default=False, description="To the source's beginning, or that of its log.")
+    to_offset: int | None = Field(default=None, description="The record with this offset comes next.")
+    to_position: Any = Field(
+        default=None, description="To a position, as the asset of the source or conduit-dagster positions show has it."
+    )
+    force: bool = Field(default=False, description="Also forward: what lies between is never delivered.")
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+    accept_new_state: bool = Field(default=False, description=_ACCEPT_NEW)
+
+    def target(self) -> RewindTarget:
+        """Return where the source is to continue. Raises ``FatalError`` (``usage.position``)."""
+        named = [
+            *([RewindTarget("start")] if self.to_start else []),
+            *([RewindTarget("offset", self.to_offset)] if self.to_offset is not None else []),
+            *([RewindTarget("position", self.to_position)] if self.to_position is not None else []),
+        ]
+        return only_target(named, "give one of to_start, to_offset, to_position")
+
+
+class CompactConfig(OperatorConfig):
+    """Config of the job that compacts the commit log."""
+
+    source: str | None = Field(default=None, description="Only the log of this source.")
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class _Reports:
+    """Outcomes, shown in the run and at the pipeline's assets."""
+
+    def __init__(self, keys: Mapping[str, AssetKeys]) -> None:
+        """``keys``: those of each pipeline's assets, by its id."""
+        self._keys = keys
+
+    def of(self, pipeline: str) -> AssetKeys:
+        return self._keys.get(pipeline) or AssetKeys(pipeline)
+
+    def report(self, context: dg.OpExecutionContext, one: Subject, asset: str, text: str, facts: Facts) -> None:
+        """Show the outcome in the run and, unless it was a dry run, as an observation of the pipeline's asset."""
+        context.log.info(text)
+        shown: Facts = {"summary": text, "facts": dg.MetadataValue.json(facts)}
+        context.add_output_metadata(shown)
+        # without its file the pipeline has no assets
+        if one.bound is not None and not facts.get("dry_run"):
+            about = {**shown, "by": operator_of(context)}
+            context.log_event(dg.AssetObservation(self.of(one.id).of(asset), description=text, metadata=about))
+
+
+def _start_op(reports: _Reports) -> dg.OpDefinition:
+    @dg.op(name=f"{GROUP}__start_pipeline")
+    def start_pipeline(context: dg.OpExecutionContext, config: StartConfig, conduit_state: StateResource) -> None:
+        """Request a start: the lifecycle sensor launches the run."""
+        with _operating(context, config, conduit_state, config.accept_new_state) as one:
+            asked = one.start(operator_of(context))
+            reports.report(context, one, ACKS, start_summary(one.id, asked), {"asked": asked})
+
+    return start_pipeline
+
+
+def _stop_op(reports: _Reports) -> dg.OpDefinition:
+    @dg.op(name=f"{GROUP}__stop_pipeline")
+    def stop_pipeline(context: dg.OpExecutionContext, config: StopConfig, conduit_state: StateResource) -> None:
+        """Stop a pipeline wherever it runs, and wait for its end."""
+        with _operating(context, config, conduit_state) as one:
+            stopped = one.stop(operator_of(context), config.force)
+            reports.report(context, one, ACKS, stop_summary(one.id, stopped), {"stopped": stopped})
+            if one.bound is not None and pipeline_rows(one.known())[one.id]["status"] == PipelineStatus.STOPPED:
+                # a restart that was pending is not any more
+                context.log_event(_event(as_evaluation(reports.of(one.id), stopped_verdict("user"))))
+
+    return stop_pipeline
+
+
+def _rewind_op(reports: _Reports) -> dg.OpDefinition:
+    @dg.op(name=f"{GROUP}__rewind_source")
+    def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
+        """Let a source continue from another place."""
+        with _operating(context, config, conduit_state, config.accept_new_state) as one:
+            target = config.target()
+            with _held(context, conduit_state, one) as held:
+                facts = rewind(*held, config.source, target, config.force, config.dry_run)
+            facts |= {"dry_run": config.dry_run}
+            reports.report(context, one, facts["source"], rewind_summary(facts), facts)
+
+    return rewind_source
+
+
+def _compact_op(reports: _Reports) -> dg.OpDefinition:
+    @dg.op(name=f"{GROUP}__compact_log")
+    def compact_log(context: dg.OpExecutionContext, config: CompactConfig, conduit_state: StateResource) -> None:
+        """Remove from the commit log what every consumer has handled."""
+        with _operating(context, config, conduit_state) as one:
+            with _held(context, conduit_state, one) as held:
+                logs = compact(*held, config.source, config.dry_run)
+            facts: Facts = {"pipeline": one.id, "logs": logs, "dry_run": config.dry_run}
+            reports.report(context, one, ACKS, compact_summary(facts), facts)
+
+    return compact_log
+
+
+@contextmanager
+def _held(
+    context: dg.OpExecutionContext, state: StateResource, one: Subject
+) -> Generator[tuple[PipelineLock, sa.Engine]]:
+    """Hold the pipeline's lease; yield it and the store. Spark is opened if it is needed."""
+    with session_when_needed(context, state.root) as spark, one.locked(spark, operator_of(context)) as held:
+        yield held
+
+
+@contextmanager
+def _operating(
+    context: dg.OpExecutionContext, config: OperatorConfig, state: StateResource, accept_new: bool = False
+) -> Generator[Subject]:
+    """Yield the pipeline that the form names; errors end the run with code, message and fix, without a traceback."""
+    try:
+        project = state.project.accepting_new_state(accept_new)
+        one = subject(project, config.pipeline)
+        context.instance.add_run_tags(context.run_id, {_OPERATED: short(one.id)})
+        try:
+            yield one
+        finally:
+            if one.store is not None:
+                one.store.dispose()
+    except ConduitError as error:
+        raise failure(error, "") from None
+    except SQLAlchemyError as error:
+        raise failure(unreachable(None, error, AWAY), "") from None
+
+
+def _event(evaluation: dg.AssetCheckEvaluation) -> Any:
+    return evaluation  # log_event takes it, against its type hints
+
+
+_JOBS = {
+    "start": (_start_op, "Starts a pipeline that was stopped, is degraded, or waits for its restart."),
+    "stop": (_stop_op, "Stops a pipeline, waits for its end, and cancels a pending restart."),
+    "rewind": (
+        _rewind_op,
+        "Lets a source of a stopped pipeline continue from its start, an offset or a position: what lies behind it is "
+        "read and delivered again. Stop the pipeline first, start it afterwards.",
+    ),
+    "compact": (
+        _compact_op,
+        "Removes from the commit log of a stopped pipeline what every consumer has handled; runs do it by themselves "
+        "when a segment is full.",
+    ),
+}
+
+
+def operator_jobs(keys: Mapping[str, AssetKeys]) -> list[dg.JobDefinition]:
+    """Return the jobs, named ``conduit__start`` and so on. They need the resource ``conduit_state`` only.
+
+    ``keys``: those of each pipeline's assets, by its id.
+    """
+    reports = _Reports(keys)
+    return [_job(name, op(reports), text) for name, (op, text) in _JOBS.items()]
+
+
+def _job(name: str, op: dg.OpDefinition, text: str) -> dg.JobDefinition:
+    @dg.job(
+        name=f"{GROUP}__{name}",
+        description=text,
+        tags={"conduit/operation": name, "dagster/max_retries": "0"},
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        op()
+
+    return job
