@@ -24,6 +24,7 @@ from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.recovery.policy import Policy
 
@@ -231,4 +232,5 @@ def options(project: Project, drain: bool = False, about: RunOrigin = SOMEBODY) 
         settings.spark.parallelism,
         log=project.log_url,
         about=about,
+        listen=listener_of(project),
     )

@@ -13,7 +13,7 @@ from lab.modules import modules
 LAYERS = [
     {"conduit_dagster.definitions", "conduit_dagster.component", "conduit_dagster.cli"},
     {"conduit_dagster.assets", "conduit_dagster.sensors", "conduit_dagster.resources"},
-    {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts"},
+    {"conduit_dagster.testing", "conduit_dagster.metrics", "conduit_dagster.alerts", "conduit_dagster.lineage"},
     {"conduit_dagster.engine"},
     {"conduit_dagster.builtin_plugins"},
     {"conduit_dagster.connectors", "conduit_dagster.processors"},

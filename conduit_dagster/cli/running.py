@@ -21,6 +21,7 @@ from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.recovery.policy import Policy
 from conduit_dagster.state.claim import project_store
@@ -126,6 +127,7 @@ class _Member:
             log=project.log_url,
             # --once waits for the end, and a failure is one: no recovery
             about=RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}"),
+            listen=listener_of(project),
         )
 
     def obey(self, stop: StopFlag) -> None:

@@ -177,6 +177,17 @@ class AlertsSettings(Section):
     """Interval over which new dead letters are counted; a pipeline's are reported at most once per interval."""
 
 
+class LineageSettings(Section):
+    """Lineage for tools outside of Dagster."""
+
+    openlineage: bool = False
+    """Whether runs send OpenLineage events. Where to is the client's own configuration, such as `OPENLINEAGE_URL` or
+    `openlineage.yml`. Needs `pip install 'conduit-dagster[lineage]'`."""
+
+    namespace: str | None = None
+    """Namespace of the jobs. Defaults to the name of the project's folder."""
+
+
 class ProjectSettings(Section):
     """All settings of a project."""
 
@@ -197,6 +208,9 @@ class ProjectSettings(Section):
 
     alerts: AlertsSettings = AlertsSettings()
     """Events that Dagster's alert sensor reports, and where it posts them."""
+
+    lineage: LineageSettings = LineageSettings()
+    """Lineage for tools outside of Dagster."""
 
     @property
     def recovery(self) -> Recovery:

@@ -165,7 +165,10 @@ class RestartLoop:
 
     def _attempt(self, session: Callable[[], SparkSession], about: RunOrigin) -> RunResult:
         options = replace(self._options, about=about)
-        return run_pipeline(self._bound, session, self._database, options, self._stop, self._observe, self._progress)
+        ended = options.listen(self._bound, about, self._progress)
+        result = run_pipeline(self._bound, session, self._database, options, self._stop, self._observe, self._progress)
+        ended(result)
+        return result
 
     def _await(self, failure: int | None, at_ns: int, longest: float) -> Awaited:
         return await_restart(self._database, self._bound.id, failure, at_ns, longest, self._stop)

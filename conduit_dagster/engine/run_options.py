@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
+from conduit_dagster.engine.run_listener import Listen, nobody
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 
@@ -41,6 +42,8 @@ class RunOptions:
     """URL of the commit log's folder; empty: inside the staging folder."""
     about: RunOrigin = SOMEBODY
     """Why the run was started, and what happens when it fails."""
+    listen: Listen = nobody
+    """Who is told when it begins and ends."""
 
     @property
     def log_url(self) -> str:

@@ -32,6 +32,7 @@ _FATAL: Final = {
     "dry_run": "join",
     "file": "changed line_too_long list_gone name_invalid not_local not_regular path_too_long range_gone",
     "javascript": "invalid unreadable",
+    "lineage": "not_installed",
     "log": "corrupt gap import_damaged missing not_read_up",
     "nacks": "threshold_exceeded",
     "parquet": "columns_damaged columns_differ columns_twice range_gone",

@@ -1,0 +1,1 @@
+"""Lineage for tools outside of Dagster."""

@@ -1,0 +1,178 @@
+"""OpenLineage events of runs: START, then COMPLETE, ABORT or FAIL, with data sets and numbers of records."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.report import RunProgress, RunResult
+from conduit_dagster.engine.run_listener import Ended, Listen, nobody
+from conduit_dagster.engine.run_status import RunOrigin
+from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.sdk import Dataset
+
+if TYPE_CHECKING:
+    from openlineage.client import OpenLineageClient
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
+
+    from conduit_dagster.config.project import Project
+
+PRODUCER = "https://pypi.org/project/conduit-dagster"
+_PATIENCE = 10.0
+"""Seconds that the end of a run waits for its events to be taken: they are never worth more."""
+log = structlog.get_logger("conduit.lineage")
+
+
+def listener_of(project: Project) -> Listen:
+    """Return the listener that the project's settings ask for; one that does nothing if they ask for none.
+
+    Raises ``FatalError`` (``lineage.not_installed``) if the client is missing.
+    """
+    settings = project.settings.lineage
+    if not settings.openlineage:
+        return nobody
+    try:
+        from openlineage.client import OpenLineageClient
+    except ImportError:
+        raise FatalError(
+            "lineage.openlineage is on, and the package openlineage-python is not installed",
+            code="lineage.not_installed",
+            place=str(project.root / "conduit.yaml"),
+            fix="pip install 'conduit-dagster[lineage]', or set lineage.openlineage: false",
+        ) from None
+    # where events go is the client's own configuration: OPENLINEAGE_URL, openlineage.yml and so on
+    emitter = _Emitter(OpenLineageClient())
+    namespace = settings.namespace or project.root.name
+    return lambda bound, about, progress: _LineageRun(emitter, namespace, bound, about).begin(progress)
+
+
+class _Emitter:
+    """Sends events in order, in a thread of its own. A failure is logged and harms nothing."""
+
+    def __init__(self, client: OpenLineageClient) -> None:
+        self._client = client
+        self._thread = ThreadPoolExecutor(1, "openlineage")
+
+    def emit(self, event: Any) -> Future[None]:
+        return self._thread.submit(self._emit, event)
+
+    def _emit(self, event: Any) -> None:
+        try:
+            self._client.emit(event)
+        except Exception as error:  # noqa: BLE001  # whatever it is, records are worth more
+            fix = "look at OPENLINEAGE_URL or openlineage.yml"
+            log.warning("a lineage event was not sent", cause=str(error), fix=fix)
+
+
+class _LineageRun:
+    """One run of one pipeline, as OpenLineage sees it."""
+
+    def __init__(self, emitter: _Emitter, namespace: str, bound: BoundPipeline, about: RunOrigin) -> None:
+        self._emitter, self._namespace, self._bound = emitter, namespace, bound
+        self._id = _run_id(about)
+
+    def begin(self, progress: RunProgress) -> Ended:
+        """Send START; return what is to be called with the run's result. ``progress`` goes on from earlier attempts."""
+        read, delivered = dict(progress.sources), dict(progress.delivered)
+        self._send("START", {}, {}, {})
+
+        def ended(result: RunResult) -> None:
+            more = result.progress
+            counts = _less(more.sources, read), _less(more.delivered, delivered)
+            sent = self._send(_state(result), *counts, _facets(result))
+            # the process may end right after this
+            _await(sent)
+
+        return ended
+
+    def _send(
+        self, state: str, read: Mapping[str, int], delivered: Mapping[str, int], facets: dict[str, Any]
+    ) -> Future[None]:
+        from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
+        from openlineage.client.facet_v2 import documentation_job, job_type_job
+
+        config = self._bound.config
+        kind = "STREAMING" if config.trigger.kind == "continuous" else "BATCH"
+        about: dict[str, Any] = {"jobType": job_type_job.JobTypeJobFacet(kind, "CONDUIT_DAGSTER", "PIPELINE")}
+        if config.description:
+            about["documentation"] = documentation_job.DocumentationJobFacet(config.description)
+        event = RunEvent(
+            eventType=RunState[state],
+            eventTime=datetime.now(UTC).isoformat(),
+            run=Run(self._id, facets),
+            job=Job(self._namespace, self._bound.id, about),
+            producer=PRODUCER,
+            inputs=self._inputs(read),
+            outputs=self._outputs(delivered),
+        )
+        return self._emitter.emit(event)
+
+    def _inputs(self, read: Mapping[str, int]) -> list[InputDataset]:
+        from openlineage.client.event_v2 import InputDataset
+        from openlineage.client.facet_v2 import input_statistics_input_dataset as facet
+
+        nodes = {node.id: node.source.dataset for node in self._bound.compiled.sources}
+        return [
+            InputDataset(*_named(one), {"inputStatistics": facet.InputStatisticsInputDatasetFacet(read.get(name, 0))})
+            for name, one in nodes.items()
+            if one is not None
+        ]
+
+    def _outputs(self, delivered: Mapping[str, int]) -> list[OutputDataset]:
+        from openlineage.client.event_v2 import OutputDataset
+        from openlineage.client.facet_v2 import output_statistics_output_dataset as facet
+
+        nodes = {node.id: node.destination.dataset for node in self._bound.compiled.outputs}
+        return [
+            OutputDataset(
+                *_named(one), {"outputStatistics": facet.OutputStatisticsOutputDatasetFacet(delivered.get(name, 0))}
+            )
+            for name, one in nodes.items()
+            if one is not None
+        ]
+
+
+def _named(dataset: Dataset) -> tuple[str, str]:
+    return dataset.namespace, dataset.name
+
+
+def _run_id(about: RunOrigin) -> str:
+    """Return the id of Dagster's run, which is a UUID; else a new one."""
+    try:
+        return str(uuid.UUID(about.run))
+    except ValueError:
+        from openlineage.client.uuid import generate_new_uuid
+
+        return str(generate_new_uuid())
+
+
+def _state(result: RunResult) -> str:
+    if result.error is not None:
+        return "FAIL"
+    return "COMPLETE" if result.drained else "ABORT"
+
+
+def _facets(result: RunResult) -> dict[str, Any]:
+    from openlineage.client.facet_v2 import error_message_run
+
+    if result.error is None:
+        return {}
+    message = f"{result.error.code}: {result.error.message}"
+    return {"errorMessage": error_message_run.ErrorMessageRunFacet(message, "PYTHON")}
+
+
+def _less(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
+    return {name: number - before.get(name, 0) for name, number in now.items()}
+
+
+def _await(sent: Future[None]) -> None:
+    try:
+        sent.result(_PATIENCE)
+    except TimeoutError:
+        log.warning("a lineage event was not taken in time", seconds=_PATIENCE)

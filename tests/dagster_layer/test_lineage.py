@@ -1,0 +1,89 @@
+"""OpenLineage events of runs, taken by the client's own file transport."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster_layer.project_folder import Folder
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.lineage.openlineage import listener_of
+from conduit_dagster.recovery.errors import FatalError
+
+Event = dict[str, Any]
+
+
+@pytest.fixture
+def events(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file that events are appended to, one per line."""
+    (folder.root / "conduit.yaml").write_text("lineage: {openlineage: true, namespace: shop}\n")
+    path = folder.root / "events.jsonl"
+    for name, value in (("TYPE", "file"), ("LOG_FILE_PATH", str(path)), ("APPEND", "true")):
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
+    return path
+
+
+def _read(path: Path) -> list[Event]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _outputs(event: Event) -> dict[str, int]:
+    return {one["name"]: one["outputFacets"]["outputStatistics"]["rowCount"] for one in event["outputs"]}
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_run_tells_what_it_read_and_wrote(folder: Folder, events: Path) -> None:
+    folder.numbers()
+    result = folder.run()
+    assert result.success
+    start, end = _read(events)
+    assert [event["eventType"] for event in (start, end)] == ["START", "COMPLETE"]
+    assert start["run"]["runId"] == end["run"]["runId"] == result.dagster_run.run_id
+    assert (start["job"]["namespace"], start["job"]["name"]) == ("shop", "numbers")
+    assert start["job"]["facets"]["jobType"]["processingType"] == "BATCH"
+    [source] = end["inputs"]
+    assert (source["namespace"], source["name"]) == ("file", str(folder.root / "in.jsonl"))
+    assert source["inputFacets"]["inputStatistics"]["rowCount"] == 100
+    assert _outputs(end) == {str(folder.root / "out.jsonl"): 40}
+    folder.append(range(100, 110))
+    assert folder.run().success
+    assert _outputs(_read(events)[-1]) == {str(folder.root / "out.jsonl"): 4}
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_run_that_fails_tells_why(folder: Folder, events: Path) -> None:
+    folder.numbers(queue="{window-size: 1}")
+    assert not folder.run().success
+    end = _read(events)[-1]
+    assert end["eventType"] == "FAIL"
+    assert end["run"]["facets"]["errorMessage"]["message"].startswith("processor.error: a three")
+
+
+@pytest.mark.usefixtures("spark", "events")
+def test_a_collector_that_is_away_harms_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+    folder.numbers()
+    assert folder.run().success
+
+
+@pytest.mark.usefixtures("spark")
+def test_by_default_nothing_is_sent(folder: Folder, events: Path) -> None:
+    (folder.root / "conduit.yaml").unlink()
+    folder.numbers()
+    assert folder.run().success
+    assert not events.exists()
+
+
+@pytest.mark.usefixtures("events")
+def test_a_missing_client_is_one_clear_error(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openlineage.client", None)
+    with pytest.raises(FatalError) as refused:
+        listener_of(Project.find(folder.root, {}))
+    assert refused.value.code == "lineage.not_installed"
+    assert "conduit-dagster[lineage]" in (refused.value.fix or "")
