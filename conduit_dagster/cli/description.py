@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from conduit_dagster.cli.progress import lag_of
 from conduit_dagster.config import pointer as pointers
@@ -14,7 +14,7 @@ from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.processes import is_dead
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.state import overview
-from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest
+from conduit_dagster.state.dead_letters import STATES, DeadLetterQuery, newest, open_counts
 from conduit_dagster.state.status_store import NEVER, recovery_rows
 
 if TYPE_CHECKING:
@@ -36,24 +36,36 @@ def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
     known = {} if store is None else _rows(store)
     sources = {} if store is None else overview.every_source_row(store)
     names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *known])
-    read = {name: sum(source["records"] for source in sources.get(name, ())) for name in names}
-    rows = [_from_file(parsed, known.pop(parsed.config.id, None), read) for parsed in catalogue.loaded.pipelines]
-    return rows + [{**_row(name, row, read), "findings": 0, "file": None} for name, row in known.items()]
+    letters = {} if store is None else open_counts(store)
+    counts = {
+        name: Counts(sum(source["records"] for source in sources.get(name, ())), letters.get(name, 0)) for name in names
+    }
+    rows = [_from_file(parsed, known.pop(parsed.config.id, None), counts) for parsed in catalogue.loaded.pipelines]
+    return rows + [{**_row(name, row, counts), "findings": 0, "file": None} for name, row in known.items()]
 
 
-def _from_file(parsed: ParsedPipeline, row: Facts | None, read: Mapping[str, int]) -> Facts:
+class Counts(NamedTuple):
+    """Numbers of one pipeline."""
+
+    read: int
+    letters: int
+    """Open dead letters."""
+
+
+def _from_file(parsed: ParsedPipeline, row: Facts | None, counts: Mapping[str, Counts]) -> Facts:
     config = parsed.config
     return {
-        **_row(config.id, row, read),
+        **_row(config.id, row, counts),
         "starts": config.status,
         "findings": len(parsed.findings),
         "file": parsed.file,
     }
 
 
-def _row(name: str, row: Facts | None, read: Mapping[str, int]) -> Facts:
-    error = None if row is None else row["error"]
-    return {"id": name, **_status(row), "starts": None, "records": read[name], "error": error}
+def _row(name: str, row: Facts | None, counts: Mapping[str, Counts]) -> Facts:
+    read, letters = counts[name]
+    numbers: Facts = {"records": read, "dead_letters": letters, "active_ns": 0 if row is None else row["updated_ns"]}
+    return {"id": name, **_status(row), "starts": None, **numbers, "error": None if row is None else row["error"]}
 
 
 def _rows(store: sa.Engine) -> dict[str, Facts]:
@@ -70,7 +82,7 @@ def _restart(row: Facts) -> Facts | None:
         return None
     due = state.restart_at_ns
     at = datetime.fromtimestamp(due / 1e9, UTC).isoformat(timespec="milliseconds") if due else None
-    return {"attempt": state.past.attempt, "at": at, "cause": state.cause}
+    return {"attempt": state.past.attempt, "at": at, "at_ns": due, "cause": state.cause}
 
 
 def _status(row: Facts | None) -> Facts:

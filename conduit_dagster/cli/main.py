@@ -27,6 +27,7 @@ from conduit_dagster.cli import (
     positions,
     run,
     spark,
+    top,
     trying,
     validate,
 )
@@ -52,6 +53,7 @@ app.command("test")(trying.test)
 app.command("doctor")(doctor.doctor)
 app.command("init")(init.init)
 app.command("metrics")(metrics.metrics)
+app.command("top")(top.top)
 app.add_typer(pipelines.app, name="pipelines")
 app.add_typer(log_verbs.app, name="log")
 app.add_typer(offsets.app, name="offsets")

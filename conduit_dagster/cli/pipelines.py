@@ -59,17 +59,21 @@ def _summary(pipelines: int, findings: int) -> str:
 
 
 def _show_list(console: Console, rows: list[dict[str, Any]]) -> None:
+    from conduit_dagster.cli.moments import ago
     from conduit_dagster.cli.terminal import print_table, styled
 
-    columns = ("id", "status", "starts", "records", "findings", "file", "error")
+    now_ns = time.time_ns()
+    columns = ("id", "status", "starts", "records", "dead letters", "last activity", "findings", "file", "error")
     cells = [
         (
             row["id"],
-            styled(row["status"] or "", _status(row)),
+            styled(row["status"] or "", status_text(row, now_ns)),
             row["starts"] or "",
             f"{row['records']:,}",
+            f"{row['dead_letters']:,}",
+            ago(row["active_ns"], now_ns),
             row["findings"],
-            row["file"] or "no file any more",
+            _short(row["file"]) if row["file"] else "no file any more",
             (row["error"] or {}).get("code", ""),
         )
         for row in rows
@@ -78,11 +82,21 @@ def _show_list(console: Console, rows: list[dict[str, Any]]) -> None:
         print_table(console, columns, cells)
 
 
-def _status(row: dict[str, Any]) -> str:
+def _short(file: str) -> str:
+    """Return a path as it would be typed here."""
+    here = Path.cwd()
+    return str(Path(file).relative_to(here)) if Path(file).is_relative_to(here) else file
+
+
+def status_text(row: dict[str, Any], now_ns: int) -> str:
+    """Return a pipeline's status, with the time until its restart: ``recovering, restart 2 in 40 s``."""
+    from conduit_dagster.cli.moments import due
+
     restart = row["restart"]
     if restart is None:
         return row["status"] or "never ran"
-    return f"recovering, restart {restart['attempt']}" + (f" at {restart['at']}" if restart["at"] else "")
+    when = f" {due(restart['at_ns'], now_ns)}" if restart["at_ns"] else ""
+    return f"recovering, restart {restart['attempt']}{when}"
 
 
 def _describe(pipeline: str, paths: list[str]) -> Outcome:

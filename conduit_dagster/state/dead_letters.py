@@ -204,6 +204,14 @@ def up_to(key: Key) -> sa.ColumnElement[bool]:
     return sa.tuple_(*key) >= _KEY
 
 
+def open_counts(engine: sa.Engine) -> dict[str, int]:
+    """Return the number of open letters of every pipeline that has some."""
+    column = dead_letters.c
+    counted = sa.select(column.pipeline, sa.func.count()).where(column.state.in_(OPEN)).group_by(column.pipeline)
+    with reading(engine) as connection:
+        return {row[0]: row[1] for row in connection.execute(counted)}
+
+
 def reasons(engine: sa.Engine, pipeline: str, wanted: DeadLetterQuery) -> list[dict[str, Any]]:
     """Return the number of letters by state, node and code, the most frequent first."""
     column, many = dead_letters.c, sa.func.count().label("letters")

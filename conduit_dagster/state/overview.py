@@ -117,6 +117,14 @@ def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
         ]
 
 
+def delivered_counts(engine: sa.Engine) -> dict[str, int]:
+    """Return the number of records delivered by each pipeline, to all of its destinations together."""
+    total = sa.func.sum(consumers.c.delivered)
+    counted = sa.select(consumers.c.pipeline, total).where(consumers.c.kind != "dlq").group_by(consumers.c.pipeline)
+    with reading(engine) as connection:
+        return {pipeline: int(delivered or 0) for pipeline, delivered in connection.execute(counted)}
+
+
 def offset_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:
     """Return the offsets of every consumer, per source and namespace; ``*`` is the source's overall offset."""
     mine = sa.select(offsets).where(offsets.c.pipeline == pipeline)

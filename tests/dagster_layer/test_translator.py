@@ -68,7 +68,9 @@ def test_keys_and_attributes_are_translated_and_dependencies_follow(folder: Fold
     acks = _spec(definitions, "raw", "numbers", "acks")
     assert {dep.asset_key.to_user_string() for dep in acks.deps} == {"numbers", "raw/numbers/dead_letters"}
     checks = {check.asset_key.to_user_string() for check in definitions.resolve_asset_graph().asset_check_keys}
-    assert checks == {"raw/numbers/acks", "raw/numbers/dead_letters", "conduit/pipeline_files"}
+    assert checks == {
+        *("raw/numbers/acks", "raw/numbers/dead_letters", "raw/numbers/in", "conduit/pipeline_files"),
+    }
 
 
 @pytest.mark.usefixtures("spark")

@@ -1,0 +1,74 @@
+"""``top``, and what ``pipelines list`` tells in words."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from lab.as_owner import owned
+
+from conduit_dagster.cli.moments import ago, due, span
+from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.state.connector_registrations import SourceUnit
+from conduit_dagster.state.status_store import RunStart
+
+ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (40, "40 s"), (59.7, "1 min"), (3_599, "59 min"), (7_300, "2 h"), (10**6, "11 d")],
+)
+def test_a_length_of_time_has_one_unit(seconds: float, text: str) -> None:
+    assert span(seconds) == text
+
+
+def test_moments() -> None:
+    now = 10**18
+    assert (ago(now - 5 * 10**9, now), ago(0, now)) == ("5 s ago", "")
+    assert (due(now + 40 * 10**9, now), due(now - 1, now)) == ("in 40 s", "now")
+
+
+@pytest.fixture
+def failed(project: Path) -> Path:
+    with owned(project) as store:
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.registering(
+            lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
+        )
+        store.life.failed(ERROR, None, "first")
+    return project
+
+
+def test_top_prints_the_table_once_in_a_pipe(run, failed: Path) -> None:
+    """Also pipelines that never ran; it starts nothing and waits for one interval."""
+    begun = time.monotonic()
+    ran = run("top", "--interval", "0.3")
+    assert 0.3 <= time.monotonic() - begun < 30
+    assert ran.code == 0
+    assert "degraded" in ran.out
+    assert "s ago" in ran.out
+    (row,) = run("top", "--interval", "0.2", "--json").envelope["result"]["pipelines"]
+    zero = ("records", "delivered", "read_per_second", "delivered_per_second", "dead_letters")
+    assert (row["id"], *(row[name] for name in zero)) == ("orders", 0, 0, 0, 0, 0)
+
+
+def test_top_without_a_state_store(run, project: Path) -> None:
+    (row,) = run("top", "--interval", "0.2", "--json").envelope["result"]["pipelines"]
+    assert (row["id"], row["status"], row["active_ns"]) == ("orders", None, 0)
+    assert not (project / ".conduit").exists()
+
+
+def test_list_shows_short_paths_and_when_something_happened(run, failed: Path) -> None:
+    ran = run("pipelines", "list")
+    assert " pipelines/orders.yaml " in ran.out
+    assert "s ago" in ran.out
+    assert str(failed) not in ran.out
+
+
+def test_list_says_in_how_long_a_pipeline_restarts(run, project: Path) -> None:
+    with owned(project) as store:
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.life.failed({**ERROR, "fatal": False}, Policy(3_000.0, 3_000.0), "first")
+    assert "recovering, restart 1 in 49 min" in run("pipelines", "list").out
