@@ -70,5 +70,5 @@ def test_list_shows_short_paths_and_when_something_happened(run, failed: Path) -
 def test_list_says_in_how_long_a_pipeline_restarts(run, project: Path) -> None:
     with owned(project) as store:
         store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed({**ERROR, "fatal": False}, Policy(3_000.0, 3_000.0), "first")
-    assert "recovering, restart 1 in 49 min" in run("pipelines", "list").out
+        store.life.failed({**ERROR, "fatal": False}, Policy(4_000.0, 4_000.0), "first")
+    assert "recovering, restart 1 in 1 h" in run("pipelines", "list").out
