@@ -54,13 +54,11 @@ def define_assets(catalogue: Catalogue, translator: PipelineTranslator, refused:
     """
     found = ProjectAssets()
     with_errors = list(broken_pipelines(catalogue.loaded))  # Dagster may refuse more of them
-    sources: list[dg.AssetSpec] = []
     for pipeline in _pipelines(catalogue, translator, refused):
         found.add(pipeline)
-        sources += pipeline.sources
     warn(catalogue.findings)
     found.assets += [pipeline_files(catalogue), *broken_assets(broken_pipelines(catalogue.loaded))]
-    found.checks += [*broken_checks(with_errors), *source_checks(sources)]
+    found.checks += [*broken_checks(with_errors), *source_checks(catalogue, found.keys.values())]
     return found
 
 

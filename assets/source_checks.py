@@ -15,7 +15,7 @@ from conduit_dagster.assets.events import RunSnapshot
 from conduit_dagster.assets.names import GROUP
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from conduit_dagster.engine.registering import attach_kept_to_look
 from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.step_context import SourceAcks
@@ -31,32 +31,37 @@ _LOOK = Limit(1, 65_536)
 _ERROR = dg.AssetCheckSeverity.ERROR
 
 
-def source_checks(sources: Iterable[dg.AssetSpec]) -> list[dg.AssetChecksDefinition]:
-    """Return the checks of these sources' assets, as one definition; none without sources.
+def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.AssetChecksDefinition]:
+    """Return the checks of the sources' assets, as one definition; none without sources. ``every``: by pipeline.
 
     Executing them asks each source for its newest position, as a run's planner does: it reads no records, moves
     nothing, and starts Spark only for a source that is a Spark plan.
     """
     said = "The source can be read: the newest run read from it, or it told how far it is."
-    specs = {
-        spec.key: dg.AssetCheckSpec(READABLE, asset=spec.key, description=said, metadata=spec.metadata)
-        for spec in sources
-    }
-    if not specs:
+    sources = dict(_places(catalogue, every))
+    if not sources:
         return []
+    specs = [dg.AssetCheckSpec(READABLE, asset=key, description=said) for key in sources]
 
-    @dg.multi_asset_check(name=f"{GROUP}__readable_sources", specs=list(specs.values()), can_subset=True)
+    @dg.multi_asset_check(name=f"{GROUP}__readable_sources", specs=specs, can_subset=True)
     def check(context: dg.AssetCheckExecutionContext, conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
         state = conduit_state
-        catalogue = open_catalogue(state.project)
+        now = open_catalogue(state.project)
         with session_when_needed(context.op_execution_context, state.root) as spark:
             for key in sorted(context.selected_asset_check_keys):
-                about = specs[key.asset_key].metadata
-                bound = catalogue.get(about["conduit/pipeline"])
-                verdict = _asked(bound, about["conduit/id"], state.database, spark)
+                pipeline, source = sources[key.asset_key]
+                verdict = _asked(now.get(pipeline), source, state.database, spark)
                 yield as_check_result(key.asset_key, verdict)
 
     return [check]
+
+
+def _places(catalogue: Catalogue, every: Iterable[AssetKeys]) -> Iterator[tuple[dg.AssetKey, tuple[str, str]]]:
+    """Yield each source's key, with its pipeline and id."""
+    for keys in every:
+        bound = catalogue.get(keys.pipeline)
+        for source in () if bound is None else bound.config.sources:
+            yield keys.of(source.id), (keys.pipeline, source.id)
 
 
 def as_check_result(key: dg.AssetKey, verdict: CheckResult) -> dg.AssetCheckResult:
