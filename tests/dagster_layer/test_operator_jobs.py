@@ -100,7 +100,7 @@ def test_one_set_for_all_pipelines_with_a_form_that_explains_itself(folder: Fold
     folder.write("more.yaml", NUMBERS.format(id="more", trigger="available-now", queue=TAKES_ALL).replace("./", "./m"))
     names = set(folder.definitions.get_repository_def().job_names)
     assert {name for name in names if name.startswith("conduit__")} == JOBS
-    for job in operator_jobs():
+    for job in operator_jobs({}):
         assert job.description and job.executor_def is dg.in_process_executor
         assert "conduit/pipeline" not in job.tags, "a limit of one run per pipeline would queue a stop"
         (node,) = job.nodes

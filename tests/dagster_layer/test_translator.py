@@ -68,9 +68,8 @@ def test_keys_and_attributes_are_translated_and_dependencies_follow(folder: Fold
     acks = _spec(definitions, "raw", "numbers", "acks")
     assert {dep.asset_key.to_user_string() for dep in acks.deps} == {"numbers", "raw/numbers/dead_letters"}
     checks = {check.asset_key.to_user_string() for check in definitions.resolve_asset_graph().asset_check_keys}
-    assert checks == {
-        *("raw/numbers/acks", "raw/numbers/dead_letters", "raw/numbers/in", "conduit/pipeline_files"),
-    }
+    ours = {f"raw/numbers/{name}" for name in ("in", "acks", "dead_letters")}
+    assert checks == {*ours, "conduit/pipeline_files"}
 
 
 @pytest.mark.usefixtures("spark")
@@ -203,3 +202,27 @@ def test_the_package_imports_dagster_only_when_it_is_asked_for() -> None:
     assert {"load_pipelines", "PipelinesComponent"} <= set(dir(conduit_dagster))
     with pytest.raises(AttributeError):
         _ = conduit_dagster.nothing  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class Bare(PipelineTranslator):
+    """Keys of its own, and no metadata."""
+
+    def get_asset_spec(self, data: PipelineAsset) -> dg.AssetSpec:
+        spec = super().get_asset_spec(data)
+        return spec.replace_attributes(key=spec.key.with_prefix("raw"), metadata={})
+
+
+def test_operator_jobs_and_the_checks_of_sources_follow_the_keys(folder: Folder) -> None:
+    folder.numbers()
+    key = dg.AssetCheckKey(dg.AssetKey(["raw", "numbers", "in"]), "readable")
+    check = dg.define_asset_job("check", dg.AssetSelection.checks(key))
+    definitions = dg.Definitions.merge(load_pipelines(folder.root, translator=Bare()), dg.Definitions(jobs=[check]))
+    (asked,) = (
+        definitions.resolve_job_def("check").execute_in_process(instance=folder.instance).get_asset_check_evaluations()
+    )
+    assert (asked.asset_check_key, asked.passed) == (key, True)
+    start = definitions.resolve_job_def("conduit__start")
+    form = {"ops": {"conduit__start_pipeline": {"config": {"pipeline": "numbers"}}}}
+    assert start.execute_in_process(form, folder.instance).success
+    acks = dg.AssetKey(["raw", "numbers", "acks"])
+    assert len(folder.instance.fetch_observations(acks, limit=5).records) == 1
