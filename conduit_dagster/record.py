@@ -19,6 +19,8 @@ OPERATIONS: tuple[Operation, ...] = ("create", "update", "delete", "snapshot")
 COLLECTION = "opencdc.collection"
 CREATED_AT = "opencdc.createdAt"
 READ_AT = "opencdc.readAt"
+FILE_HEADER = "file.header"
+"""First line of the record's file, from a source that leaves it out of the records."""
 SOURCE_CONNECTOR_ID = "conduit.source.connector.id"
 Mode = Literal["copy", "sync", "complete"]
 MODES: tuple[Mode, ...] = ("copy", "sync", "complete")

@@ -9,7 +9,7 @@ from conduit_dagster.connectors.collection_setting import CollectionPattern
 from conduit_dagster.connectors.file.line_reader import LineLabels
 from conduit_dagster.connectors.file.listing import TrackedFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings
-from conduit_dagster.record import COLLECTION, MODE, READ_AT, SOURCE_CONNECTOR_ID
+from conduit_dagster.record import COLLECTION, FILE_HEADER, MODE, READ_AT, SOURCE_CONNECTOR_ID
 from conduit_dagster.sdk import ConnectorContext
 
 
@@ -21,14 +21,15 @@ class FileLabels:
         self._context, self._settings, self._many = context, settings, many
         self.collections = CollectionPattern(settings.collection)
 
-    def of(self, file: TrackedFile, url: str, mode: str) -> LineLabels:
-        """Return the labels of a file that is at a URL, with paths as written; ``mode``: empty for none."""
+    def of(self, file: TrackedFile, url: str, mode: str, header: str = "") -> LineLabels:
+        """Return the labels of a file at a URL, with paths as written; ``mode``, ``header``: empty for none."""
         collection = self.collection(file)
         metadata = {
             SOURCE_CONNECTOR_ID: self._context.full_id,
             **({COLLECTION: collection} if collection else {}),
             **({MODE: mode} if mode else {}),
             "file.path": self._shown(url) if self._many else self._settings.path,
+            **({FILE_HEADER: header} if header else {}),
             READ_AT: str(self._context.clock.now_ns),
         }
         return LineLabels(metadata, self._prefix(file))

@@ -36,6 +36,9 @@ class FileSourceSettings(ConnectorSettings):
     record of its own."""
     max_line: int = Field(268_435_456, alias="max-line", gt=0)
     """Maximum line length in bytes. A longer line stops the pipeline: most likely it is not a file of lines at all."""
+    header: bool = False
+    """Whether the first line of every file is a header. It is no record; the metadata ``file.header`` of the file's
+    records holds it, and ``csv.decode`` takes the names of the columns from there."""
     collection: str = ""
     """The records' collection (``opencdc.collection``), their key in the commit log: a name such as ``orders``,
     or a regular expression (RE2) with one group, searched in the file's name: ``^([a-z]+)-`` makes ``orders`` of

@@ -9,6 +9,7 @@ import msgspec
 
 from conduit_dagster.connectors.collection_setting import modes_of
 from conduit_dagster.connectors.file.copy_ends import Copied, CopyEnd, CopyModes
+from conduit_dagster.connectors.file.file_header import header_text
 from conduit_dagster.connectors.file.file_labels import FileLabels
 from conduit_dagster.connectors.file.file_position import FilePosition, parse_position
 from conduit_dagster.connectors.file.file_scan import FileFinder, FileScan, SeenFile, Survey, open_tracked
@@ -24,7 +25,7 @@ from conduit_dagster.connectors.file.listing import (
 )
 from conduit_dagster.connectors.file.opened import FileChanged, OpenFile
 from conduit_dagster.connectors.file.settings import FileSourceSettings, as_source
-from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step, next_line
+from conduit_dagster.connectors.file.step_ranges import Bound, Drain, FileSteps, Step
 from conduit_dagster.connectors.path_rules import located
 from conduit_dagster.record import Mode
 from conduit_dagster.recovery.errors import FatalError, TransientError
@@ -60,7 +61,7 @@ class FileSource(Source):
         if self._many:
             require_local(self._settings.path)
         self._surveyor = FileScan(self._settings, self._path, context.root, self._many)
-        self._steps = FileSteps(self._settings.max_line)
+        self._steps = FileSteps(self._settings)
         self._drain = Drain(self._surveyor, self._settings)
         self._lists = FileLists(context)
 
@@ -115,8 +116,9 @@ class FileSource(Source):
             step = self._steps.take(seen, left, bound)
             if step.after is not None:
                 changed[seen.file.number] = step.after
-                copied.read(self._labels.unchecked(seen.file), seen.file, step.after)
-                lines, read = step.after.line - seen.file.line, step.after.offset - seen.file.offset
+                lines, read = self._steps.records(seen.file, step.after), step.after.offset - seen.file.offset
+                if lines:
+                    copied.read(self._labels.unchecked(seen.file), seen.file, step.after)
                 left = Limit(left.records - lines, left.bytes - read)
             if step.done < step.upto:
                 copied.leave(self._labels.unchecked(seen.file))
@@ -238,7 +240,9 @@ class FileSource(Source):
     def _pieces(
         self, first: TrackedFile, last: TrackedFile, opened: OpenFile, share: int
     ) -> Iterator[tuple[Mark, Mark]]:
-        low, end = next_line(first, opened), Mark(last.offset, last.line)
+        low, end = self._steps.first_record(first, opened, last.offset), Mark(last.offset, last.line)
+        if self._steps.records(first, last) == 0:
+            low = end  # a header without its line end
         marks = self._steps.pop_marks(last.number)
         if marks is None and end.offset - low.offset > share:
             marks = list(scan(opened, low, end.offset, self._settings.max_line))
@@ -261,8 +265,10 @@ class FileSource(Source):
     def read(self, split: Split, options: ReadOptions) -> Iterator[Block]:
         """Yield the lines of one file's range. Raises ``TransientError`` (``file.moved``) if the file is not found."""
         file = parse_tracked(split.start)
-        labels = self._labels.of(file, split.detail["url"], split.detail.get("mode", ""))
-        yield from LineReader(split, self._open_split(split, file), labels, options).blocks()
+        opened = self._open_split(split, file)
+        header = header_text(opened, self._settings.max_line) if self._settings.header else ""
+        labels = self._labels.of(file, split.detail["url"], split.detail.get("mode", ""), header)
+        yield from LineReader(split, opened, labels, options).blocks()
 
     def _open_split(self, split: Split, file: TrackedFile) -> OpenFile:
         """Open the planned file under its current name, never another file at its path."""

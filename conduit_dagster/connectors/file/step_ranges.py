@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from conduit_dagster.connectors.file.file_header import header_end
 from conduit_dagster.connectors.file.file_scan import FileScan, Quiet, SeenFile
 from conduit_dagster.connectors.file.line_reader import Mark, Readable, nth_end, opened, scan
 from conduit_dagster.connectors.file.listing import FoundFile, TrackedFile, look
@@ -153,8 +154,8 @@ class Step(NamedTuple):
 class FileSteps:
     """Steps in the files of one source. Remembers results, so that no byte is scanned twice without need."""
 
-    def __init__(self, max_line: int) -> None:
-        self._max_line = max_line
+    def __init__(self, settings: FileSourceSettings) -> None:
+        self._max_line, self._has_header = settings.max_line, settings.header
         self._marks: dict[int, list[Mark]] = {}
         self._fruitless: dict[str, tuple[Any, ...]] = {}
         self._warned: set[tuple[str, int]] = set()
@@ -173,7 +174,7 @@ class FileSteps:
             size = opened.found.size
             upto = size if bound is None else min(size, bound.upto)
             rest = seen.closed if bound is None else bound.takes_rest and upto == size
-            start = next_line(seen.file, opened)
+            start = self.first_record(seen.file, opened, upto)
             step = reach(opened, start, upto, limit, rest, self._max_line)
             # a line that has grown since the horizon was taken is not stuck: the next run will read it
             is_stuck = bound is not None and upto == size and not rest
@@ -184,6 +185,19 @@ class FileSteps:
                 return Step(seen.file.offset, upto)
             self._marks[seen.file.number] = step.marks
             return Step(step.end.offset, upto, _after(seen.file, opened, step), step.limited)
+
+    def first_record(self, file: TrackedFile, opened: OpenFile, upto: int) -> Mark:
+        """Return where the next record of a file begins: not before the end of its header, if that is before ``upto``.
+
+        A header without its line end leaves the start of the file: it is read as a line is.
+        """
+        if not self._has_header or file.offset:
+            return next_line(file, opened)
+        return header_end(opened, upto, self._max_line) or Mark(0, 0)
+
+    def records(self, before: TrackedFile, after: TrackedFile) -> int:
+        """Return the number of lines between two states of a file that are not its header."""
+        return after.line - before.line - (self._has_header and before.offset == 0 < after.offset)
 
     def pop_marks(self, number: int) -> list[Mark] | None:
         """Return and forget the places between lines found while taking the step, or None if unknown."""
