@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from operator import length_hint
+from operator import is_, length_hint
 from typing import Any, ClassVar, cast
 
 from typing_extensions import override
@@ -12,7 +12,7 @@ from typing_extensions import override
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.record import Data
 from conduit_dagster.sdk import (
-    Nack,
+    Drop,
     ProcessError,
     Processor,
     ProcessorContext,
@@ -57,7 +57,7 @@ class LookAgain(Exception):  # noqa: N818  # no error: the record is special
 
 
 class InPlaceProcessor(Processor, ABC):
-    """A processor that changes each record in place, or raises to nack it.
+    """A processor that changes each record in place, or raises to nack it; one may also drop records.
 
     A record that is nacked halfway keeps the changes made inside its documents and metadata, as in Conduit.
     """
@@ -71,7 +71,7 @@ class InPlaceProcessor(Processor, ABC):
         """Change one record with any content. A raised error becomes its nack."""
 
     @override
-    def process(self, record: Record) -> Record:
+    def process(self, record: Record) -> Record | Drop:
         parts = parts_of(record)
         try:
             self.change(record)
@@ -87,7 +87,7 @@ class InPlaceProcessor(Processor, ABC):
         if self.loop is not None:
             return self._looped(records, self.loop)
         results = [self._one(record) for record in records]
-        return results if any(type(result) is Nack for result in results) else cast(list[Result], records)
+        return cast(list[Result], records) if all(map(is_, results, records)) else results
 
     def _looped(self, records: list[Record], loop: Loop) -> list[Result]:
         results = cast(list[Result], records)
@@ -102,7 +102,7 @@ class InPlaceProcessor(Processor, ABC):
 
     def _looked_at(self, records: list[Record], results: list[Result], at: int) -> list[Result]:
         result = self._one(records[at])
-        if type(result) is not Nack:
+        if result is records[at]:
             return results
         marked = results if isinstance(results, Results) else Results(records)
         marked.put(at, result)
