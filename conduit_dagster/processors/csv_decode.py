@@ -120,7 +120,7 @@ class CsvDecode(InPlaceProcessor):
             Record("1", {}, {"id": 1, "name": "Ana, Zagreb", "amount": None}),
         ),
         Example(
-            "A file with a header: the source has `header: true`",
+            "A file whose source has `header: true`",
             {"columns": "amount:float", "delimiter": ";"},
             Record("1", {FILE_HEADER: "id;amount"}, b"007;12.5"),
             Record("1", {FILE_HEADER: "id;amount"}, {"id": "007", "amount": 12.5}),

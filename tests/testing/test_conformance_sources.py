@@ -38,13 +38,14 @@ from conduit_dagster.testing.conformance import SourceConformance
 
 
 class TestFile(SourceConformance):
-    @pytest.fixture(params=["one", "several"])
+    @pytest.fixture(params=["one", "several", "headers"])
     def make(self, tmp_path: Path, request: pytest.FixtureRequest) -> Make:
         for number in range(1 if request.param == "one" else 3):
             lines = [json.dumps({"i": i, "text": "é" * (i % 9)}) for i in range(30)]
             (tmp_path / f"in{number}.jsonl").write_text("\n".join([*lines, "", "no json", ""]))
         path = "in0.jsonl" if request.param == "one" else "in*.jsonl"
-        return lambda: FileSource(FileSourceSettings.model_validate({"path": path}), context(tmp_path))
+        settings = {"path": path, "header": request.param == "headers"}
+        return lambda: FileSource(FileSourceSettings.model_validate(settings), context(tmp_path))
 
 
 class TestFilesThatLeave(SourceConformance):
