@@ -78,6 +78,9 @@ format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## the documentation as a site, in .conduit/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: $(STAMP) ## speed beside plain Spark and COPY, about an hour; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 

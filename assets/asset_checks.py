@@ -163,7 +163,7 @@ def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> 
     metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
     metadata |= {"seconds_since_ack": round(look.waited, 1)}
     if not look.waiting:
-        text = "nothing waits" if look.lag else "no source tells how much waits"
+        text = "nothing waits" if look.lag else "lag unknown: no source reports it"
         return CheckResult(ACK_LAG, True, text, metadata)
     # a run that was refused because another one holds the lease says nothing about the waiting records
     if error is not None and not error.code.startswith("lease."):

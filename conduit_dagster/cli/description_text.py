@@ -111,10 +111,17 @@ def _source_numbers(one: Facts) -> Iterable[str]:
 
 def _queue(queue: Facts) -> Iterable[str]:
     size, threshold = queue["window_size"], queue["window_nack_threshold"]
-    bears = f"{threshold} nacks in the last {size} records, one more stops the pipeline"
-    yield f"{queue['plugin']}  bears {'every nack' if size == 0 else bears}"
+    yield f"{queue['plugin']}  {_tolerance(size, threshold)}"
     yield from (f"  {key}: {short(value)}" for key, value in queue["settings"].items())
     yield f"  delivered {queue['delivered']:,}"
+
+
+def _tolerance(size: int, threshold: int) -> str:
+    if size == 0:
+        return "tolerates every nack"
+    if threshold == 0:
+        return "any nack stops the pipeline"
+    return f"tolerates {threshold} nacks in the last {size} records, one more stops the pipeline"
 
 
 def _letter(row: Facts) -> str:

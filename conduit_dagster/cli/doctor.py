@@ -26,11 +26,12 @@ def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
 
 def _examined(deep: bool) -> Outcome:
     from conduit_dagster.cli.checks import all_checks
+    from conduit_dagster.cli.terminal import count
 
     checks = list(all_checks(deep))
     failed = [check for check in checks if check.level == "fail"]
     doubtful = sum(check.level == "warn" for check in checks)
-    summary = f"{len(checks)} checks: {len(failed)} failed, {doubtful} to look at"
+    summary = f"{len(checks)} checks: {len(failed)} failed, {count(doubtful, 'warning')}"
     error = _error(failed) if failed else None
     return Outcome(
         summary,
@@ -43,7 +44,7 @@ def _examined(deep: bool) -> Outcome:
 
 def _error(failed: list[Check]) -> FatalError:
     names = ", ".join(check.name for check in failed)
-    return FatalError(f"not ready to run: {names}", code="environment.unfit", fix=failed[0].fix)
+    return FatalError(f"not ready: {names} failed", code="environment.unfit", fix=failed[0].fix)
 
 
 def _show(console: Console, checks: list[Check]) -> None:

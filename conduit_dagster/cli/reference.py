@@ -123,7 +123,8 @@ def _name(annotation: Any) -> str:
     if hasattr(annotation, "__metadata__"):
         return _annotated(annotation.__origin__, annotation.__metadata__)
     if get_origin(annotation) is list:
-        return f"list of {_name(get_args(annotation)[0])}s"
+        each = _name(get_args(annotation)[0])
+        return f"list of {each if each.endswith('s') else each + 's'}"
     if get_origin(annotation) is dict:
         return _NAMES[dict]
     if inspect.isclass(annotation):

@@ -75,7 +75,7 @@ def test_describe_tells_everything(run, failed: Path) -> None:
 def test_describe_in_words(run, failed: Path) -> None:
     ran = run("pipelines", "describe", "orders")
     assert ran.code == 0
-    for words in ("degraded", "x.y: it broke", "mend it", "json.decode", "bears every nack", "positions"):
+    for words in ("degraded", "x.y: it broke", "mend it", "json.decode", "tolerates every nack", "positions"):
         assert words in ran.out
 
 

@@ -73,8 +73,8 @@ def parse_id(text: str) -> tuple[str, Key]:
     pipeline, _, key = text.rpartition("/")
     step, _, number = key.partition(".")
     if not (step.isascii() and step.isdecimal() and number.isascii() and number.isdecimal()):
-        fix = "conduit-dagster dlq list prints them: PIPELINE/STEP.NUMBER"
-        raise refused("usage.letter", f"{text} is no dead letter's id", fix)
+        fix = "conduit-dagster dlq list shows them"
+        raise refused("usage.letter", f"{text!r} is not a dead-letter id; expected PIPELINE/STEP.NUMBER", fix)
     return pipeline, (int(step), int(number))
 
 

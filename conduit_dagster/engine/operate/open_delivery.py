@@ -128,7 +128,7 @@ def not_divisible(opened: OpenDelivery) -> FatalError:
         "offsets.not_divisible",
         f"{opened.consumer} ({opened.destination.name}) takes step {opened.step.plan.step} as a whole: no single record"
         " of it is at fault",
-        "mend what the error names (the disk, a right, the path) and run again",
+        "correct what the error names (the disk, a right, the path) and run again",
         node=opened.node,
     )
 

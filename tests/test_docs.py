@@ -1,0 +1,81 @@
+"""The documentation: its site builds without warnings, its pipelines are valid, and its commands exist."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from lab.modules import ROOT
+
+from conduit_dagster.cli.main import app
+from conduit_dagster.config.parse import parse_text
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
+
+
+def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
+    """Strict: a page that is not in the navigation, and a link or an anchor that leads nowhere, fail it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    ran = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert (tmp_path / "site" / "concepts" / "index.html").exists()
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    missing = [link for link in _LINK.findall((ROOT / "README.md").read_text()) if not (ROOT / link).exists()]
+    assert missing == []
+
+
+def _pipelines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, (language, text) in enumerate(_BLOCK.findall(page.read_text())):
+            if language == "yaml" and re.search(r"^pipelines:", text, re.MULTILINE):
+                yield f"{page.name}-{number}", text
+
+
+@pytest.mark.parametrize("text", [pytest.param(text, id=name) for name, text in _pipelines()])
+def test_pipelines_in_the_documentation_are_valid(text: str) -> None:
+    variables = dict.fromkeys(re.findall(r"\$\{(\w+)\}", text), "postgresql://u@h/d")
+    assert [finding.render() for finding in parse_text(text, "docs.yaml", variables, strict=True).findings] == []
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_yaml_in_the_documentation_is_yaml(page: Path) -> None:
+    for language, text in _BLOCK.findall(page.read_text()):
+        if language == "yaml":
+            assert list(yaml.safe_load_all(text))
+
+
+def _commands() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        text = page.read_text()
+        lines = re.findall(r"^(?: {4}|)conduit-dagster (.+)$", text, re.MULTILINE)
+        for line in [*lines, *re.findall(r"`conduit-dagster ([^`]+)`", text)]:
+            yield page.name, line.strip()
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(set(_commands())))
+def test_commands_in_the_documentation_exist(page: str, line: str) -> None:
+    """Verbs, options and the number of arguments; values are not looked at."""
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)
+    ends = [place for place, word in enumerate(words) if word in ("&&", "|", ">")]
+    words = words[: ends[0]] if ends else words
+    while hasattr(command, "commands") and words:
+        command = command.commands.get(words.pop(0))
+        assert command is not None, f"{page}: {line}"
+    known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    said = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert said <= known | {"--help"}, f"{page}: {line}"
