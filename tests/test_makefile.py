@@ -40,7 +40,7 @@ class Clone:
         self.tools.mkdir()
         for name in ("Makefile", "requirements.lock", "pyproject.toml"):
             shutil.copy(ROOT / name, folder)
-        for name in ("sh", "rm", "mkdir", "touch", "cp", "cat"):
+        for name in ("sh", "rm", "mkdir", "touch", "cp", "cat", "date"):
             (self.tools / name).symlink_to(str(shutil.which(name)))
 
     def python(self, version: str = "3.12", *, too_old: int = 0, no_venv: int = 0, pip: int = 0) -> None:
