@@ -1,4 +1,4 @@
-"""The wheel of this checkout, beside a project that has packages named like three of ours."""
+"""The source distribution and wheel of this checkout, beside a project that has packages named like three of ours."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ def _run(*command: object, cwd: Path, path: tuple[Path, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the wheel installs, found before the checkout."""
+    """A folder with what the wheel installs, found before the checkout. It is made of the source distribution."""
     root = tmp_path_factory.mktemp("wheel")
     for top in TOPS:
         shutil.copytree(ROOT / top, root / "source" / top, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, root / "source" / name)
     options = ("--quiet", "--no-deps", "--disable-pip-version-check")
-    _run(*PYTHON, "pip", "wheel", *options, "--no-build-isolation", "-w", root, root / "source", cwd=root)
+    build = f"import setuptools.build_meta as backend; backend.build_sdist({str(root)!r})"
+    _run(sys.executable, "-c", build, cwd=root / "source")
+    [sdist] = root.glob("*.tar.gz")
+    _run(*PYTHON, "pip", "wheel", *options, "--no-build-isolation", "-w", root, sdist, cwd=root)
     [wheel] = root.glob("*.whl")
     _run(*PYTHON, "pip", "install", *options, "--target", root / "site", wheel, cwd=root)
     return root / "site"
