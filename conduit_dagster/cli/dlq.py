@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.subject import Subject
 
-Ids = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this letter; may be repeated.")]
-Node = Annotated[str | None, typer.Option("--node", metavar="ID", help="Nacked by this processor or destination.")]
+Ids = Annotated[list[str] | None, typer.Option("--id", metavar="LETTER", help="Only this letter; may be repeated.")]
+Node = Annotated[str | None, typer.Option("--node", metavar="NODE", help="Nacked by this processor or destination.")]
 Code = Annotated[str | None, typer.Option("--code", metavar="CODE", help="With this error code.")]
-Source = Annotated[str | None, typer.Option("--source", metavar="ID", help="From this source.")]
+Source = Annotated[str | None, typer.Option("--source", metavar="SOURCE", help="From this source.")]
 Namespace = Annotated[str | None, typer.Option("--namespace", metavar="NAME", help="Of this collection.")]
 Since = Annotated[
     str | None, typer.Option("--since", metavar="AGE|TIME", help="Newer than 2h, 1d12h or 2026-08-02T10:00.")
@@ -69,7 +69,7 @@ def with_filters(command: Callable[..., None]) -> Callable[..., None]:
 
 app = typer.Typer(no_args_is_help=True, help="Dead letters.")
 Every = Annotated[str | None, typer.Argument(metavar="[PIPELINE]", help="The pipeline's id; all without it.")]
-Id = Annotated[str, typer.Argument(metavar="ID", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
+Id = Annotated[str, typer.Argument(metavar="LETTER", help="The letter, as dlq list prints it: PIPELINE/STEP.NUMBER.")]
 State = Annotated[Literal["open", "replayed", "discarded", "all"], typer.Option("--state", help="What became of them.")]
 Limit = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="The newest N.")]
 ByReason = Annotated[bool, typer.Option("--by-reason", help="Only how many there are of each kind.")]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
 Source = Annotated[
-    str | None, typer.Option("--source", metavar="ID", help="The source; needed where there are several.")
+    str | None, typer.Option("--source", metavar="SOURCE", help="The source; needed where there are several.")
 ]
 Files = Annotated[
     list[str] | None, typer.Option("--file", metavar="PATH", help="The pipeline's file, where that is elsewhere.")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from conduit_dagster.state.history import Event
 
 app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")
-Id = Annotated[str, typer.Argument(metavar="ID", help="The pipeline's id.")]
+Id = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
 
 
 @app.command("list")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 File = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's file.")]
 Records = Annotated[int, typer.Option("--records", metavar="N", min=1, help="So many of each source.")]
-Pipeline = Annotated[str | None, typer.Option("--pipeline", metavar="ID", help="Of a file with several.")]
+Pipeline = Annotated[str | None, typer.Option("--pipeline", metavar="PIPELINE", help="Of a file with several.")]
 Only = Annotated[str, typer.Option("--only", metavar="TEXT", help="The tests whose name holds it.")]
 Facts = dict[str, Any]
 
