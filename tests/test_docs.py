@@ -16,6 +16,7 @@ import typer
 import yaml
 from lab.modules import ROOT
 
+from conduit_dagster.cli.examples import EXAMPLES
 from conduit_dagster.cli.main import app
 from conduit_dagster.config.parse import parse_text
 
@@ -66,9 +67,21 @@ def _commands() -> Iterator[tuple[str, str]]:
             yield page.name, line.strip()
 
 
-@pytest.mark.parametrize(("page", "line"), sorted(set(_commands())))
+def test_every_verb_has_two_examples() -> None:
+    def verbs(command: Any, above: str = "") -> Iterator[str]:
+        for name, below in command.commands.items():
+            yield from verbs(below, f"{above}{name} ") if hasattr(below, "commands") else [f"{above}{name}"]
+
+    assert set(verbs(typer.main.get_command(app))) == set(EXAMPLES)
+    assert {len(examples) for examples in EXAMPLES.values()} == {2}
+
+
+_EXAMPLES = {("examples.py", line) for examples in EXAMPLES.values() for line in examples}
+
+
+@pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(_commands())))
 def test_commands_in_the_documentation_exist(page: str, line: str) -> None:
-    """Verbs, options and the number of arguments; values are not looked at."""
+    """Their verbs and options; values are not looked at."""
     command: Any = typer.main.get_command(app)
     words = shlex.split(line, comments=True)
     ends = [place for place, word in enumerate(words) if word in ("&&", "|", ">")]

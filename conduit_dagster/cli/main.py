@@ -31,6 +31,7 @@ from conduit_dagster.cli import (
     trying,
     validate,
 )
+from conduit_dagster.cli.examples import epilog
 from conduit_dagster.cli.verb import INTERRUPTED, INVALID, Outcome, broken_pipe, usage_error
 
 NAME = "conduit-dagster"
@@ -62,6 +63,17 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(spark.app, name="spark")
 app.add_typer(plugins.connectors, name="connectors")
 app.add_typer(plugins.processors, name="processors")
+
+
+def _show_examples(typers: typer.Typer, above: str = "") -> None:
+    for command in typers.registered_commands:
+        command.epilog = epilog(f"{above}{command.name}")
+    for group in typers.registered_groups:
+        assert group.typer_instance is not None, "groups are added as instances"
+        _show_examples(group.typer_instance, f"{above}{group.name} ")
+
+
+_show_examples(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -12,7 +12,7 @@ from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientE
 from conduit_dagster.spark.explain import explain, is_sparks
 
 _FATAL_IN_DAGSTER: Final = {
-    "DagsterAssetCheckFailedError": ("dagster.check_failed", "look at the failed check, correct what it found, run again"),
+    "DagsterAssetCheckFailedError": ("dagster.check_failed", "correct what the failed check found, run again"),
     "DagsterInvalidConfigError": ("dagster.config_invalid", "correct the run's configuration, and run again"),
 }
 
