@@ -1,10 +1,10 @@
-"""The check ``readable`` of every source: a run evaluates it as it reads, and by itself it asks the source, unread.
+"""The check ``readable`` of every source: a run evaluates it as it reads, and by itself it asks the source.
 
 A source is an external asset: no run materialises it, so that a run which fails there would not colour it. Its check
 does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
@@ -21,23 +21,23 @@ from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.step_context import SourceAcks
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
-from conduit_dagster.recovery.errors import ConduitError, FatalError
-from conduit_dagster.resources.spark_resource import StateResource, session_when_needed
-from conduit_dagster.sdk import Limit, Source
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.resources.spark_resource import StateResource
+from conduit_dagster.sdk import Source
 from conduit_dagster.state.overview import real_source_rows
 
 READABLE = "readable"
-_LOOK = Limit(1, 65_536)
+_TELLS = "it tells how much waits"
 _ERROR = dg.AssetCheckSeverity.ERROR
 
 
 def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.AssetChecksDefinition]:
     """Return the checks of the sources' assets, as one definition; none without sources. ``every``: by pipeline.
 
-    Executing them asks each source for its newest position, as a run's planner does: it reads no records, moves
-    nothing, and starts Spark only for a source that is a Spark plan.
+    Executing them asks each source how much waits, also while its pipeline runs: it reads no records, moves nothing and
+    needs no Spark. A source that can't tell gets a warning.
     """
-    said = "The source can be read: the newest run read from it, or it told how far it is."
+    said = "The source can be read: the newest run read from it, or it tells how much waits."
     sources = dict(_places(catalogue, every))
     if not sources:
         return []
@@ -47,11 +47,9 @@ def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.A
     def check(context: dg.AssetCheckExecutionContext, conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
         state = conduit_state
         now = open_catalogue(state.project)
-        with session_when_needed(context.op_execution_context, state.root) as spark:
-            for key in sorted(context.selected_asset_check_keys):
-                pipeline, source = sources[key.asset_key]
-                verdict = _asked(now.get(pipeline), source, state.database, spark)
-                yield as_check_result(key.asset_key, verdict)
+        for key in sorted(context.selected_asset_check_keys):
+            pipeline, source = sources[key.asset_key]
+            yield as_check_result(key.asset_key, _asked(now.get(pipeline), source, state.database))
 
     return [check]
 
@@ -94,7 +92,7 @@ def readable_verdicts(
         elif look.progress.sources.get(source.id) or (result is not None and result.drained):
             yield source.id, _readable("it was read")
         elif error is None and result is None and source.id in look.lag:
-            yield source.id, _readable("it tells how much waits")
+            yield source.id, _readable(_TELLS)
 
 
 def _readable(text: str) -> CheckResult:
@@ -107,8 +105,8 @@ def _unreadable(error: ConduitError) -> CheckResult:
     return CheckResult(READABLE, False, text, {name: value for name, value in facts.items() if value}, _ERROR)
 
 
-def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine, spark: Callable[[], object]) -> CheckResult:
-    """Ask the source itself; any error of it is the result."""
+def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine) -> CheckResult:
+    """Ask the source how much waits: the one question that is allowed while the pipeline may run elsewhere."""
     node = None if bound is None else next((one for one in bound.compiled.sources if one.id == source), None)
     if bound is None or node is None:
         text = "its pipeline can't run, or has no such source any more: conduit-dagster validate shows the mistakes"
@@ -116,25 +114,15 @@ def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine, spark:
     known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
     try:
         attach_kept_to_look(bound.compiled, database)
-        blamed(node_id(bound.id, source), _look_at, node.source, known, source, spark)
+        lag = blamed(node_id(bound.id, source), _lag, node.source, known, source)
     except ConduitError as error:
         return _unreadable(error)
     finally:
         SourceAcks(bound.compiled).close()
-    return _readable("it told how far it is")
+    if lag is None:
+        return CheckResult(READABLE, False, "it can't tell how much waits: only a run finds out", {})
+    return CheckResult(READABLE, True, _TELLS, {f"lag_{node.source.lag_unit}": lag})
 
 
-def _look_at(source: Source, known: Mapping[str, Any], name: str, spark: Callable[[], object]) -> None:
-    """Ask for the newest position, as a run's planner does. Raises the source's error."""
-
-    def look() -> None:
-        start = known[name] if name in known else source.initial()
-        source.latest(start, _LOOK, source.horizon())
-
-    try:
-        look()
-    except FatalError as error:
-        if error.code != "spark.no_session":
-            raise
-        spark()
-        look()
+def _lag(source: Source, known: Mapping[str, Any], name: str) -> int | None:
+    return source.lag(known[name] if name in known else source.initial())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
@@ -69,7 +67,7 @@ def test_a_run_that_fails_elsewhere_says_nothing_of_a_source_that_it_did_not_rea
 def test_by_itself_it_asks_the_source_and_moves_nothing(folder: Folder) -> None:
     folder.numbers()
     assert _ask(folder).success
-    assert _shown(folder) == (True, "it told how far it is")
+    assert _shown(folder) == (True, "it tells how much waits")
     (folder.root / "in.jsonl").unlink()
     assert _ask(folder).success, "a check that fails is no failure of its run"
     passed, text = _shown(folder)
@@ -94,38 +92,17 @@ def test_by_itself_it_knows_how_far_a_logged_source_was_read(folder: Folder, spa
     folder.numbers(trigger="available-now\n    delivery: {log: records}")
     assert folder.run().success
     assert _ask(folder).success
-    assert _shown(folder) == (True, "it told how far it is")
+    assert _shown(folder) == (True, "it tells how much waits")
 
 
-def test_a_source_that_is_a_spark_plan_gets_a_session(
-    folder: Folder, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    from conduit_dagster.recovery.errors import FatalError
-
+@pytest.mark.usefixtures("no_spark")
+def test_by_itself_it_warns_of_a_source_that_cannot_tell(folder: Folder) -> None:
     folder.numbers()
-    (node,) = [one for one in _bound(folder).compiled.sources if one.id == "in"]
-    kind, opened = type(node.source), list[object]()
-    real = kind.horizon
-
-    def horizon(self: object) -> object:
-        if not opened:
-            raise FatalError("there is no Spark session in this process", code="spark.no_session")
-        return real(self)  # type: ignore[arg-type]  # pyright: ignore
-
-    def open_session(*_: object) -> SparkSession:
-        opened.append(spark)
-        return spark
-
-    monkeypatch.setattr(kind, "horizon", horizon)
-    monkeypatch.setattr(spark_resource, "open_session", open_session)
+    path = folder.root / "pipelines" / "numbers.yaml"
+    settings = "plugin: generator\n        settings: {format.type: structured, format.options.n: int}"
+    path.write_text(path.read_text().replace("plugin: builtin:file\n        settings: {path: ./in.jsonl}", settings))
     assert _ask(folder).success
-    assert _shown(folder)[0] and len(opened) == 1
-
-
-def _bound(folder: Folder):
-    from conduit_dagster.config.project import Project
-    from conduit_dagster.engine.catalogue import open_catalogue
-
-    bound = open_catalogue(Project.find(folder.root, {})).get("numbers")
-    assert bound is not None
-    return bound
+    newest = _newest(folder)
+    assert newest is not None
+    assert (newest.passed, newest.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert "only a run finds out" in str(newest.description)
