@@ -4,6 +4,7 @@ They belong to the project and not to a pipeline, which is a field of the form: 
 them. None has the tag ``conduit/pipeline``: a limit of one run per pipeline would queue a stop behind the run to stop.
 """
 
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.operate.log_compaction import compact
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.rewind import RewindTarget, only_target, rewind
+from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.engine.operate.subject import Subject, subject
 from conduit_dagster.engine.operate.summaries import compact_summary, rewind_summary, start_summary, stop_summary
 from conduit_dagster.engine.run_status import AWAY
@@ -55,13 +57,16 @@ class StopConfig(OperatorConfig):
 
 
 class RewindConfig(OperatorConfig):
-    """Config of the job that rewinds a source: exactly one of ``to_start``, ``to_offset`` and ``to_position``."""
+    """Config of the job that rewinds a source: exactly one of the fields ``to_…``."""
 
     source: str | None = Field(default=None, description="The source; needed where there are several.")
     to_start: bool = Field(default=False, description="To the source's beginning, or that of its log.")
     to_offset: int | None = Field(default=None, description="The record with this offset comes next.")
     to_position: Any = Field(
         default=None, description="To a position, as the asset of the source or conduit-dagster positions show has it."
+    )
+    to_time: str | None = Field(
+        default=None, description="What was logged since: 2h, 1d12h or 2026-08-02T10:00; with a log of records only."
     )
     force: bool = Field(default=False, description="Also forward: what lies between is never delivered.")
     dry_run: bool = Field(default=False, description=_DRY_RUN)
@@ -73,8 +78,9 @@ class RewindConfig(OperatorConfig):
             *([RewindTarget("start")] if self.to_start else []),
             *([RewindTarget("offset", self.to_offset)] if self.to_offset is not None else []),
             *([RewindTarget("position", self.to_position)] if self.to_position is not None else []),
+            *([RewindTarget("time", moment(self.to_time, time.time_ns(), "to_time"))] if self.to_time else []),
         ]
-        return only_target(named, "give one of to_start, to_offset, to_position")
+        return only_target(named, "give one of to_start, to_offset, to_position, to_time")
 
 
 class CompactConfig(OperatorConfig):
@@ -195,7 +201,7 @@ _JOBS = {
     "stop": (_stop_op, "Stops a pipeline, waits for its end, and cancels a pending restart."),
     "rewind": (
         _rewind_op,
-        "Lets a source of a stopped pipeline continue from its start, an offset or a position: what lies behind it is "
+        "Lets a source of a stopped pipeline continue from its start, an offset, a position or a time: what follows is "
         "read and delivered again. Stop the pipeline first, start it afterwards.",
     ),
     "compact": (

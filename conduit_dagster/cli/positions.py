@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,6 +36,12 @@ To = Annotated[str | None, typer.Option("--to", metavar="JSON", help="To a posit
 ToOffset = Annotated[
     int | None, typer.Option("--to-offset", metavar="N", min=0, help="The record with this offset comes next.")
 ]
+ToTime = Annotated[
+    str | None,
+    typer.Option(
+        "--to-time", metavar="AGE|TIME", help="What was logged since: 2h, 1d12h or 2026-08-02T10:00; with a log only."
+    ),
+]
 Force = Annotated[bool, typer.Option("--force", help="Also forward: what lies between is never delivered.")]
 
 
@@ -51,6 +58,7 @@ def rewind(
     to_start: ToStart = False,
     to: To = None,
     to_offset: ToOffset = None,
+    to_time: ToTime = None,
     force: Force = False,
     dry_run: DryRun = False,
     accept_new: AcceptNewState = False,
@@ -61,7 +69,9 @@ def rewind(
     perform(
         "positions rewind",
         as_json,
-        lambda: _rewind(subject(pipeline, files, accept_new), source, (to_start, to, to_offset), force, dry_run),
+        lambda: _rewind(
+            subject(pipeline, files, accept_new), source, _wish(to_start, to, to_offset, to_time), force, dry_run
+        ),
     )
 
 
@@ -124,12 +134,8 @@ def _log(source: dict[str, Any]) -> str:
     return "" if log is None else f"up to {log['logged_upto']}, handled up to {log['handled_upto']}"
 
 
-def _rewind(
-    one: Subject, source: str | None, where: tuple[bool, str | None, int | None], force: bool, dry_run: bool
-) -> Outcome:
+def _rewind(one: Subject, source: str | None, wish: RewindTarget, force: bool, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.rewind import rewind as apply
-
-    wish = _wish(*where)
 
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
         return apply(lock, database, source, wish, force, dry_run)
@@ -137,12 +143,14 @@ def _rewind(
     return operated(one, work, rewind_summary, dry_run)
 
 
-def _wish(to_start: bool, to: str | None, to_offset: int | None) -> RewindTarget:
+def _wish(to_start: bool, to: str | None, to_offset: int | None, to_time: str | None) -> RewindTarget:
     from conduit_dagster.engine.operate.rewind import RewindTarget, only_target
+    from conduit_dagster.engine.operate.source_positions import moment
 
     wishes = [
         *([RewindTarget("start")] if to_start else []),
         *([RewindTarget("position", parsed_position(to, "--to"))] if to is not None else []),
         *([RewindTarget("offset", to_offset)] if to_offset is not None else []),
+        *([RewindTarget("time", moment(to_time, time.time_ns(), "--to-time"))] if to_time is not None else []),
     ]
-    return only_target(wishes, "give one of --to-start, --to JSON, --to-offset N")
+    return only_target(wishes, "give one of --to-start, --to JSON, --to-offset N, --to-time TIME")

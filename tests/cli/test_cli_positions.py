@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -156,6 +157,30 @@ def test_in_a_log_the_offsets_go_back_too(run, lab: Lab) -> None:
     assert source_row(run)["offset"] == 10
 
 
+def test_in_a_log_a_time_is_a_place(run, lab: Lab) -> None:
+    build(lab, 10, destination(), delivery=RECORDS)
+    assert lab.run().error is None
+    between = datetime.now(UTC)
+    append(lab, 10, 14)
+    assert lab.run().error is None
+    ahead = (between + timedelta(hours=1)).isoformat()
+    assert result(run("positions", "rewind", "p", "--to-time", ahead, "--json"))["changed"] is False
+    assert result(run("positions", "rewind", "p", "--to-time", "2h", "--dry-run", "--json"))["now"] == 0
+    facts = result(run("positions", "rewind", "p", "--to-time", between.isoformat(), "--json"))
+    assert (facts["was"], facts["now"], facts["offsets"]) == (14, 10, {"in": 10})
+    assert error(run("positions", "rewind", "p", "--to-time", ahead, "--json"))["code"] == "positions.forward"
+    assert error(run("positions", "rewind", "p", "--to-time", "soon", "--json"))["code"] == "usage.since"
+    assert lab.run().progress.read == 4
+    assert values(lab) == [*range(14), *range(10, 14)]
+
+
+def test_without_a_log_no_time_is_known(run, lab: Lab) -> None:
+    build(lab, 4, destination())
+    assert lab.run().error is None
+    refusal = error(run("positions", "rewind", "p", "--to-time", "2h", "--json"))
+    assert (refusal["code"], "log: records" in refusal["fix"]) == ("positions.no_times", True)
+
+
 def test_a_join_goes_back_with_all_its_members(run, lab: Lab, script: Script) -> None:
     for name in ("a", "b"):
         lab.write(f"{name}.jsonl", [{"i": f"{name}{i}"} for i in range(3)])
@@ -173,6 +198,7 @@ def test_a_join_goes_back_with_all_its_members(run, lab: Lab, script: Script) ->
     assert (rows["b"]["joined"], rows["b"]["log"]["waiting"]) == ("a+b", 1)
     assert error(run("positions", "rewind", "p", "--to-offset", "1", "--json"))["code"] == "positions.joined"
     assert error(run("positions", "rewind", "p", "--to", '{"a": 1}', "--json"))["code"] == "positions.invalid"
+    assert result(run("positions", "rewind", "p", "--to-time", "1h", "--dry-run", "--json"))["now"] == {"a": 0, "b": 0}
     facts = result(run("positions", "rewind", "p", "b", "--to", '{"a": 2, "b": 2}', "--json"))
     assert (facts["source"], facts["now"]) == ("a+b", {"a": 2, "b": 2})
     assert lab.run().error is None

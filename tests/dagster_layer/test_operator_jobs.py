@@ -212,7 +212,7 @@ def test_a_logged_source_is_rewound_to_an_offset(folder: Folder, spark: SparkSes
 def test_a_rewind_names_one_place_of_a_pipeline_that_is_stopped(ran: Folder, operator: Operator) -> None:
     none, both = operator.error("rewind"), operator.error("rewind", to_start=True, to_offset=3)
     assert none["error_code"] == both["error_code"] == "usage.position"
-    assert none["fix"] == "give one of to_start, to_offset, to_position"
+    assert none["fix"] == "give one of to_start, to_offset, to_position, to_time"
     assert operator.error("rewind", to_start=True, source="inn")["error_code"] == "usage.unknown_source"
     (ran.root / "conduit.yaml").write_text("state: {lease: 1s}\n")
     lease = acquire(ran.store, "numbers", 1.0)
@@ -232,7 +232,10 @@ def test_a_log_is_compacted(folder: Folder, spark: SparkSession, operator: Opera
     folder.numbers(0, trigger=LOGGED.replace(", log-retention: {time: 1h}", ""))
     dry = operator.summary("compact", dry_run=True)
     assert dry.endswith(" segments would go") and not dry.startswith("numbers: 0 ")
+    assert operator.summary("rewind", to_time="1d", dry_run=True).startswith("numbers: in would go on from 0,")
     assert operator.summary("compact", source="in") == dry.replace("would go", "are gone")
+    gone = operator.error("rewind", to_time="1d")
+    assert (gone["error_code"], "log-retention" in gone["fix"]) == ("log.gone", True)
     assert [one.event for one in events(folder.store, "numbers", 100)].count("log_compacted") == 1
 
 

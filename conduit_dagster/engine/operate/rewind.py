@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.engine.operate.log_time import offset_since
 from conduit_dagster.engine.operate.open_delivery import prepared_step
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import (
@@ -97,8 +98,9 @@ def _is_behind(source: Source, known: Any, wanted: Any) -> bool:
 class RewindTarget:
     """Target of a rewind."""
 
-    kind: Literal["start", "position", "offset"]
+    kind: Literal["start", "position", "offset", "time"]
     value: Any = None
+    """A position, an offset, or a time in ns since the epoch."""
 
 
 def only_target(targets: Sequence[RewindTarget], choices: str) -> RewindTarget:
@@ -179,6 +181,8 @@ def _in_log(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
     end, first = log.state().next_offset, log.whole_from()
     if wish.kind == "start":
         return first
+    if wish.kind == "time":
+        return offset_since(log, wish.value)
     if not isinstance(wish.value, int) or isinstance(wish.value, bool) or wish.value < 0:
         message = f"{wish.value!r} is no position in the log of {log.source}: it is an offset, {first} to {end}"
         raise refused("positions.invalid", message, "give the offset of the first record that is to come again")
@@ -203,7 +207,7 @@ def _joined(lock: PipelineLock, name: str, one: SourceState, wish: RewindTarget,
         raise refused("positions.invalid", message, f"conduit-dagster positions show {lock.id} shows one")
     position = {
         member: _in_log(
-            logs[member], wish if wish.kind == "start" else RewindTarget("offset", wish.value[member]), lock
+            logs[member], RewindTarget("offset", wish.value[member]) if wish.kind == "position" else wish, lock
         )
         for member in members
     }
@@ -219,6 +223,10 @@ def _plain(lock: PipelineLock, name: str, one: SourceState, wish: RewindTarget) 
     source = node.source
     if wish.kind == "start":
         return _Move(name, one, source.initial(), None, {}, Skipped(False))
+    if wish.kind == "time":
+        message = f"when the records of {name} were read is not known: they are not logged"
+        fix = "rewind to a position or to the start; with delivery.log: records and log-retention times are known"
+        raise refused("positions.no_times", message, fix)
     position = wish.value
     if wish.kind == "offset" and one.position != one.records:
         message = f"the positions of {name} are no offsets, and its records are not logged"
