@@ -81,8 +81,11 @@ class _Specs:
     def destination(self, destination: ConnectorConfig) -> dg.AssetSpec:
         """Return the spec of a destination, which is behind every source."""
         sources = [self._key(source.id) for source in self._config.sources]
-        dataset = self._bound.compiled.consumers()[destination.id].dataset
-        return self._connector(destination, sources, {kind(destination.plugin), "spark"}, dataset)
+        node = self._bound.compiled.consumers()[destination.id]
+        spec = self._connector(destination, sources, {kind(destination.plugin), "spark"}, node.dataset)
+        columns = [dg.TableColumn(name, kind_) for name, kind_ in node.declared_columns]
+        schema = {"dagster/column_schema": dg.TableSchema(columns)} if columns else {}
+        return spec.merge_attributes(metadata=schema)
 
     @property
     def _destinations(self) -> list[dg.AssetKey]:

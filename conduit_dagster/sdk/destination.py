@@ -109,6 +109,11 @@ class Destination(ABC):
         """What it writes to, as lineage tools name it; None if that is no single thing, or has no such name."""
         return dataset_at(self.address)
 
+    @property
+    def declared_columns(self) -> Sequence[tuple[str, str]]:
+        """Name and type of each column, as far as the settings name them; empty if they do not."""
+        return ()
+
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raise if it can't be written at all. Called before anything is read."""
 

@@ -182,6 +182,12 @@ def test_what_dagster_knows_of_a_data_set(folder: Folder, tmp_path: Path) -> Non
     out = _spec(definitions, "table", "out").metadata
     assert out["dagster/table_name"] == "shop.public.people"
     assert out["dagster/uri"] == "postgres://db.example:5433/shop/public/people"
+    assert "dagster/column_schema" not in out
+    lake = 'plugin: delta\n        settings: {path: ./lake, columns: "n:long, price:decimal(10,2)"}'
+    text = _other(folder, "lake").replace(file, f"- id: out\n        type: destination\n        {lake}")
+    folder.write("lake.yaml", text.replace("other-dead", "lake-dead"))
+    schema = _spec(load_pipelines(folder.root), "lake", "out").metadata["dagster/column_schema"]
+    assert [(column.name, column.type) for column in schema.columns] == [("n", "long"), ("price", "decimal(10,2)")]
 
 
 def _windows(folder: Folder, trigger: str) -> Iterator[Any]:

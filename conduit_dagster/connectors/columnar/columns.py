@@ -54,6 +54,11 @@ def parse_columns(text: str) -> Schema:
     return pa.schema(fields)
 
 
+def named_columns(text: str) -> list[tuple[str, str]]:
+    """Return name and type of the columns in a valid setting, as they are written there."""
+    return [(found[1], found[2]) for found in _COLUMN.finditer(text.strip())]
+
+
 def lacking(asked: Schema, there: Schema) -> list[str]:
     """Return the requested columns that are missing or have another type, as ``name:type``."""
     kinds = {field.name: field.type for field in there}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from pydantic import Field, field_validator
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, parse_columns
+from conduit_dagster.connectors.columnar.columns import ColumnsSettings, Schema, lacking, named_columns, parse_columns
 from conduit_dagster.connectors.columnar.fitting import storable
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -66,6 +66,11 @@ class DeltaDestination(StagedDestination):
     def address(self) -> str:
         """Path of the table, or its URL without secrets."""
         return self._table.address
+
+    @property
+    def declared_columns(self) -> Sequence[tuple[str, str]]:
+        """The setting ``columns``."""
+        return named_columns(self._settings.columns)
 
     def check(self) -> None:
         """Check that the table can be appended to, or its folder created; the table itself is not created here.

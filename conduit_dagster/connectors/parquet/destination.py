@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import Schema, lacking, parse_columns
+from conduit_dagster.connectors.columnar.columns import Schema, lacking, named_columns, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -96,6 +96,11 @@ class ParquetDestination(PathDestination):
     def __init__(self, settings: Any, context: ConnectorContext) -> None:
         self._settings = as_destination(settings)
         super().__init__(settings, context, self._settings.path)
+
+    @property
+    def declared_columns(self) -> Sequence[tuple[str, str]]:
+        """The setting ``columns``."""
+        return named_columns(self._settings.columns)
 
     def _laid_out(self, path: Path) -> PathLayout:
         return PartsFolder(path, self.context)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import pyarrow as pa
 
 from conduit_dagster import storage
-from conduit_dagster.connectors.columnar.columns import Schema, parse_columns
+from conduit_dagster.connectors.columnar.columns import Schema, named_columns, parse_columns
 from conduit_dagster.connectors.columnar.fitting import readable
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
@@ -50,6 +50,11 @@ class SparkDestination(StagedDestination):
         """Path, or a digest of the options without credentials."""
         path = self._settings.path
         return self.context.resolve(path) if path else f"{self.name} {self._settings.identity()}"
+
+    @property
+    def declared_columns(self) -> Sequence[tuple[str, str]]:
+        """The setting ``columns``."""
+        return named_columns(self._settings.columns)
 
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer of Parquet that looks up the columns when it gets its first rows."""
