@@ -32,6 +32,10 @@ _MARK: Final = "\ufeff"
 _MOST_HEADERS: Final = 256
 _FEW: Final = 100
 _OPEN: Final = "unexpected end of data"
+_BY_SPARK: Final = (
+    "a quoted field with line ends cannot be read line by line; read such a file with the source spark:csv and "
+    "multiLine: true"
+)
 _LINE_END: Final = "new-line character seen in unquoted field"
 
 # fields have no limit of their own: the source limits lines
@@ -104,9 +108,9 @@ class CsvDecode(InPlaceProcessor):
     A blank line is dropped; within a document, or for the key, it becomes null. A field that is missing, null or
     already a document is left unchanged. A byte-order mark and the carriage return of a CRLF line end are ignored.
 
-    A line is nacked that has another number of fields, a value that is not of its type, is not UTF-8, repeats the names
-    of two or more columns, or ends within quotes. A quoted field with line ends cannot be read line by line: read such
-    files with the source `spark:csv` and `multiLine: true`.
+    A line is nacked that has another number of fields or a value that is not of its type, is not UTF-8, repeats the
+    names of two or more columns, ends within quotes, or has a quote in a field that is not in quotes. A quoted field
+    with line ends cannot be read line by line: read such files with the source `spark:csv` and `multiLine: true`.
     """
 
     name: ClassVar[str] = "csv.decode"
@@ -173,11 +177,13 @@ class CsvDecode(InPlaceProcessor):
         if _MARK in text:
             raise ValueError
         lines = text.split("\n")
-        rows = list(map(self._trimmed, self._reader(lines)) if self.settings.trim else self._reader(lines))
+        rows = list(self._reader(lines))
         # a quoted field that goes on takes more than one line, so that there are fewer rows
         if not len(rows) == len(lines) == len(records):
             raise ValueError
-        return self._columns(header).documents(rows)
+        if self.settings.quote in text and any(map(self._has_stray_quote, rows, lines)):
+            raise ValueError
+        return self._columns(header).documents([*map(self._trimmed, rows)] if self.settings.trim else rows)
 
     def _reader(self, lines: Iterable[str]) -> Iterator[list[str]]:
         settings = self.settings
@@ -189,6 +195,14 @@ class CsvDecode(InPlaceProcessor):
             skipinitialspace=settings.trim,
             strict=True,
         )
+
+    def _has_stray_quote(self, row: list[str], line: str) -> bool:
+        """Return whether a quote stands in a field that is not in quotes: the rest of one with line ends, perhaps."""
+        quote = self.settings.quote
+        if not quote or quote not in "".join(row):
+            return False
+        quoted = (f"{quote}{value.replace(quote, quote + quote)}{quote}" for value in row if quote in value)
+        return any(value not in line for value in quoted)
 
     def _trimmed(self, row: list[str]) -> list[str]:
         return [value.strip() for value in row] if self.settings.trim else row
@@ -228,9 +242,15 @@ class CsvDecode(InPlaceProcessor):
     def _row(self, line: str) -> list[str]:
         """Return the fields of one line. Raises ``ProcessError``."""
         try:
-            return self._trimmed(next(self._reader([line.removeprefix(_MARK)])))
+            row = next(self._reader([line.removeprefix(_MARK)]))
         except csv.Error as error:
             raise csv_error("invalid", _reason(str(error))) from None
+        if self._has_stray_quote(row, line):
+            what = (
+                f"holds a quote in a field that is not in quotes: {_BY_SPARK}, or set quote empty if it has no meaning"
+            )
+            raise csv_error("invalid", what)
+        return self._trimmed(row)
 
     def _columns(self, header: str) -> CsvColumns:
         """Return the columns of the files with a header; it is empty for none. Raises ``ProcessError``."""
@@ -268,10 +288,7 @@ def _text(line: bytes | str, errors: str = "strict") -> str:
 
 def _reason(error: str) -> str:
     if error == _OPEN:
-        return (
-            "ends within quotes: a quoted field with line ends cannot be read line by line; read the file with the "
-            "source spark:csv and multiLine: true"
-        )
+        return f"ends within quotes: {_BY_SPARK}"
     if error.startswith(_LINE_END):
         return "holds a line end outside quotes: lines must end with LF or CRLF"
     return f"is no line of CSV: {error}"
