@@ -177,6 +177,8 @@ class CsvDecode(InPlaceProcessor):
         if _MARK in text:
             raise ValueError
         lines = text.split("\n")
+        if self.settings.trim and not all(map(str.strip, lines)):
+            raise ValueError
         rows = list(self._reader(lines))
         # a quoted field that goes on takes more than one line, so that there are fewer rows
         if not len(rows) == len(lines) == len(records):

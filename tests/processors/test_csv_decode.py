@@ -157,6 +157,8 @@ def test_the_names_again_are_a_nack_and_never_lost(run: Run) -> None:
     ("settings", "line", "after"),
     [
         ({"delimiter": ";"}, b"1;x,y", {"a": "1", "b": "x,y"}),
+        ({}, b"\xef\xbb\xbf1,x", {"a": "1", "b": "x"}),
+        ({}, b"1,\xef\xbb\xbfx", {"a": "1", "b": "\ufeffx"}),
         ({"delimiter": "\\t"}, b"1\tx", {"a": "1", "b": "x"}),
         ({"delimiter": "\t"}, b"1\tx", {"a": "1", "b": "x"}),
         ({"delimiter": "¦"}, "1¦x".encode(), {"a": "1", "b": "x"}),
@@ -166,6 +168,8 @@ def test_the_names_again_are_a_nack_and_never_lost(run: Run) -> None:
         ({"trim": "true"}, b'1, "the ""x"" "', {"a": "1", "b": 'the "x"'}),
         ({"trim": "true"}, b' 1 , "x, y"', {"a": "1", "b": "x, y"}),
         ({"trim": "true"}, b" \t", DROP),
+        ({"trim": "true", "columns": "a"}, b" ", DROP),
+        ({"columns": "a"}, b" ", {"a": " "}),
         ({"nulls": "NULL"}, b",NULL", {"a": "", "b": None}),
         ({"nulls": r"\N"}, rb"\N,", {"a": None, "b": ""}),
     ],
@@ -261,7 +265,9 @@ LINES = st.lists(PIECES, max_size=6).map(lambda pieces: "".join(pieces).encode()
 )
 
 
-@given(st.lists(LINES, max_size=230), st.sampled_from(["a,b", "a:int,b", "a:int,b:float", "a:bool, b"]), st.booleans())
+@given(
+    st.lists(LINES, max_size=230), st.sampled_from(["a", "a,b", "a:int,b", "a:int,b:float", "a:bool, b"]), st.booleans()
+)
 def test_a_block_becomes_what_each_record_becomes_alone(lines: list[Any], columns: str, trim: bool) -> None:
     """Lines are decoded together where that works for all; no input ends a block, and no result is not JSON."""
     subject = make("csv.decode", {"columns": columns, "trim": str(trim)})
