@@ -1,13 +1,15 @@
 """Body of the op that runs a pipeline."""
 
 import os
+import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 import dagster as dg
 import sqlalchemy as sa
+import structlog
 from pydantic import Field, TypeAdapter, ValidationError
 
 from conduit_dagster.assets.events import Observer
@@ -25,8 +27,9 @@ from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
-from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.secret_values import HidingStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,6 +121,7 @@ def run_in_dagster(
     The run succeeds when the pipeline stopped by itself, after ``end_after`` or on a signal from the system; it is
     cancelled when a user terminated it; it fails with the pipeline's error, whose class is in the metadata.
     """
+    _hide_in_logs()
     try:
         bound = read_again(loaded.id, loaded.file, project)
         chosen = options(project, _drains(context, config, bound), circumstances(context, bound, project))
@@ -131,13 +135,27 @@ def run_in_dagster(
     yield from run.run(spark)
 
 
+def _hide_in_logs() -> None:
+    """Mask secrets in log lines, which Dagster keeps as the step's output."""
+    if not structlog.is_configured():
+        hiding = cast(TextIO, HidingStream(sys.stdout))
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=hiding))
+
+
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
-    """Return the pipeline as its file defines it now. Raises ``FatalError`` if it can no longer run."""
+    """Return the pipeline as its file defines it now. Raises ``FatalError`` if it can no longer run.
+
+    Raises ``TransientError`` if nothing is wrong but that a provider of secrets failed.
+    """
     catalogue = open_catalogue(project, [Path(file)])
     bound = catalogue.get(pipeline)
     if bound is None:
-        errors = [finding.render() for finding in catalogue.loaded.findings if finding.is_error]
-        message = "\n".join(errors) or f"there is no pipeline {pipeline} in {file} any more"
+        found = [finding for finding in catalogue.loaded.findings if finding.is_error]
+        message = "\n".join(finding.render() for finding in found)
+        if found and all(finding.code == "config.secret_failed" for finding in found):
+            fix = "it is tried again; see what the provider needs if it goes on"
+            raise TransientError(message, code="secrets.unavailable", place=file, fix=fix)
+        message = message or f"there is no pipeline {pipeline} in {file} any more"
         fix = "fix the file and run again; after adding, moving or removing pipelines reload the code location"
         raise FatalError(message, code="pipeline.invalid", place=file, fix=fix)
     if refusal := bound.refusal():

@@ -15,7 +15,9 @@ import sqlalchemy as sa
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_op import FAILURE_TAG
 from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.config.findings import Finding
 from conduit_dagster.config.project import Project
+from conduit_dagster.config.references import FileStamp, stamp_of
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import Catalogue, open_catalogue
 from conduit_dagster.processes import is_dead
@@ -82,6 +84,7 @@ class KnownPipeline:
 
 
 _Signature = frozenset[tuple[str, int, int]]
+_Stamps = dict[str, FileStamp | None]
 
 
 class Files:
@@ -94,15 +97,21 @@ class Files:
         self._files: list[File] = []
         self._ids: set[str] = set()
         self._is_whole = False
+        self._secret_files: _Stamps = {}
+        self._findings: list[Finding] | None = None
+        self._again = False
         self._changed: Catalogue | None = None
 
     def read(self) -> tuple[Project, list[File]]:
         """Return the project's settings and its pipelines; a broken file removes only its own pipelines."""
         project = Project.find(self._root)
         signature = frozenset(_stats(project))
-        if signature != self._signature:
-            self._changed = open_catalogue(project)
-            self._files = list(self._read(project, self._changed))
+        is_changed = signature != self._signature or self._has_other_secrets()
+        if is_changed or self._again:
+            catalogue = open_catalogue(project)
+            if is_changed or catalogue.findings != self._findings:
+                self._changed, self._findings = catalogue, catalogue.findings
+            self._files = list(self._read(project, catalogue))
             self._signature = signature
         return project, self._files
 
@@ -115,7 +124,14 @@ class Files:
         """Return pipelines without an owner whose file is gone; none while a file is broken, which may be theirs."""
         return [name for name, row in rows.items() if self._is_whole and name not in self._ids and not row.owned]
 
+    def _has_other_secrets(self) -> bool:
+        return any(stamp_of(path) != stamp for path, stamp in self._secret_files.items())
+
     def _read(self, project: Project, catalogue: Catalogue) -> Iterator[File]:
+        references = [parsed.document.references for parsed in catalogue.loaded.pipelines]
+        self._secret_files = {path: stamp for one in references for path, stamp in one.files.items()}
+        # a provider of secrets that failed may answer the next time, without any change of a file
+        self._again = any(one.failed for one in references)
         self._ids = {parsed.config.id for parsed in catalogue.loaded.pipelines}
         self._is_whole = not any(finding.is_error for finding in catalogue.findings)
         for bound in catalogue.bound:

@@ -21,6 +21,7 @@ from lab.support import Crashes, Lab
 from lab.waiting import wait_until
 
 from conduit_dagster.processes import free_port, is_up
+from conduit_dagster.secret_values import forget
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.session import SparkSettings, close_session, open_session
 
@@ -53,6 +54,14 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer(found[0])
     yield server
     server.close()
+
+
+@pytest.fixture(autouse=True)
+def no_known_secrets() -> Iterator[None]:
+    """What one test's settings hold as a password is a word of another test."""
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ LAYERS = [
         "conduit_dagster.lazy_property",
         "conduit_dagster.node_ids",
         "conduit_dagster.public_network",
+        "conduit_dagster.secret_values",
         "conduit_dagster.msgspec_warmup",
     },
     {"conduit_dagster.record", "conduit_dagster.json_values"},

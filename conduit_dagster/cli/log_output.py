@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from conduit_dagster.secret_values import hide, hide_in
+
 if TYPE_CHECKING:
     from conduit_dagster.config.project_settings import LogSettings
 
@@ -15,10 +17,10 @@ _LEVELS: Final = {"trace": 0, "debug": 10, "info": 20, "warn": 30, "error": 40}
 
 
 class _Stderr:
-    """The current ``sys.stderr``, which a live display replaces with its own."""
+    """The current ``sys.stderr``, which a live display replaces with its own; secrets are masked."""
 
     def write(self, text: str) -> int:
-        return sys.stderr.write(text)
+        return sys.stderr.write(hide(text))
 
     def flush(self) -> None:
         sys.stderr.flush()
@@ -38,8 +40,13 @@ def configure_logs(settings: LogSettings) -> None:
     )
 
 
+def _hidden(_logger: Any, _method: str, event: Any) -> Any:
+    # before it is JSON: a value may look like a part of an escape
+    return hide_in(event)
+
+
 def _rendering(kind: str) -> list[Any]:
     if kind == "json":
-        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+        return [structlog.processors.format_exc_info, _hidden, structlog.processors.JSONRenderer()]
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
     return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]

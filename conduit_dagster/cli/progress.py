@@ -20,6 +20,7 @@ from conduit_dagster.cli.terminal import count, print_error, styled, table
 from conduit_dagster.cli.verb import FAILED, OK, Outcome
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
 from conduit_dagster.sdk import Source
+from conduit_dagster.secret_values import hide
 
 if TYPE_CHECKING:
     from conduit_dagster.config.findings import Finding
@@ -182,4 +183,4 @@ def print_traces(results: Sequence[RunResult]) -> None:
         error: Any = result.error
         if error is not None:
             print(f"{result.pipeline}: {error.code}", file=sys.stderr)
-            print("".join(traceback.format_exception(error)), file=sys.stderr)
+            print(hide("".join(traceback.format_exception(error))), file=sys.stderr)

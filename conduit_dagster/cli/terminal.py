@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from conduit_dagster.secret_values import HidingStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,11 +30,11 @@ _STYLES = {
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """Return a console on stdout, or on ``stream``."""
+    """Return a console on stdout, or on ``stream``, that prints no secret of a setting."""
     stream = sys.stdout if stream is None else stream
     terminal = stream is not None and stream.isatty()
     return Console(
-        file=stream,
+        file=None if stream is None else cast("TextIO", HidingStream(stream)),
         # pinned, because FORCE_COLOR would otherwise put escapes into pipes
         force_terminal=terminal,
         color_system="auto" if terminal and not os.environ.get("NO_COLOR") else None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn
 import typer
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError
+from conduit_dagster.secret_values import hide, hide_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,15 +46,15 @@ class Outcome:
     """Function that prints the result for people."""
 
     def envelope(self, command: str) -> str:
-        """Return the line that ``--json`` prints."""
+        """Return the line that ``--json`` prints, without secrets."""
         fields = {
             "command": command,
             "ok": self.exit == OK,
-            "summary": self.summary,
-            "result": self.result,
-            "error": self.error,
+            "summary": hide(self.summary),
+            "result": hide_in(self.result),
+            "error": hide_in(self.error),
         }
-        return json.dumps(fields, default=str)
+        return json.dumps(fields, default=lambda value: hide(str(value)))
 
 
 def failure(error: ConduitError, result: Any = None) -> Outcome:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml.error import MarkedYAMLError, StringMark, YAMLError
@@ -15,6 +16,7 @@ from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.compose import compose
 from conduit_dagster.config.environment import offset_of
 from conduit_dagster.config.findings import Finding, Severity, shown
+from conduit_dagster.config.references import FoundSecret, References
 from conduit_dagster.config.source_text import MAX_BYTES, Chunk, ConfigText, too_large
 from conduit_dagster.config.tree import AliasLimitError, Mapped, TreeBuilder, YamlFlaw
 
@@ -34,7 +36,13 @@ class Document:
     findings: list[Finding]
     _nodes: dict[str, Node]
     _keys: dict[str, Node]
+    references: References
     _renamed: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def secrets(self) -> tuple[FoundSecret, ...]:
+        """Secrets that the document refers to."""
+        return self.references.secrets
 
     def rename(self, pointer: str, written: str) -> None:
         """Locate ``pointer`` at ``written`` from now on: for a deprecated or a dotted key."""
@@ -109,17 +117,22 @@ class Document:
         return line + 1 + before.count("\n"), indent + len(before.rpartition("\n")[2]) + 1
 
 
-def load_documents(source: ConfigText, env: Mapping[str, str]) -> tuple[list[Document], list[Finding]]:
-    """Return all readable documents of a file, and one finding for each unreadable one."""
+def load_documents(
+    source: ConfigText, env: Mapping[str, str], root: Path | None = None
+) -> tuple[list[Document], list[Finding]]:
+    """Return all readable documents of a file, and one finding for each unreadable one.
+
+    ``root``: where relative paths of ``${file:PATH}`` start; None: the working folder.
+    """
     if len(source.text) > MAX_BYTES:
         return [], [too_large(source.file)]
-    loaded = [_load(source, chunk, env) for chunk in source.chunks()]
+    loaded = [_load(source, chunk, References(env, root)) for chunk in source.chunks()]
     documents = [item for item in loaded if isinstance(item, Document)]
     return documents, [item for item in loaded if isinstance(item, Finding)]
 
 
-def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document | Finding | None:
-    builder = TreeBuilder(env)
+def _load(source: ConfigText, chunk: Chunk, references: References) -> Document | Finding | None:
+    builder = TreeBuilder(references)
     try:
         root = compose(chunk.text)
         tree: Any = None if root is None else builder.build(root)
@@ -132,7 +145,7 @@ def _load(source: ConfigText, chunk: Chunk, env: Mapping[str, str]) -> Document 
     if not isinstance(tree, Mapped):
         message = "the document is not a mapping"
         return _whole(source, chunk, "config.parse_error", message, "start it with version: and pipelines:")
-    document = Document(source, chunk, tree, [], builder.nodes, builder.keys)
+    document = Document(source, chunk, tree, [], builder.nodes, builder.keys, references)
     document.findings += [_flaw(document, flaw) for flaw in builder.flaws]
     return document
 
@@ -144,13 +157,17 @@ def _flaw(document: Document, flaw: YamlFlaw) -> Finding:
         written = document.source.text[index : document.chunk.start + flaw.node.end_mark.index]
         index, got = index + offset_of(written, flaw.reference.ordinal), flaw.reference.text
     line, column = document.source.position(index)
-    file = document.source.file
-    return Finding(flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, fix=_remedy(flaw, got))
+    file, why = document.source.file, flaw.reference.why if flaw.reference is not None else None
+    expected, trace = (None, None) if why is None else (why.expected, why.trace)
+    fix = _remedy(flaw, got)
+    return Finding(flaw.code, "error", file, line, column, flaw.pointer, flaw.message, got, expected, fix, trace)
 
 
 def _remedy(flaw: YamlFlaw, got: str | None) -> str | None:
     if flaw.reference is None:
         return "remove one of them" if flaw.code == "config.key_duplicate" else None
+    if flaw.reference.why is not None:
+        return flaw.reference.why.fix
     literal = f"${got}"
     name = flaw.reference.name
     return f"write {literal} for a literal dollar" if name is None else f"set {name}, or write {literal} literally"

@@ -1,13 +1,15 @@
-"""References to environment variables in a setting, as Conduit expands them (``os.ExpandEnv``).
+"""References in a setting: environment variables as Conduit expands them (``os.ExpandEnv``), and secrets (ours).
 
-Unlike in Conduit, an unset variable is reported and ``$$`` is a dollar.
+Unlike in Conduit, an unset variable is reported and ``$$`` is a dollar. Whose value a reference is: ``references.py``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
+
+from conduit_dagster.config.secret_providers import Unresolved
 
 _REFERENCE = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<braced>[^}\n]*)\}|(?P<open>\{)|(?P<bare>[A-Za-z_][A-Za-z0-9_]*))")
 
@@ -20,6 +22,16 @@ class BadReference:
     text: str
     name: str | None
     """None if there is no name: ``${}`` or a brace that is never closed."""
+    why: Unresolved | None = None
+    """What is wrong, unless it is just a variable that is not set."""
+
+
+class Lookup(Protocol):
+    """Values by name: a mapping of environment variables, or all that a document may refer to."""
+
+    def get(self, name: str, /) -> str | Unresolved | None:
+        """Return the value; what is wrong with a reference; None for a variable that is not set."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -30,8 +42,8 @@ class ExpandedText:
     bad: tuple[BadReference, ...] = ()
 
 
-def expand(text: str, env: Mapping[str, str]) -> ExpandedText:
-    """Replace ``${VAR}`` and ``$VAR``; ``$$`` becomes one dollar, a lone dollar stays.
+def expand(text: str, values: Lookup) -> ExpandedText:
+    """Replace ``${VAR}``, ``$VAR`` and ``${file:PATH}``; ``$$`` becomes one dollar, a lone dollar stays.
 
     Trap: ``$x`` in a Go template is a reference too, as in Conduit, and has to be written ``$$x``.
     """
@@ -41,10 +53,10 @@ def expand(text: str, env: Mapping[str, str]) -> ExpandedText:
     bad: list[BadReference] = []
     end = 0
     for ordinal, match in enumerate(_REFERENCE.finditer(text)):
-        value = _value(match, env)
-        if value is None:
-            bad.append(BadReference(ordinal, match.group(), match["braced"] or match["bare"]))
-        parts += [text[end : match.start()], match.group() if value is None else value]
+        value = _value(match, values)
+        if not isinstance(value, str):
+            bad.append(BadReference(ordinal, match.group(), match["braced"] or match["bare"], value))
+        parts += [text[end : match.start()], value if isinstance(value, str) else match.group()]
         end = match.end()
     return ExpandedText("".join([*parts, text[end:]]), tuple(bad))
 
@@ -57,8 +69,8 @@ def offset_of(source: str, ordinal: int) -> int:
     return 0
 
 
-def _value(match: re.Match[str], env: Mapping[str, str]) -> str | None:
+def _value(match: re.Match[str], values: Lookup) -> str | Unresolved | None:
     if match["dollar"]:
         return "$"
     name = match["braced"] or match["bare"]
-    return env.get(name) if name else None
+    return values.get(name) if name else None

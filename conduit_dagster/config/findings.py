@@ -8,10 +8,18 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from conduit_dagster.secret_values import hide
+
 Severity = Literal["error", "warning"]
 
 _SHOWN = 120
-UNSET = ("config.env_unset", "config.env_invalid")
+UNSET = (
+    "config.env_unset",
+    "config.env_invalid",
+    "config.secret_failed",
+    "config.secret_unknown",
+    "config.secret_unreadable",
+)
 """Codes of findings on values that could not be expanded."""
 
 
@@ -21,7 +29,7 @@ class Finding:
 
     ``code`` is stable; the texts are not. ``line`` and ``column`` count from 1. ``path`` is a JSON pointer
     into the YAML document, with the pipeline's index. ``got`` is the text as written: variables are not
-    expanded in it, so that a secret from the environment is never printed.
+    expanded in it, so that a secret from the environment is never printed. Secrets are masked in all texts.
     """
 
     code: str
@@ -36,6 +44,11 @@ class Finding:
     fix: str | None = None
     trace: str | None = field(default=None, repr=False, compare=False)
     """Traceback of an exception, shown only on request: it may quote values from the environment."""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "got", "expected", "fix", "trace"):
+            if text := getattr(self, name):
+                object.__setattr__(self, name, hide(text))
 
     @property
     def is_error(self) -> bool:

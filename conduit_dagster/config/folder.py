@@ -44,9 +44,11 @@ def load(
     env: Mapping[str, str] | None = None,
     strict: bool = False,
     recovery: Recovery | None = None,
+    root: Path | None = None,
 ) -> LoadedFiles:
     """Parse files and the files of folders (no sub-folders, like Conduit), then compare their pipelines.
 
+    ``root``: the project's, where relative paths of ``${file:PATH}`` start; None: the working folder.
     A path that is named twice, or lies in a folder that is also named, is read once.
     """
     loaded = LoadedFiles()
@@ -57,7 +59,7 @@ def load(
                 loaded.files.append(parsed_or_path)
             elif (real := os.path.realpath(parsed_or_path)) not in seen:
                 seen.add(real)
-                loaded.files.append(parse_file(parsed_or_path, env, strict, recovery))
+                loaded.files.append(parse_file(parsed_or_path, env, strict, recovery, root))
     _compare(loaded.pipelines)
     return loaded
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
+from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import UNSET, Finding, Severity, by_place, without_consequences
@@ -109,6 +110,7 @@ def parse_file(
     env: Mapping[str, str] | None = None,
     strict: bool = False,
     recovery: Recovery | None = None,
+    root: Path | None = None,
 ) -> ParsedFile:
     """Read and check one file. Never raises: an unreadable file is a finding."""
     name = str(path).encode("utf-8", "backslashreplace").decode()
@@ -118,7 +120,7 @@ def parse_file(
     source = read_source(Path(path), name)
     if isinstance(source, Finding):
         return ParsedFile(name, problems=[source])
-    return parse_text(source.text, str(path), env, strict, recovery)
+    return parse_text(source.text, str(path), env, strict, recovery, root)
 
 
 def parse_text(
@@ -127,15 +129,18 @@ def parse_text(
     env: Mapping[str, str] | None = None,
     strict: bool = False,
     recovery: Recovery | None = None,
+    root: Path | None = None,
 ) -> ParsedFile:
     """Check the text of a pipeline file. Never raises.
 
     ``env`` defaults to the process's environment; ``recovery`` are the project's settings, with which a pipeline's
-    own have to be consistent. Clashes with other pipelines are found by ``load``.
+    own have to be consistent. ``root``: where relative paths of ``${file:PATH}`` start; None: the working folder.
+    Clashes with other pipelines are found by ``load``.
     """
     parsed = ParsedFile(file)
     try:
-        documents, parsed.problems = load_documents(source_of(text, file), os.environ if env is None else env)
+        values = os.environ if env is None else env
+        documents, parsed.problems = load_documents(source_of(text, file), values, root)
     except Exception as error:  # noqa: BLE001  # the safety net of this file
         parsed.problems.append(unexpected(error, "reading this file", (file, 1, 1, "")))
         return parsed
@@ -180,6 +185,7 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
     document = checker.document
     renamed = rules.rename_processor_types(tree, document)
     config, findings = checker.check(Pipeline, tree)
+    _remember_credentials(config)
     own = [flaw for flaw in flaws if pointers.within(flaw.path, tree.where)]
     # errors that follow from an unset variable or a duplicate key are not reported again
     told = {flaw.path for flaw in own}
@@ -187,6 +193,13 @@ def _parse_pipeline(checker: Checker, tree: Mapped, flaws: list[Finding], recove
     parsed = ParsedPipeline(document.source.file, tree.where, config, document, [*own, *renamed, *findings])
     parsed.findings += rules.between_fields(tree, parsed, recovery)
     return parsed
+
+
+def _remember_credentials(config: Pipeline) -> None:
+    queue = config.dead_letter_queue
+    inner = [processor for connector in config.connectors for processor in connector.processors]
+    for section in (*config.connectors, *inner, *config.processors, queue, *queue.processors):
+        remember_credentials(section.settings, section.plugin)
 
 
 def _pipelines(document: Document) -> list[Mapped]:

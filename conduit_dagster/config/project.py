@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conduit_dagster.config import pointer as pointers
+from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.document import Document, load_documents
 from conduit_dagster.config.findings import UNSET, Finding, by_place
 from conduit_dagster.config.isolation import unexpected
@@ -45,6 +46,7 @@ class Project:
         root = next((folder for folder in (start, *start.parents) if _is_file(folder / FILE)), start)
         try:
             settings, findings = _settings(root / FILE, env)
+            _remember_credentials(settings)
         except Exception as error:  # noqa: BLE001  # the safety net of the settings file
             at = (str(root / FILE), 1, 1, "")
             settings, findings = ProjectSettings(), [unexpected(error, "checking the project's settings", at)]
@@ -112,12 +114,20 @@ def _settings(path: Path, env: Mapping[str, str]) -> tuple[ProjectSettings, list
     return from_env, [*findings, *document.findings, *problems, *_delays(from_env, document, env), *env_findings]
 
 
+def _remember_credentials(settings: ProjectSettings) -> None:
+    state, alerts = settings.state, settings.alerts
+    remember_credentials({"url": state.url, "staging": state.staging, "log": state.log})
+    remember_credentials(settings.spark.conf)
+    remember_credentials({"webhook.token": alerts.webhook})
+    remember_credentials({f"{name}.token": value for name, value in alerts.headers.items()})
+
+
 def _document(path: Path, env: Mapping[str, str]) -> tuple[Document, list[Finding]]:
     """Return the only document of the settings file; an empty one if there is none."""
     source = read_source(path, str(path)) if _is_file(path) else source_of("", str(path))
     if isinstance(source, Finding):
         return _empty(str(path)), [source]
-    documents, findings = load_documents(source, env)
+    documents, findings = load_documents(source, env, path.parent)
     if len(documents) > 1:
         message, fix = "the settings are one document", "remove the others"
         findings.append(documents[1].finding("", "config.parse_error", message, fix=fix))

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from conduit_dagster.config.cron import cron_problem
 from conduit_dagster.config.model_findings import refuse
 from conduit_dagster.reference_syntax import ReferenceSyntaxError, read_reference
+from conduit_dagster.secret_values import hide
 
 _IN_URL = re.compile(r"(://[^/@\s:]*:)[^@\s]+@")
 _NAMED = re.compile(r"(?i)\b((?:password|passwd|pwd|secret|token)\s*=\s*)('[^']*'|[^\s&;]+)")
@@ -26,8 +27,8 @@ def names_credential(key: str) -> bool:
 
 
 def masked(text: str) -> str:
-    """Return ``text`` with passwords in URLs, and values named as passwords, replaced by three stars."""
-    return _NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text))
+    """Return ``text`` with passwords in URLs, values named as passwords, and known secrets replaced by three stars."""
+    return hide(_NAMED.sub(r"\1***", _IN_URL.sub(r"\1***@", text)))
 
 
 ID_BYTES = 128
@@ -40,6 +41,7 @@ _GO_DURATION = re.compile(r"[+-]?(?:0|(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:ns|u
 _DAYS = re.compile(r"([0-9]{1,6})d(.*)")
 _ID = re.compile(r"[A-Za-z0-9\-_:.]*")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
+_EMAIL = re.compile(r"[A-Za-z0-9._%+\-]+@[A-Za-z0-9.\-]+\.[A-Z|a-z]{2,7}")
 _UNITS = {"": 1, "b": 1} | {
     f"{prefix}{suffix}": base**power
     for power, prefix in enumerate("kmgt", start=1)
@@ -126,6 +128,15 @@ def _not_reserved(text: str) -> str:
     return text
 
 
+def _is_owner(text: str) -> str:
+    # as Dagster checks the owners of an asset: one that it refuses would take the pipeline's assets away
+    if not _EMAIL.fullmatch(text) and not (text.startswith("team:") and text != "team:"):
+        is_word = re.fullmatch(r"[\w\-]+", text) is not None
+        fix = f"write team:{text}" if is_word else None
+        raise refuse("this is no owner", expected="an e-mail address, or team: and a name", fix=fix)
+    return text
+
+
 def _compiles(pattern: str) -> str:
     options = re2.Options()
     options.log_errors = False
@@ -180,6 +191,7 @@ Description = Annotated[str, AfterValidator(lambda text: limited(text, DESCRIPTI
 ConnectorId = Annotated[str, AfterValidator(_characters), AfterValidator(_not_reserved)]
 ConnectorName = Annotated[str, AfterValidator(lambda text: limited(text, CONNECTOR_ID_BYTES, "name"))]
 Regex = Annotated[str, AfterValidator(_compiles), Field(json_schema_extra={"format": "regex"})]
+Owner = Annotated[str, AfterValidator(_is_owner)]
 FieldReference = Annotated[str, AfterValidator(_is_reference)]
 Cron = Annotated[str, AfterValidator(_is_cron)]
 SettingText = Annotated[str, BeforeValidator(_setting)]

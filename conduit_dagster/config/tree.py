@@ -11,7 +11,7 @@ from typing import Any
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, ScalarNode, SequenceNode
 
 from conduit_dagster.config import pointer as pointers
-from conduit_dagster.config.environment import BadReference, expand
+from conduit_dagster.config.environment import BadReference, Lookup, expand
 
 MAX_ALIASED = 100_000
 """Maximum number of nodes repeated by aliases in one document; a few lines of YAML can ask for billions."""
@@ -65,9 +65,9 @@ class YamlFlaw:
 
 @dataclass
 class TreeBuilder:
-    """Builder of one document's data from its nodes, expanding variables in values (never in keys)."""
+    """Builder of one document's data from its nodes, expanding references in values (never in keys)."""
 
-    env: Mapping[str, str]
+    values: Lookup
     nodes: dict[str, Node] = field(default_factory=dict[str, Node])
     keys: dict[str, Node] = field(default_factory=dict[str, Node])
     flaws: list[YamlFlaw] = field(default_factory=list[YamlFlaw])
@@ -167,10 +167,10 @@ class TreeBuilder:
             return None
         if "$" not in node.value:
             return Scalar(node.value, tag)
-        expanded = expand(node.value, self.env)
+        expanded = expand(node.value, self.values)
         self.flaws += [_unset(bad, where, node) for bad in expanded.bad]
         if _HALF.search(expanded.text):
-            message = "an environment variable in it is not UTF-8 text"
+            message = "the value of a reference in it is not UTF-8 text"
             self.flaws.append(YamlFlaw("config.text_invalid", where, node, message))
             return Scalar(_HALF.sub(_REPLACED, expanded.text), tag)
         return Scalar(expanded.text, tag)
@@ -202,6 +202,8 @@ def _typed_scalar(scalar: Scalar) -> str | int | float | bool:
 
 
 def _unset(bad: BadReference, where: str, node: Node) -> YamlFlaw:
+    if bad.why is not None:
+        return YamlFlaw(bad.why.code, where, node, bad.why.message, bad)
     if bad.name is None:
         return YamlFlaw("config.env_invalid", where, node, f"{bad.text} names no environment variable", bad)
     return YamlFlaw("config.env_unset", where, node, f"the environment variable {bad.name} is not set", bad)

@@ -16,6 +16,7 @@ from conduit_dagster.builtin_plugins import PROCESSORS, SOURCES
 from conduit_dagster.config.isolation import isolated
 from conduit_dagster.config.parse import ParsedPipeline
 from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pipeline, ProcessorConfig
+from conduit_dagster.config.references import FoundSecret, marked
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.connectors.pipeline.read_mode import KEY, Upstream
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS, CompiledPipeline, compile_program
@@ -28,6 +29,9 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import Source
 
+_UNTOLD = {"owners", "tests"}
+"""Keys of a pipeline that say nothing about how it runs."""
+
 
 @dataclass(frozen=True)
 class BoundPipeline:
@@ -39,6 +43,8 @@ class BoundPipeline:
     compiled: CompiledPipeline
     not_yet: tuple[str, ...]
     """Options that parse but whose engine part is not there yet; a run refuses them by name."""
+    secrets: tuple[FoundSecret, ...] = ()
+    """Secrets that its document refers to."""
 
     @property
     def id(self) -> str:
@@ -47,11 +53,19 @@ class BoundPipeline:
 
     @property
     def digest(self) -> str:
-        """Of what its file says, with the scripts and plugins that it names: another one asks for a new run."""
-        said = self.config.model_dump_json(exclude={"tests"}).encode()
+        """Of what its file says, with the scripts and plugins that it names: another one asks for a new run.
+
+        Another secret in a file that it refers to does as well; another one from a provider does not. No secret goes
+        into it as it is (``FoundSecret.mark``).
+        """
+        if self.secrets:
+            said = msgspec.json.encode(marked(self.config.model_dump(mode="json", exclude=_UNTOLD), self.secrets))
+        else:
+            said = self.config.model_dump_json(exclude=_UNTOLD).encode()
         # where the project lies says nothing
-        read = msgspec.structs.replace(self.program, root="", replay=None).encode()
-        return hashlib.sha256(said + b"\0" + read).hexdigest()
+        data = msgspec.to_builtins(msgspec.structs.replace(self.program, root="", replay=None))
+        del data["secrets"]
+        return hashlib.sha256(said + b"\0" + msgspec.msgpack.encode(marked(data, self.secrets))).hexdigest()
 
     def refusal(self) -> FatalError | None:
         """Why a run of this pipeline is refused although its file is sound; None where it is not."""
@@ -111,9 +125,11 @@ def _bound(
     GuaranteeRules(parsed, plugins).check()
     if not parsed.runnable:
         return None
+    secrets = parsed.document.secrets
     program = make_program(parsed.config, root, plugins, upstreams)
+    program = msgspec.structs.replace(program, secrets=[secret.value for secret in secrets])
     compiled = compile_program(program, plugins)
-    return BoundPipeline(parsed.config, parsed.file, program, compiled, tuple(not_yet(parsed.config)))
+    return BoundPipeline(parsed.config, parsed.file, program, compiled, tuple(not_yet(parsed.config)), secrets)
 
 
 def bind_all(

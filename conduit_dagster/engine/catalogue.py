@@ -38,7 +38,7 @@ class Catalogue:
 def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
     """Read files and folders, by default the project's own pipelines folder. Their content never raises."""
     chosen = list(paths) or [project.pipelines_path]
-    loaded = load(chosen, strict=strict, recovery=project.settings.recovery)
+    loaded = load(chosen, strict=strict, recovery=project.settings.recovery, root=project.root)
     plugins = project_plugins(project.root)
     upstreams = link(loaded.pipelines, lambda: _of_folder(project), plugins)
     bound = bind_all(loaded.pipelines, project.root, plugins, strict, upstreams)
@@ -50,7 +50,9 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
 def _of_folder(project: Project) -> list[ParsedPipeline]:
     """Return the pipelines of the project's own folder, for when only some files were read."""
     folder = project.pipelines_path
-    return load([folder], recovery=project.settings.recovery).pipelines if os.path.exists(folder) else []  # noqa: PTH110
+    if not os.path.exists(folder):  # noqa: PTH110
+        return []
+    return load([folder], recovery=project.settings.recovery, root=project.root).pipelines
 
 
 def _plugin_finding(error: PluginError) -> Finding:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
+from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
 from conduit_dagster.engine.processor_state import StatefulNode
@@ -20,6 +21,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.processors.common.stateful import StatefulProcessor
 from conduit_dagster.recovery.errors import ConduitError, FatalError
 from conduit_dagster.sdk import ConnectorContext, Destination, Keys, Processor, ProcessorContext
+from conduit_dagster.secret_values import remember
 from conduit_dagster.spark.sql.query import SqlQuery
 
 DEAD_LETTERS = "dead_letters"
@@ -143,10 +145,19 @@ def compile_program(
 ) -> CompiledPipeline:
     """Bind a program to its plugins; ``instead``: by node, processors that replace those of the file.
 
-    Raises an error for anything that validation would have found.
+    From then on this process masks the program's secrets. Raises an error for anything that validation would have
+    found.
     """
+    _remember_secrets(program)
     maker = _Maker(program, plugins or load_plugins(program.plugins, program.installed), instead or {})
     return maker.pipeline()
+
+
+def _remember_secrets(program: Program) -> None:
+    remember(program.secrets)
+    connectors = [*program.sources, *program.destinations, program.dead_letters]
+    for spec in (*connectors, *program.processors, *(inner for one in connectors for inner in one.processors)):
+        remember_credentials(spec.settings, spec.plugin)
 
 
 class _Maker:

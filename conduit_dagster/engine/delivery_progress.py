@@ -10,6 +10,7 @@ import msgspec
 
 from conduit_dagster.engine.acks import Acked
 from conduit_dagster.sdk import AlreadyClaimed, Delivery
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import Decision, DeliveryChild, DeliveryProgress, Plan, StagedDelivery
 
 
@@ -197,4 +198,4 @@ def _behind(piece: DeliveryChild, beginning: DeliveryChild) -> list[DeliveryChil
 
 def cause_of(error: Exception) -> str:
     """Return why a delivery is split, for the history."""
-    return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else str(error)
+    return f"claimed as {error.state} before" if isinstance(error, AlreadyClaimed) else hide(str(error))

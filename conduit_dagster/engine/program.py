@@ -65,6 +65,8 @@ class Program(msgspec.Struct, frozen=True):
     replay: Replay | None = None
     redact: list[str] = []
     """Fields that no log, list, asset or error text may show."""
+    secrets: list[str] = []
+    """Values that no text from a task may hold."""
 
     def encode(self) -> bytes:
         """Encode the program for the tasks."""

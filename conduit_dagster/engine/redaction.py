@@ -1,4 +1,7 @@
-"""Fields whose values no log, list, asset or error text may show (``redact:`` in the pipeline file)."""
+"""Fields whose values no log, list, asset or error text may show (``redact:`` in the pipeline file).
+
+The texts of nacks are masked here too where they hold a secret of the settings.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import msgspec
 
 from conduit_dagster.field_reference import FieldError, Reference
 from conduit_dagster.record import Data, Nack, Record, copy
+from conduit_dagster.secret_values import hide
 
 MASK = "[redacted]"
 _BEGINNING = 8
@@ -20,7 +24,7 @@ _MOST = 1_000
 
 
 class Redaction:
-    """Masks what some fields hold; without fields it changes nothing and costs nothing."""
+    """Masks what some fields hold, in records and in texts, and known secrets in texts. False without fields."""
 
     def __init__(self, fields: Sequence[str]) -> None:
         """``fields`` as :meth:`Reference.parse` reads them."""
@@ -47,11 +51,11 @@ class Redaction:
         return Nack(nack.code, self.text(nack.message, records))
 
     def text(self, text: str, records: Iterable[Record]) -> str:
-        """Return a text without the redacted values of these records."""
+        """Return a text without the redacted values of these records, and without known secrets."""
         values = {value for record in records for value in self._values(record)} if self._fields else set[str]()
         for value in sorted(values, key=len, reverse=True):
             text = _masked(text, value)
-        return text
+        return hide(text)
 
     def unnamed(self, error: BaseException) -> str:
         """Return a text for an error that names no record: its own may hold the values of any, so it is left out."""

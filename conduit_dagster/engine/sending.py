@@ -27,6 +27,7 @@ from conduit_dagster.sdk import (
     StagedRecord,
     staged_records,
 )
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import StagedDelivery
 
 SENT_SCHEMA = "sent binary"
@@ -89,7 +90,7 @@ def send(pipeline: CompiledPipeline, job: SendJob) -> Sent:
             error, bulk = sending.run()
         finally:
             sender.close()
-    nacks = [(place, nack.code, nack.message) for place, nack in sorted(acks.nacks.items())]
+    nacks = [(place, nack.code, hide(nack.message)) for place, nack in sorted(acks.nacks.items())]
     return Sent(_recordable(acks), nacks, error, bulk)
 
 

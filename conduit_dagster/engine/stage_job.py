@@ -14,6 +14,7 @@ from conduit_dagster.msgspec_warmup import learn
 from conduit_dagster.recovery.classify import classify
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk import Split
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import LetterPart, Memory, Namespaces, Part, SourceCount
 
 
@@ -185,7 +186,7 @@ def task_error(error: BaseException, doing: str) -> TaskError:
     known = classify(error, doing=doing, code="task.failed")
     # a ConduitError or OSError is clear enough without its own traceback
     origin = error.__cause__ if isinstance(error, ConduitError | OSError) else error
-    trace = "".join(traceback.format_exception(origin)) if origin else ""
+    trace = hide("".join(traceback.format_exception(origin))) if origin else ""
     return TaskError(known.fatal, known.code, known.message, known.place, known.fix, known.node, trace)
 
 

@@ -64,6 +64,7 @@ _TRANSIENT: Final = {
     "postgres": "busy disk_full read_only server timeout unreachable",
     "run": "died",
     "schemas": "unreachable",
+    "secrets": "unavailable",
     "source": "closed",
     "spark": "format_failed job_cancelled job_failed landed_twice ledger_lost server_busy server_differs server_failed "
     "session_lost unreachable",

@@ -7,6 +7,7 @@ import json
 from typing import Final
 
 from conduit_dagster.recovery.codes import class_of, is_code
+from conduit_dagster.secret_values import hide
 
 MARK: Final = "conduit-error: "
 """Prefix of the note that carries an error through wrappers that keep only its text."""
@@ -17,6 +18,7 @@ class ConduitError(Exception):
 
     ``code`` is stable: a dotted name, or an integer (``docs/error-codes.md``); anything else is left out, and the
     message says so. ``place`` says where it happened (a file, a connector, a position), ``fix`` what to do next.
+    Secrets that this process knows are masked in all three.
     """
 
     fatal = False
@@ -34,11 +36,12 @@ class ConduitError(Exception):
         if not is_code(code):
             message = f"{message} ({_misspelled(code)})"
             code = "error.code_invalid"
+        message = hide(message)
         super().__init__(message)
         self.message = message
         self.code = str(code)
-        self.place = place
-        self.fix = fix
+        self.place = hide(place) if isinstance(place, str) else place
+        self.fix = hide(fix) if isinstance(fix, str) else fix
         self.node = node
         # Spark workers, py4j and Dagster keep only an exception's text, but all of it, including notes
         self.add_note(MARK + self._as_json())

@@ -5,6 +5,7 @@ the rest runs on the driver. Positions, horizons and targets are JSON values, ch
 engine.
 """
 
+from conduit_dagster.config.secret_providers import SecretError, SecretProvider
 from conduit_dagster.record import Nack, Record
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.sdk.context import ConnectorContext, ConnectorSettings, Strategy
@@ -98,6 +99,8 @@ __all__ = [
     "Results",
     "ResumeState",
     "Rows",
+    "SecretError",
+    "SecretProvider",
     "Sender",
     "SenderTask",
     "Source",

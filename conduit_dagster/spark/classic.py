@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.java import java_environment
-from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, QUIET_JVM, SparkSettings, sql_conf
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, QUIET_JVM, SparkSettings, redaction_conf, sql_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +110,7 @@ def _conf(settings: SparkSettings) -> dict[str, str]:
         own["spark.python.daemon.module"] = "conduit_dagster.spark.worker_daemon"
     if settings.parallelism:
         own["spark.default.parallelism"] = str(settings.parallelism)
-    return {**own, **settings.conf}
+    return {**own, **settings.conf, **redaction_conf(settings.conf)}
 
 
 def _worker_python(settings: SparkSettings) -> str:

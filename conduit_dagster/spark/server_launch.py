@@ -14,7 +14,7 @@ from conduit_dagster.processes import free_port
 from conduit_dagster.spark.class_data import archive_options
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.server_files import ServerFiles, write_private
-from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, QUIET_JVM, SparkSettings, spark_home
+from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, QUIET_JVM, SparkSettings, redaction_conf, spark_home
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _LOG = Path(__file__).with_name("log4j2-server.properties")
@@ -76,7 +76,7 @@ def server_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.connect.ui.retainedSessions": "50",
         "spark.sql.connect.ui.retainedStatements": "50",
     }
-    return {**own, **settings.conf}
+    return {**own, **settings.conf, **redaction_conf(settings.conf)}
 
 
 def digests(conf: Mapping[str, str]) -> dict[str, str]:

@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from conduit_dagster.secret_values import hide
 
 
 def spark_home() -> Path:
@@ -30,6 +33,20 @@ def sql_conf(settings: SparkSettings) -> dict[str, str]:
     if shuffles:
         own["spark.sql.shuffle.partitions"] = str(shuffles)
     return own
+
+
+_REDACTED = "spark.redaction.regex"
+_REDACTED_KEYS = "(?i)secret|password|token|access[.]?key"
+"""Spark's default: the values of keys that match are masked in its UI and its event log."""
+
+
+def redaction_conf(conf: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting with which Spark also masks the values that are secrets here under any other key."""
+    keys = [key for key, value in conf.items() if hide(value) != value]
+    if not keys:
+        return {}
+    exactly = "|".join(f"^{re.escape(key)}$" for key in sorted(keys))
+    return {_REDACTED: f"{conf.get(_REDACTED, _REDACTED_KEYS)}|{exactly}"}
 
 
 def connect_conf(settings: SparkSettings) -> dict[str, str]:

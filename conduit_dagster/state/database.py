@@ -12,6 +12,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state import migrations, tables
 from conduit_dagster.state.store_file import ACCEPT, StoreFile, create_file, replaced, sqlite_file
 
@@ -47,7 +48,7 @@ def place_of(engine: sa.Engine) -> str:
 def cause_of(error: BaseException) -> str:
     """Return the database driver's message on one line, without the statement and its values."""
     said = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
-    return " ".join(str(said).split())
+    return hide(" ".join(str(said).split()))
 
 
 def loss_of(error: BaseException) -> Literal["damaged", "tables"] | None:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 
 from conduit_dagster.config.scalars import masked
+from conduit_dagster.secret_values import hide_in
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.tables import history, pipelines
 
@@ -48,7 +49,7 @@ def retention_of(options: Any) -> HistoryRetention:
 def record_event(connection: sa.Connection, pipeline: str, event: str, **detail: Any) -> None:
     """Add an event, in the transaction of what it records. About every 64th event prunes the pipeline's old ones."""
     now = time.time_ns()
-    values = {"pipeline": pipeline, "at_ns": now, "event": event, "detail": json.dumps(detail)}
+    values = {"pipeline": pipeline, "at_ns": now, "event": event, "detail": json.dumps(hide_in(detail))}
     number = connection.execute(history.insert().values(**values).returning(history.c.id)).scalar_one()
     if _is_due(number):
         prune(connection, pipeline, retention_of(connection.get_execution_options()), now)

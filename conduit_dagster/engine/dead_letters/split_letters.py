@@ -24,6 +24,7 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.record import Nack, Record, copy
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.sdk import Block, Writer
+from conduit_dagster.secret_values import hide, hides_any
 from conduit_dagster.state.steps import EDIT_FAILED
 
 
@@ -73,6 +74,8 @@ class BlockNacks:
         if known is None or rank < known.rank:
             if self._complete is not None:
                 self._complete(place, record)
+            # also if the step is staged again: the text must be the same
+            nack = Nack(nack.code, hide(nack.message)) if hides_any() else nack
             self._of[place] = Nacked(rank, node, nack, copy(record), stands)
 
     def went_on(self, rank: int, places: Iterable[int]) -> None:

@@ -17,6 +17,7 @@ from conduit_dagster.engine.stager import from_rows
 from conduit_dagster.engine.step_context import StepContext
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.sdk import Block, ReadOptions, StagedRecord
+from conduit_dagster.secret_values import hide
 from conduit_dagster.state.steps import Decision, Plan
 
 
@@ -45,7 +46,7 @@ class StepOriginals:
         """Return a text without the redacted values of a record, of the record as it is and as it was read."""
         redaction = self._pipeline.redaction
         if not redaction:
-            return text
+            return hide(text)
         original = self.of(shipment, record)
         if not original:
             # a staged row does not tell under which fields its redacted values are

@@ -1,0 +1,37 @@
+"""Credentials among a plugin's settings, wherever their values come from: they are masked like secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import unquote
+
+from conduit_dagster.config.scalars import masked
+from conduit_dagster.secret_values import remember
+
+_KEY: Final = re.compile(
+    r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api\W?key|access\W?key|private\W?key|authorization)$", re.IGNORECASE
+)
+_IN_URL = re.compile(r"://[^/@\s:]*:([^@\s]+)@")
+_NAMED = re.compile(r"(?i)\b(?:password|passwd|pwd|secret|token)\s*=\s*('[^']*'|[^\s&;]+)")
+
+
+def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
+    """Mask passwords in URLs, and values of settings named as credentials, from now on in this process.
+
+    Not those that other settings or the plugin's name hold as well: ``postgres`` as the password of ``postgres``.
+    """
+    texts = {key: value for key, value in settings.items() if isinstance(value, str) and value}
+    named = {key: value for key, value in texts.items() if _KEY.search(key)}
+    plain = "\n".join([plugin, *(masked(value) for key, value in texts.items() if key not in named)])
+    found = [*named.values(), *(word for value in named.values() for word in value.split()[1:])]
+    found += [secret for value in texts.values() for secret in _in_text(value)]
+    remember(value for value in found if value not in plain)
+
+
+def _in_text(text: str) -> Iterator[str]:
+    for match in (*_IN_URL.finditer(text), *_NAMED.finditer(text)):
+        written = match[1].strip("'")
+        yield written
+        yield unquote(written)

@@ -1,0 +1,111 @@
+"""Secret values that this process has read, and their masking in texts that leave it.
+
+A process reads secrets with its files, and a task with its pipeline; from then on :func:`hide` replaces them in every
+error, finding, log line and output. It knows values, not places: a driver may quote a password in any text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TextIO, cast
+from urllib.parse import quote, quote_plus
+
+MASK: Final = "***"
+SHORTEST: Final = 4
+"""Characters. A shorter value is not looked for: it would be found in words and numbers that mean something else."""
+_LONG_LINE: Final = 16
+"""Characters from which a line of a value of several lines, such as a key, is masked by itself."""
+_MOST: Final = 2_000
+"""Values that are remembered; the oldest are forgotten first."""
+
+
+class _Known:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values = dict[str, None]()
+        self.pattern: re.Pattern[str] | None = None
+
+    def add(self, values: Iterable[str]) -> None:
+        with self._lock:
+            new = {value: None for value in values if len(value) >= SHORTEST and value not in self._values}
+            if new:
+                self._put({**self._values, **new})
+
+    def clear(self) -> None:
+        with self._lock:
+            self._put({})
+
+    def _put(self, values: dict[str, None]) -> None:
+        self._values = dict(list(values.items())[-_MOST:])
+        forms = {form for value in self._values for form in _forms(value) if len(form) >= SHORTEST}
+        # the longest first: a value may begin with another one
+        ordered = sorted(forms, key=lambda form: (-len(form), form))
+        self.pattern = re.compile("|".join(map(re.escape, ordered))) if ordered else None
+
+
+_known = _Known()
+
+
+def remember(values: Iterable[str]) -> None:
+    """Mask these values from now on, in this process; values of fewer than ``SHORTEST`` characters are left out."""
+    _known.add(values)
+
+
+def forget() -> None:
+    """Forget all values: for tests that share a process."""
+    _known.clear()
+
+
+def hides_any() -> bool:
+    """Return whether any value is known."""
+    return _known.pattern is not None
+
+
+def hide(text: str) -> str:
+    """Return the text with every known value replaced by three stars: plain, percent-encoded or escaped."""
+    pattern = _known.pattern
+    return text if pattern is None else pattern.sub(MASK, text)
+
+
+def hide_in(data: Any) -> Any:
+    """Return JSON data with every known value masked in its texts; keys stay."""
+    if _known.pattern is None:
+        return data
+    if isinstance(data, str):
+        return hide(data)
+    if isinstance(data, dict):
+        return {key: hide_in(value) for key, value in cast(dict[Any, Any], data).items()}
+    if isinstance(data, list | tuple):
+        return [hide_in(value) for value in cast(list[Any], data)]
+    return data
+
+
+class HidingStream:
+    """A text stream in which known values are masked, write by write."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write the text without the values."""
+        return self._stream.write(hide(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _forms(value: str) -> Iterator[str]:
+    yield value
+    yield value.strip()
+    # as in a URL
+    plain = value.encode("utf-8", "replace")
+    yield from (quote(plain, safe=""), quote(plain), quote_plus(plain))
+    # as in JSON, and as Python shows a text
+    yield from (json.dumps(value, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    yield repr(value)[1:-1]
+    # a log may be cut at the end of a line; what begins with dashes says which kind of key it is
+    lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
+    yield from (line for line in lines if len(line) >= _LONG_LINE and not line.startswith("-----"))

@@ -1,0 +1,128 @@
+"""``${env:NAME}`` and ``${file:PATH}``: values, and one finding for each that has none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conduit_dagster.config import ParsedFile, load, parse_text
+from conduit_dagster.config.project import Project
+from conduit_dagster.config.references import LARGEST_SECRET
+from conduit_dagster.secret_values import hide
+
+TEXT = """\
+version: "2.2"
+pipelines:
+  - id: p
+    description: "%s"
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in}}
+      - {id: out, type: destination, plugin: file, settings: {path: ./out}}
+"""
+
+
+def parse(reference: str, root: Path, **env: str) -> ParsedFile:
+    return parse_text(TEXT % reference, "f.yaml", env, root=root)
+
+
+def value(reference: str, root: Path, **env: str) -> str:
+    parsed = parse(reference, root, **env)
+    assert parsed.findings == []
+    return parsed.pipelines[0].config.description
+
+
+@pytest.mark.parametrize(
+    ("content", "wanted"),
+    [
+        (b"hunter22", "hunter22"),
+        (b"hunter22\n", "hunter22"),
+        (b"hunter22\r\n", "hunter22"),
+        (b"two\nlines\n\n", "two\nlines\n"),
+        (" h\u00fcnter ".encode(), " h\u00fcnter "),
+        (b"${A} $$", "${A} $$"),
+    ],
+)
+def test_a_files_text_without_one_line_end(tmp_path: Path, content: bytes, wanted: str) -> None:
+    (tmp_path / "secret").write_bytes(content)
+    assert value("${file:secret}", tmp_path) == wanted
+    assert value(f"[${{file:{tmp_path}/secret}}]", Path("/")) == f"[{wanted}]"
+    assert hide(wanted) == "***"
+
+
+def test_a_variable_in_both_spellings(tmp_path: Path) -> None:
+    assert value("${env:A} ${A} $A $${env:A}", tmp_path, A="1") == "1 1 1 ${env:A}"
+    # what the environment holds is not a secret in itself: a port, a path
+    assert hide("orders") == "orders"
+
+
+def test_a_variable_of_that_very_name_is_what_it_was(tmp_path: Path) -> None:
+    assert value("${file:x}", tmp_path, **{"file:x": "as in Conduit"}) == "as in Conduit"
+
+
+@pytest.mark.parametrize(
+    ("reference", "code", "said"),
+    [
+        ("${env:NOPE}", "config.env_unset", "the environment variable NOPE is not set"),
+        ("${env:}", "config.env_invalid", "names no environment variable"),
+        ("${NOPE:-x}", "config.env_unset", "the environment variable NOPE:-x is not set"),
+        ("${nope:-x}", "config.env_unset", "the environment variable nope:-x is not set"),
+        ("${file:}", "config.secret_unreadable", "names no file"),
+        ("${file:missing}", "config.secret_unreadable", "No such file or directory"),
+        ("${file:.}", "config.secret_unreadable", "not a regular file"),
+        ("${file:pipe}", "config.secret_unreadable", "not a regular file"),
+        ("${file:latin}", "config.secret_unreadable", "not UTF-8: byte 1"),
+        ("${file:binary}", "config.secret_unreadable", "is binary"),
+        ("${file:empty}", "config.secret_unreadable", "is empty"),
+        ("${file:large}", "config.secret_unreadable", "larger than 64 KiB"),
+        ("${fil:x}", "config.secret_unknown", "no provider of secrets called fil"),
+    ],
+)
+def test_one_finding_with_its_place(tmp_path: Path, reference: str, code: str, said: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin").write_bytes(b"h\xfc")
+    (tmp_path / "binary").write_bytes(b"h\0")
+    (tmp_path / "empty").write_bytes(b"\n")
+    (tmp_path / "large").write_bytes(b"x" * (LARGEST_SECRET + 1))
+    [finding] = parse(f"at {reference}", tmp_path).findings
+    assert (finding.code, finding.line, finding.column) == (code, 4, 22)
+    assert said in finding.message and finding.got == reference and finding.fix
+    assert finding.expected or code.startswith("config.env")
+
+
+def test_an_unreadable_one(tmp_path: Path) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root reads everything")
+    (tmp_path / "secret").touch(0)
+    [finding] = parse("${file:secret}", tmp_path).findings
+    assert "Permission denied" in finding.message
+
+
+def test_a_nearby_name_is_proposed(tmp_path: Path) -> None:
+    [finding] = parse("${fille:x}", tmp_path).findings
+    assert finding.fix == "did you mean file?" and finding.expected == "one of env, file"
+
+
+def test_it_hides_only_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(TEXT % "${file:missing}")
+    (tmp_path / "b.yaml").write_text((TEXT % "fine").replace("id: p", "id: q"))
+    assert [one.config.id for one in load([tmp_path], root=tmp_path).runnable()] == ["q"]
+
+
+def test_the_projects_settings(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("sqlite:///hunter22.db\n")
+    (tmp_path / "conduit.yaml").write_text('state: {url: "${file:secret}"}\nspark.url: "${file:nope}"\n')
+    project = Project.find(tmp_path / "below", {})
+    assert project.settings.state.url == "sqlite:///hunter22.db"
+    [finding] = project.findings
+    assert (finding.code, finding.line, finding.column) == ("config.secret_unreadable", 2, 13)
+
+
+def test_no_finding_and_no_representation_holds_the_value(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter22")
+    text = (TEXT % "d").replace("id: p", "id: ${file:secret} !\n    status: ${file:secret}")
+    parsed = parse_text(text, "f.yaml", {}, root=tmp_path)
+    assert len(parsed.findings) == 2
+    assert not any("hunter22" in finding.render() for finding in parsed.findings)
+    assert "hunter22" not in repr(parsed.pipelines[0].document.secrets)
