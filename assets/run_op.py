@@ -1,11 +1,10 @@
 """Body of the op that runs a pipeline."""
 
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import dagster as dg
 import sqlalchemy as sa
@@ -29,7 +28,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.secret_values import HidingStream
+from conduit_dagster.secret_values import hide
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -138,8 +137,8 @@ def run_in_dagster(
 def _hide_in_logs() -> None:
     """Mask secrets in log lines, which Dagster keeps as the step's output."""
     if not structlog.is_configured():
-        hiding = cast(TextIO, HidingStream(sys.stdout))
-        structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=hiding))
+        *before, render = structlog.get_config()["processors"]
+        structlog.configure(processors=[*before, lambda *event: hide(render(*event))])
 
 
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:

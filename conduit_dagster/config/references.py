@@ -157,7 +157,7 @@ def _bytes(path: str) -> bytes:
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ValueError("it is not a regular file")
-        with open(descriptor, "rb", closefd=False) as stream:  # noqa: PTH123  # a descriptor
+        with open(descriptor, "rb", closefd=False) as stream:  # a descriptor
             return stream.read(LARGEST_SECRET + 1)
     finally:
         os.close(descriptor)

@@ -1,0 +1,212 @@
+"""A secret from a file is told nowhere, whatever fails and whoever quotes it: by the command line, by Dagster."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dagster_layer.commands import MODULE, ROOT, call
+from dagster_layer.project_folder import Folder
+from lab.postgres_server import PostgresServer
+
+PASSWORD = "zq-pass/word-zq"
+FORMS = (PASSWORD, "zq-pass%2Fword-zq", "pass/word", "sparkvaluezq")
+DATABASE = """
+      - id: out
+        type: destination
+        plugin: builtin:postgres
+        settings: {url: "%s", table: numbers, create-table: auto}
+"""
+PIPELINE = """
+version: "2.2"
+pipelines:
+  - id: p
+    trigger: available-now
+    connectors:
+      - {id: in, type: source, plugin: builtin:file, settings: {path: ./in.jsonl}}
+      %s
+    processors:
+      - {id: decode, plugin: json.decode, settings: {field: .Payload.After}}
+      - {id: chatty, plugin: chatty, settings: {word: "${file:secrets/password}", fails: "%s"}}
+    dead-letter-queue: {plugin: builtin:file, window-size: 0, settings: {path: ./dead.jsonl}}
+"""
+CHATTY = """
+import structlog
+from conduit_dagster.sdk import DROP, DirectDestination, FatalError, Processor, ProcessError, ProcessorSettings
+from conduit_dagster.connectors.file.destination import FileDestination
+
+log = structlog.get_logger("chatty")
+
+
+class Settings(ProcessorSettings):
+    word: str
+    fails: str = ""
+
+
+class Chatty(Processor):
+    name = "chatty"
+    Settings = Settings
+
+    def process(self, record):
+        word = self.settings.word
+        if self.settings.fails == "nack":
+            raise ProcessError(f"refused with {word}")
+        if self.settings.fails == "raise":
+            raise RuntimeError(f"login with {word}") from ValueError(f"{{'password': {word!r}}}")
+        return record
+
+
+class Publishes(FileDestination):
+    name = "publishes"
+
+    def publish(self, delivery):
+        log.warning("sending", word=self.settings.model_extra["word"])
+        self.fail("publish")
+        return super().publish(delivery)
+
+    def writer(self, task):
+        self.fail("task")
+        return super().writer(task)
+
+    def check(self):
+        self.fail("check")
+
+    def fail(self, where):
+        word = self.settings.model_extra["word"]
+        if self.settings.model_extra["at"] == where:
+            raise RuntimeError(f"login with {word}") from ValueError(f"{{'password': {word!r}}}")
+        if self.settings.model_extra["at"] == f"fatal {where}":
+            raise FatalError(f"login with {word}", code="mine.login", place=f"as {word}", fix=f"not {word}")
+"""
+PROJECT = """
+spark:
+  conf:
+    spark.eventLog.enabled: "true"
+    spark.eventLog.compress: "false"
+    spark.eventLog.dir: %s
+    spark.my.plain: "${file:secrets/spark}"
+"""
+OUT = """
+      - id: out
+        type: destination
+        plugin: publishes
+        settings: {path: ./out.jsonl, word: "${file:secrets/password}", at: %s}
+"""
+PLACES = ("publish", "task", "check", "fatal publish", "fatal task", "fatal check")
+
+
+@pytest.fixture
+def secret_folder(folder: Folder) -> Folder:
+    """A project whose secrets are in files outside of its pipelines."""
+    (folder.root / "secrets").mkdir()
+    (folder.root / "secrets" / "password").write_text(PASSWORD + "\n")
+    (folder.root / "secrets" / "spark").write_text("sparkvaluezq")
+    (folder.root / "plugins").mkdir()
+    (folder.root / "plugins" / "mine.py").write_text(CHATTY)
+    folder.append(range(3))
+    return folder
+
+
+def leaks(root: Path, *texts: str) -> dict[str, list[str]]:
+    """The files below ``root``, apart from the secrets', that hold a form of the secrets; and the texts that do."""
+    paths = [path for path in root.rglob("*") if path.is_file() and path.parent.name != "secrets"]
+    given = {str(path.relative_to(root)): path.read_bytes() for path in paths}
+    given |= {f"text {number}": text.encode() for number, text in enumerate(texts)}
+    found = {name: [form for form in FORMS if form.encode() in data] for name, data in given.items()}
+    return {name: forms for name, forms in found.items() if forms}
+
+
+def content(root: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in root.rglob("*") if path.is_file())
+
+
+def command(folder: Folder, *words: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "true"}
+    return subprocess.run(
+        [sys.executable, "-m", "conduit_dagster.cli.main", *words],
+        cwd=folder.root, env=env, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+
+
+def database(server: PostgresServer) -> str:
+    """A destination whose password is wrong: it is the secret."""
+    user, _, place = server.create_database().partition("@")
+    wrong = user.rpartition(":")[0] + ":${file:secrets/password}"
+    return (DATABASE % f"{wrong}@{place}").strip()
+
+
+@pytest.mark.slow
+def test_a_wrong_password_by_the_command_line(secret_folder: Folder, postgres_server: PostgresServer) -> None:
+    folder = secret_folder
+    (folder.root / "secrets" / "password").write_text("zq-pass%2Fword-zq\n")
+    (folder.root / "conduit.yaml").write_text(PROJECT % (folder.root / "events").as_uri())
+    (folder.root / "events").mkdir()
+    folder.write("p.yaml", PIPELINE % (database(postgres_server), ""))
+    done = [
+        command(folder, *words)
+        for words in (
+            ("run", "--once", "--verbose"),
+            ("run", "--once", "--json"),
+            ("pipelines", "describe", "p"),
+            ("pipelines", "describe", "p", "--json"),
+            ("validate", "--json", "--debug"),
+            ("dry-run", "p"),
+            ("doctor", "--deep", "--json"),
+        )
+    ]
+    assert done[0].returncode == done[1].returncode == 1
+    assert "postgres.login" in done[0].stderr and "postgres.login" in done[1].stdout and "***" in done[2].stdout
+    assert "${file:secrets/password}" in done[3].stdout
+    assert b"SparkListenerEnvironmentUpdate" in content(folder.root / "events")
+    assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
+
+
+@pytest.mark.slow
+def test_a_wrong_password_in_dagster(secret_folder: Folder, postgres_server: PostgresServer) -> None:
+    folder = secret_folder
+    (folder.root / "secrets" / "password").write_text("zq-pass%2Fword-zq\n")
+    (folder.root / "conduit.yaml").write_text(PROJECT % (folder.root / "events").as_uri())
+    (folder.root / "events").mkdir()
+    folder.write("p.yaml", PIPELINE % (database(postgres_server), ""))
+    done = call(folder, "dagster", "job", "execute", *MODULE, "-j", "p")
+    assert done.returncode == 1 and b"postgres.login" in content(folder.root / "dagster")
+    assert leaks(folder.root, done.stdout, done.stderr) == {}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_errors_that_quote_it(secret_folder: Folder, place: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """In a task and on the driver, with the cause in the traceback."""
+    folder = secret_folder
+    folder.write("p.yaml", PIPELINE % ((OUT % place).strip(), ""))
+    result = folder.run("p")
+    assert not result.success
+    told = [f"{entry!r} {entry.to_json()}" for entry in folder.instance.all_logs(result.run_id)]
+    assert "login with ***" in " ".join(told)
+    said = capfd.readouterr()
+    assert leaks(folder.root, *told, said.out, said.err) == {}
+
+
+@pytest.mark.parametrize("fails", ["nack", "raise"])
+def test_nacks_that_quote_it(secret_folder: Folder, fails: str, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = secret_folder
+    folder.write("p.yaml", PIPELINE % ((OUT % "nowhere").strip(), fails))
+    result = folder.run("p")
+    told = [f"{entry!r} {entry.to_json()}" for entry in folder.instance.all_logs(result.run_id)]
+    assert result.success and "with ***" in " ".join(told)
+    assert (folder.root / "dead.jsonl").read_text().count("with ***") == 3
+    said = capfd.readouterr()
+    assert leaks(folder.root, *told, said.out, said.err) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "fails"), [("publish", ""), ("fatal task", ""), ("nowhere", "nack")])
+def test_by_the_command_line(secret_folder: Folder, place: str, fails: str) -> None:
+    folder = secret_folder
+    folder.write("p.yaml", PIPELINE % ((OUT % place).strip(), fails))
+    verbs = (("run", "--once", "--verbose"), ("pipelines", "describe", "p"), ("dlq", "list"), ("dry-run", "p"))
+    done = [command(folder, *words) for words in verbs]
+    assert "with ***" in done[0].stderr + done[1].stdout
+    assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
