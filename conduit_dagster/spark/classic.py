@@ -13,6 +13,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING
 
+from conduit_dagster.secret_values import hide
 from conduit_dagster.spark.class_data import archive_options, distrust_archive, make_archive_later
 from conduit_dagster.spark.java import java_environment
 from conduit_dagster.spark.spark_settings import LOCAL, LOOPBACK, QUIET_JVM, SparkSettings, redaction_conf, sql_conf
@@ -89,13 +90,24 @@ def _get_or_create(settings: SparkSettings, app_name: str) -> SparkSession:
 def _built(settings: SparkSettings, app_name: str) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app_name)
-    if not (inside_submit() and settings.url == LOCAL):
-        # spark-submit has chosen a master; only a file that names another one overrides it
-        builder = builder.master(settings.url)
-    for key, value in _conf(settings).items():
+    # spark-submit has chosen a master; only a file that names another one overrides it
+    master = {} if inside_submit() and settings.url == LOCAL else {"spark.master": settings.url}
+    conf = {"spark.app.name": app_name, **master, **_conf(settings)}
+    _launch_without_secrets(conf)
+    builder = SparkSession.builder
+    for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def _launch_without_secrets(conf: Mapping[str, str]) -> None:
+    """Start the JVM first where a secret is among its settings: PySpark would write them all on its command line."""
+    from pyspark import SparkConf, SparkContext
+
+    plain = [(key, value) for key, value in conf.items() if hide(value) == value]
+    if len(plain) < len(conf) and not inside_submit():
+        # does nothing where there is a JVM; the context gets its settings from the builder all the same
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(plain))
 
 
 def _conf(settings: SparkSettings) -> dict[str, str]:
