@@ -138,7 +138,7 @@ class _Specs:
             skippable=True,
             kinds=kinds,
             group_name=job_name(self._bound.id),
-            owners=_OWNERS,
+            owners=self._config.owners or _OWNERS,
             tags={"conduit/pipeline": short(self._bound.id)},
             description=text,
             metadata=self._metadata(name, where, plugin),

@@ -13,6 +13,7 @@ from conduit_dagster.config.scalars import (
     ConnectorName,
     Description,
     FieldReference,
+    Owner,
     PipelineId,
     PipelineName,
     Regex,
@@ -79,7 +80,8 @@ class ConnectorConfig(Section):
     """Display name. Defaults to the id."""
 
     settings: Settings = {}
-    """The plugin's settings. Values are texts; `${VAR}` is replaced from the environment."""
+    """The plugin's settings. Values are texts; `${VAR}` is replaced from the environment, `${file:PATH}` by a file's
+    text ([secrets](../secrets.md))."""
 
     namespace: Regex | None = None
     """Only records whose collection matches pass through this connector (RE2, unanchored)."""
@@ -172,6 +174,9 @@ class Pipeline(Section):
 
     redact: list[FieldReference] = []
     """Fields whose values no log, list, asset or error text shows: `.Payload.After.ssn`. Stored data keeps them."""
+
+    owners: list[Owner] = []
+    """Who is responsible, in Dagster: e-mail addresses and teams, `team:payments`. Default: `team:conduit` (ours)."""
 
     tests: list[PipelineTest] = []
     """Cases that `conduit-dagster test` runs (ours)."""

@@ -51,6 +51,15 @@ def test_one_job_per_pipeline_with_its_own_retries_off(folder: Folder) -> None:
     assert job.executor_def is dg.in_process_executor
 
 
+def test_the_owners_of_its_assets_are_those_of_the_file(folder: Folder) -> None:
+    folder.numbers()
+    names = ("in", "out", "dead_letters", "acks")
+    assert [list(_spec(folder, "numbers", name).owners) for name in names] == [["team:conduit"]] * 4
+    text = NUMBERS.format(id="numbers", trigger="available-now", queue=TAKES_ALL)
+    folder.write("numbers.yaml", text + "    owners: [team:payments, ana@example.com]\n")
+    assert [list(_spec(folder, "numbers", name).owners) for name in names] == [["team:payments", "ana@example.com"]] * 4
+
+
 def test_an_asset_says_what_it_is_and_where_it_is_written_down(folder: Folder) -> None:
     folder.numbers()
     spec = _spec(folder, "numbers", "out")

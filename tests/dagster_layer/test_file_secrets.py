@@ -12,6 +12,11 @@ from dagster_layer.commands import MODULE, ROOT, call
 from dagster_layer.project_folder import Folder
 from lab.postgres_server import PostgresServer
 
+from conduit_dagster.assets.run_op import read_again
+from conduit_dagster.config import Project, references
+from conduit_dagster.config.secret_providers import Unresolved
+from conduit_dagster.recovery.errors import FatalError, TransientError
+
 PASSWORD = "zq-pass/word-zq"
 FORMS = (PASSWORD, "zq-pass%2Fword-zq", "pass/word", "sparkvaluezq")
 DATABASE = """
@@ -199,6 +204,20 @@ def test_nacks_that_quote_it(secret_folder: Folder, fails: str, capfd: pytest.Ca
     assert (folder.root / "dead.jsonl").read_text().count("with ***") == 3
     said = capfd.readouterr()
     assert leaks(folder.root, *told, said.out, said.err) == {}
+
+
+def test_a_provider_that_fails_is_worth_another_attempt(secret_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless the file is wrong in another way."""
+    away = Unresolved("config.secret_failed", "the provider of secrets vault is away")
+    monkeypatch.setattr(references, "ask_provider", lambda name, reference: away)
+    project = Project.find(secret_folder.root, {})
+    cases = (("source", TransientError, "secrets.unavailable"), ("x", FatalError, "pipeline.invalid"))
+    for type_, kind, code in cases:
+        text = (PIPELINE % ((OUT % "nowhere").strip(), "")).replace("file:secrets/password", "vault:x")
+        path = secret_folder.write("p.yaml", text.replace("type: source", f"type: {type_}"))
+        with pytest.raises(kind, match="vault is away") as caught:
+            read_again("p", str(path), project)
+        assert caught.value.code == code
 
 
 @pytest.mark.slow

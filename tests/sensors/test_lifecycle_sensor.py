@@ -6,6 +6,8 @@ import dagster as dg
 import pytest
 from lab.sensors_lab import Location
 
+from conduit_dagster.config import references
+from conduit_dagster.config.secret_providers import Unresolved
 from conduit_dagster.engine.operate.starting import ask_start
 from conduit_dagster.recovery.errors import FatalError
 
@@ -55,6 +57,39 @@ def test_a_changed_file_restarts_its_own_pipeline_only(location: Location) -> No
     location.write(description="another one")
     assert location.tick(SENSOR) == []
     assert location.recovery().asked == "renew"
+
+
+def test_another_secret_in_its_file_restarts_a_pipeline(location: Location) -> None:
+    secret = location.root / "secret"
+    secret.write_text("hunter22")
+    location.write(description="${file:secret}")
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    assert location.recovery().asked == ""
+    secret.unlink()
+    location.tick(SENSOR)
+    assert location.recovery().asked == ""  # its file is broken for now
+    secret.write_text("hunter23")
+    location.tick(SENSOR)
+    assert location.recovery().asked == "renew"
+
+
+def test_a_provider_is_asked_again_until_it_answers(location: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | Unresolved] = ["one-token"]
+    monkeypatch.setattr(references, "ask_provider", lambda name, reference: answers[0])
+    location.write(description="${vault:x}")
+    location.begin(digest=digest(location), alive=True)
+    location.tick(SENSOR)
+    answers[0] = Unresolved("config.secret_failed", "away")
+    location.write(description="${vault:x} ")
+    for _ in range(3):
+        location.tick(SENSOR)
+    # failed once: nothing has changed since
+    assert evaluated(location, FILES, "no_broken_files") == [False, True]
+    answers[0] = "another-token"
+    location.tick(SENSOR)
+    assert evaluated(location, FILES, "no_broken_files") == [True, False, True]
+    assert location.recovery().asked == ""
 
 
 def test_a_file_that_says_stopped_now_stops_its_pipeline(location: Location) -> None:
