@@ -14,6 +14,7 @@ from conduit_dagster.assets.run_op import LoadedPipeline, RunConfig, run_in_dags
 from conduit_dagster.assets.translator import AssetKeys, followed
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.resources.spark_resource import Spark, StateResource
+from conduit_dagster.secret_values import hide
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def _about(bound: BoundPipeline) -> str:
         f"every {config.trigger.every:g}s" if config.trigger.every else config.trigger.kind
     )
     facts = f"Delivery: {config.delivery.strategy}. Trigger: {trigger}. The file says: {config.status}."
-    return f"{config.description}\n\n{facts}".strip()
+    return hide(f"{config.description}\n\n{facts}".strip())
 
 
 def _written(bound: BoundPipeline, specs: list[dg.AssetSpec], keys: AssetKeys) -> dg.AssetsDefinition:

@@ -23,6 +23,7 @@ from conduit_dagster.config.pipeline import ConnectorConfig
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.sdk import Dataset
+from conduit_dagster.secret_values import hide
 
 _OWNERS = ["team:conduit"]
 
@@ -140,7 +141,7 @@ class _Specs:
             group_name=job_name(self._bound.id),
             owners=self._config.owners or _OWNERS,
             tags={"conduit/pipeline": short(self._bound.id)},
-            description=text,
+            description=hide(text),
             metadata=self._metadata(name, where, plugin),
         )
 

@@ -13,6 +13,9 @@ from conduit_dagster.secret_values import remember
 _KEY: Final = re.compile(
     r"(?:passw(?:or)?d|passphrase|pwd|secret|token|api\W?key|access\W?key|private\W?key|authorization)$", re.IGNORECASE
 )
+_WORD = re.compile(r"[a-z]{1,11}|[0-9.]{1,5}")
+"""No password worth the name, and the kind of a field, a switch or a number: masked, it would spoil every text."""
+_SCHEMES = ("basic ", "bearer ", "token ")
 _IN_URL = re.compile(r"://[^/@\s:]*:([^@\s]+)@")
 _NAMED = re.compile(r"(?i)\b(?:password|passwd|pwd|secret|token)\s*=\s*('[^']*'|[^\s&;]+)")
 
@@ -20,14 +23,19 @@ _NAMED = re.compile(r"(?i)\b(?:password|passwd|pwd|secret|token)\s*=\s*('[^']*'|
 def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
     """Mask passwords in URLs, and values of settings named as credentials, from now on in this process.
 
-    Not those that other settings or the plugin's name hold as well: ``postgres`` as the password of ``postgres``.
+    Not those that other settings or the plugin's name hold as well: ``postgres`` as the password of ``postgres``. Nor
+    short words of small letters: ``format.options.token: string``.
     """
     texts = {key: value for key, value in settings.items() if isinstance(value, str) and value}
-    named = {key: value for key, value in texts.items() if _KEY.search(key)}
+    named = {key: value for key, value in texts.items() if _KEY.search(key) and not _WORD.fullmatch(value)}
     plain = "\n".join([plugin, *(masked(value) for key, value in texts.items() if key not in named)])
-    found = [*named.values(), *(word for value in named.values() for word in value.split()[1:])]
+    found = [*named.values(), *(value.split(None, 1)[1] for value in named.values() if _has_scheme(value))]
     found += [secret for value in texts.values() for secret in _in_text(value)]
     remember(value for value in found if value not in plain)
+
+
+def _has_scheme(value: str) -> bool:
+    return value.lower().startswith(_SCHEMES) and len(value.split()) > 1
 
 
 def _in_text(text: str) -> Iterator[str]:

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster import storage
+from conduit_dagster.config.findings import UNSET
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError, from_os_error
 from conduit_dagster.state.database import (
     NoStore,
@@ -238,8 +239,26 @@ def _foreign(engine: sa.Engine, home: Path, own: str, stored: str) -> FatalError
     )
 
 
+def require_known_place(project: Project) -> None:
+    """Raise an error if a value under ``state`` can't be told now: its default would be another, empty store.
+
+    ``TransientError`` if a provider of secrets failed, else ``FatalError``.
+    """
+    for finding in project.findings:
+        if finding.code in UNSET and finding.path.startswith("/state"):
+            message = f"where the project's state is can't be told: {finding.message}"
+            place = f"{finding.file}:{finding.line}:{finding.column}"
+            if finding.code == "config.secret_failed":
+                raise TransientError(message, code="secrets.unavailable", place=place, fix=finding.fix)
+            raise FatalError(message, code="state.url", place=place, fix=finding.fix)
+
+
 def project_store(project: Project) -> sa.Engine:
-    """Open the project's store; create it if there is none. Raises as :func:`open_store` does."""
+    """Open the project's store; create it if there is none.
+
+    Raises as :func:`open_store` and :func:`require_known_place` do.
+    """
+    require_known_place(project)
     state = project.settings.state
     database = open_store(project.state_url, project.home, state.accept_new, state.private)
     retain(database, HistoryRetention(state.history.keep, state.history.most))

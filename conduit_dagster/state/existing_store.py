@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.state import tables
-from conduit_dagster.state.claim import has_claim, project_store
+from conduit_dagster.state.claim import has_claim, project_store, require_known_place
 from conduit_dagster.state.database import make_engine, unreachable
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ def existing_store(project: Project) -> sa.Engine | None:
 
     Raises ``FatalError`` (``state.lost``, ``state.older``) without changing anything if the store is lost.
     """
+    require_known_place(project)
     url = project.state_url
     if has_claim(project.home) and not project.settings.state.accept_new:
         return project_store(project)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from conduit_dagster.config import ParsedFile, load, parse_text
+from conduit_dagster.config import ParsedFile, load, parse_text, references
 from conduit_dagster.config.project import Project
 from conduit_dagster.config.references import LARGEST_SECRET
+from conduit_dagster.config.secret_providers import Unresolved
+from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.secret_values import hide
+from conduit_dagster.state.claim import project_store
 
 TEXT = """\
 version: "2.2"
@@ -126,3 +129,20 @@ def test_no_finding_and_no_representation_holds_the_value(tmp_path: Path) -> Non
     assert len(parsed.findings) == 2
     assert not any("hunter22" in finding.render() for finding in parsed.findings)
     assert "hunter22" not in repr(parsed.pipelines[0].document.secrets)
+
+
+@pytest.mark.parametrize(("line", "code"), [("url", "state.url"), ("staging", "state.url")])
+def test_no_other_store_is_opened_where_its_place_is_unknown(tmp_path: Path, line: str, code: str) -> None:
+    """Its default is empty: everything would be read and delivered again."""
+    (tmp_path / "conduit.yaml").write_text(f'state.{line}: "${{file:missing}}"\n')
+    with pytest.raises(FatalError, match="where the project's state is can't be told") as caught:
+        project_store(Project.find(tmp_path, {}))
+    assert caught.value.code == code and not (tmp_path / ".conduit").exists()
+
+
+def test_a_provider_that_is_away_is_worth_another_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = Unresolved("config.secret_failed", "vault is away")
+    monkeypatch.setattr(references, "ask_provider", lambda name, reference: away)
+    (tmp_path / "conduit.yaml").write_text('state: {url: "${vault:x}"}\n')
+    with pytest.raises(TransientError, match="vault is away"):
+        project_store(Project.find(tmp_path, {}))

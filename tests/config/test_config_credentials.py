@@ -1,0 +1,52 @@
+"""Credentials among settings are masked wherever they are quoted, whatever their values came from."""
+
+from __future__ import annotations
+
+import pytest
+
+from conduit_dagster.config import parse_text
+from conduit_dagster.config.credentials import remember_credentials
+from conduit_dagster.secret_values import hide
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "shown"),
+    [
+        ({"url": "postgresql://me:s3cret@db/x"}, "s3cret of me", "*** of me"),
+        ({"url": "postgresql://me:p%40ss@db/x"}, "p@ss or p%40ss", "*** or ***"),
+        ({"url": "host=db password='a b c' user=me"}, "is a b c", "is ***"),
+        ({"password": "Tr0ub4dor"}, "Tr0ub4dor", "***"),
+        ({"sasl.password": "correct horse battery"}, "a horse: correct horse battery", "a horse: ***"),
+        ({"headers.Authorization": "Bearer abc-123"}, "sent abc-123", "sent ***"),
+        ({"fs.secret.key.id": "AKIA1234", "secretAccessKey": "wJalr/1234"}, "AKIA1234 wJalr/1234", "AKIA1234 ***"),
+        # what would spoil every text
+        ({"url": "postgresql://postgres:postgres@db/x"}, "builtin:postgres", "builtin:postgres"),
+        ({"user": "reader1", "password": "reader1"}, "reader1", "reader1"),
+        ({"format.options.token": "string", "max.token": "1000"}, "a string of 1000", "a string of 1000"),
+        ({"password": "abc"}, "abc", "abc"),
+    ],
+)
+def test_which_and_where(settings: dict[str, str], text: str, shown: str) -> None:
+    remember_credentials(settings)
+    assert hide(text) == shown
+
+
+def test_not_the_plugins_name() -> None:
+    remember_credentials({"url": "postgresql://me:delta@db/x"}, "spark:delta")
+    assert hide("spark:delta") == "spark:delta"
+
+
+def test_those_of_a_file_from_its_reading_on() -> None:
+    text = """
+version: "2.2"
+pipelines:
+  - id: p
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in}}
+      - {id: out, type: destination, plugin: postgres, settings: {url: "$DB", table: t}}
+    processors:
+      - {id: h, plugin: webhook.http, settings: {request.url: "http://x/", headers.Authorization: "Bearer tok-1234"}}
+    dead-letter-queue: {plugin: postgres, settings: {url: "postgresql://me:s3cond@db/x", table: t}}
+"""
+    parse_text(text, "f.yaml", {"DB": "postgresql://me:f1rst@db/x"})
+    assert hide("f1rst s3cond tok-1234 me") == "*** *** *** me"
