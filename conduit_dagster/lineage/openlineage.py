@@ -16,6 +16,7 @@ from conduit_dagster.engine.run_listener import Ended, Listen, nobody
 from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Dataset
+from conduit_dagster.secret_values import hide
 
 if TYPE_CHECKING:
     from openlineage.client import OpenLineageClient
@@ -67,7 +68,7 @@ class _Emitter:
             self._client.emit(event)
         except Exception as error:  # noqa: BLE001  # whatever it is, records are worth more
             fix = "look at OPENLINEAGE_URL or openlineage.yml"
-            log.warning("a lineage event was not sent", cause=str(error), fix=fix)
+            log.warning("a lineage event was not sent", cause=hide(str(error)), fix=fix)
 
 
 class _LineageRun:
@@ -101,7 +102,7 @@ class _LineageRun:
         kind = "STREAMING" if config.trigger.kind == "continuous" else "BATCH"
         about: dict[str, Any] = {"jobType": job_type_job.JobTypeJobFacet(kind, "CONDUIT_DAGSTER", "PIPELINE")}
         if config.description:
-            about["documentation"] = documentation_job.DocumentationJobFacet(config.description)
+            about["documentation"] = documentation_job.DocumentationJobFacet(hide(config.description))
         event = RunEvent(
             eventType=RunState[state],
             eventTime=datetime.now(UTC).isoformat(),
@@ -163,7 +164,7 @@ def _facets(result: RunResult) -> dict[str, Any]:
 
     if result.error is None:
         return {}
-    message = f"{result.error.code}: {result.error.message}"
+    message = hide(f"{result.error.code}: {result.error.message}")
     return {"errorMessage": error_message_run.ErrorMessageRunFacet(message, "PYTHON")}
 
 
