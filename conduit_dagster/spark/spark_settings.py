@@ -20,6 +20,10 @@ def spark_home() -> Path:
     return Path(os.environ.get("SPARK_HOME") or _find_spark_home())
 
 
+_IN_PLAN = r'(?<=(?:value|expression|query): ")[^\n]+'
+"""Values of options, and queries, in the text of a plan: Spark Connect describes its jobs with that."""
+
+
 def sql_conf(settings: SparkSettings) -> dict[str, str]:
     """Return the settings for a session, wherever it runs."""
     own = {
@@ -28,6 +32,9 @@ def sql_conf(settings: SparkSettings) -> dict[str, str]:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         # a simplified traceback omits causes, and with them the class of a wrapped error
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "false",
+        # options of formats, of which any may be a password, in the plans that Spark's UI shows
+        "spark.sql.redaction.options.regex": ".*",
+        "spark.sql.redaction.string.regex": _IN_PLAN,
     }
     shuffles = settings.parallelism or (os.cpu_count() if settings.local or settings.shared else None)
     if shuffles:

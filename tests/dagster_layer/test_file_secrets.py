@@ -229,3 +229,40 @@ def test_by_the_command_line(secret_folder: Folder, place: str, fails: str) -> N
     done = [command(folder, *words) for words in verbs]
     assert "with ***" in done[0].stderr + done[1].stdout
     assert leaks(folder.root, *(one.stdout + one.stderr for one in done)) == {}
+
+
+FORMATS = """
+version: "2.2"
+pipelines:
+  - id: p
+    connectors:
+      - id: in
+        type: source
+        plugin: spark:json
+        settings: {path: ./src, word: "${file:secrets/password}", schema: n BIGINT, key: n}
+      - {id: out, type: destination, plugin: "spark:json", settings: {path: ./out, word: "${file:secrets/password}"}}
+    processors:
+      - {id: q, plugin: sql, settings: {columns: n BIGINT, query: "SELECT n, concat(n, 'x') AS l FROM record"}}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("url", ["shared", "local[2]"])
+def test_spark_shows_no_options_of_a_format(secret_folder: Folder, url: str) -> None:
+    """Options stand as text in plans, and a Connect server describes a job by its plan."""
+    folder = secret_folder
+    for name in ("src", "events"):
+        (folder.root / name).mkdir()
+    (folder.root / "in.jsonl").rename(folder.root / "src" / "in.jsonl")
+    settings = PROJECT % (folder.root / "events").as_uri()
+    (folder.root / "conduit.yaml").write_text(settings.replace("conf:", f"url: {url}\n  conf:"))
+    folder.write("p.yaml", FORMATS)
+    try:
+        done = command(folder, "run", "--once", "--json")
+    finally:
+        command(folder, "spark", "stop")
+    assert done.returncode == 0, done.stdout + done.stderr
+    described = content(folder.root / "events")
+    assert (b"Spark Connect - session_id" in described) == (url == "shared") and b"(redacted)" in described
+    assert b"InsertIntoHadoopFsRelationCommand" in described
+    assert leaks(folder.root, done.stdout, done.stderr) == {}
