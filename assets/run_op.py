@@ -1,7 +1,7 @@
 """Body of the op that runs a pipeline."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -134,11 +134,21 @@ def run_in_dagster(
     yield from run.run(spark)
 
 
+class _HidingRenderer(NamedTuple):
+    """Renderer of log lines that masks secrets."""
+
+    render: Callable[..., str]
+
+    def __call__(self, *event: Any) -> str:
+        return hide(self.render(*event))
+
+
 def _hide_in_logs() -> None:
-    """Mask secrets in log lines, which Dagster keeps as the step's output."""
-    if not structlog.is_configured():
-        *before, render = structlog.get_config()["processors"]
-        structlog.configure(processors=[*before, lambda *event: hide(render(*event))])
+    """Mask secrets in log lines, which Dagster keeps as the step's output, unless the user has configured structlog."""
+    processors = structlog.get_config()["processors"]
+    # in place: loggers that were bound before keep this list
+    if not structlog.is_configured() and not isinstance(processors[-1], _HidingRenderer):
+        processors[-1] = _HidingRenderer(processors[-1])
 
 
 def read_again(pipeline: str, file: str, project: Project) -> BoundPipeline:
