@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Sequence
@@ -55,14 +54,7 @@ def _started(command: Sequence[str], root: Path) -> subprocess.Popen[bytes]:
     temporary = root / TEMPORARY
     temporary.mkdir(exist_ok=True)
     with (root / LOG).open("wb") as log:
-        env = {**os.environ, "TMPDIR": str(temporary)}
-        return subprocess.Popen(command, cwd=root, stdout=log, stderr=log, env=env, preexec_fn=_obey)
-
-
-def _obey() -> None:
-    """End at SIGTERM, whatever this process ignores or blocks: a new process inherits both."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+        return subprocess.Popen(command, cwd=root, stdout=log, stderr=log, env={**os.environ, "TMPDIR": str(temporary)})
 
 
 def _await(process: subprocess.Popen[bytes], output: Path, wanted: int) -> tuple[float, float]:
