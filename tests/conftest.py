@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 def pytest_configure() -> None:
     """For this process and all that it starts."""
+    # a background shell ignores SIGINT, and Dagster then makes SIGTERM the same: processes under test would not end
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ["SPARK_SUBMIT_OPTS"] = SHORT_LIVED
     # a machine that is busy is no fault of what is tested
     settings.register_profile("ours", deadline=None)
