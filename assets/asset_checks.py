@@ -49,6 +49,13 @@ class CheckResult:
     description: str
     metadata: dict[str, Any]
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.WARN
+    source: str = ""
+    """Id of the source whose asset it is about; empty for a check of the pipeline itself."""
+
+    @property
+    def asset(self) -> str:
+        """Name of the asset in its pipeline."""
+        return self.source or _CHECKS[self.name][0]
 
 
 def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
@@ -57,11 +64,6 @@ def check_specs(keys: AssetKeys) -> list[dg.AssetCheckSpec]:
         dg.AssetCheckSpec(name, asset=keys.of(asset), description=description)
         for name, (asset, description) in _CHECKS.items()
     ]
-
-
-def check_key(keys: AssetKeys, name: str) -> dg.AssetCheckKey:
-    """Return the key of a pipeline's check."""
-    return dg.AssetCheckKey(keys.of(_CHECKS[name][0]), name)
 
 
 def verdicts(
@@ -78,17 +80,16 @@ def verdicts(
 
 def as_evaluation(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckEvaluation:
     """Convert a result to an event for ``log_event``, while the run is in progress."""
-    key = check_key(keys, verdict.name)
     return dg.AssetCheckEvaluation(
-        key.asset_key, verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
+        keys.of(verdict.asset), verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
         description=verdict.description,
     )  # fmt: skip
 
 
 def as_result(keys: AssetKeys, verdict: CheckResult) -> dg.AssetCheckResult:
-    """Convert a result to the ``AssetCheckResult`` that the run yields at its end."""
+    """Convert a result to the ``AssetCheckResult`` that the check's own op yields, for a run at its end."""
     return dg.AssetCheckResult(
-        passed=verdict.passed, asset_key=check_key(keys, verdict.name).asset_key, check_name=verdict.name,
+        passed=verdict.passed, asset_key=keys.of(verdict.asset), check_name=verdict.name,
         metadata=verdict.metadata, severity=verdict.severity, description=verdict.description,
     )  # fmt: skip
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from conduit_dagster.assets.asset_checks import as_evaluation, letter_verdicts
 from conduit_dagster.assets.events import open_by_reason
 from conduit_dagster.assets.names import job_name, short
-from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, options, read_again
+from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
@@ -18,6 +18,7 @@ from conduit_dagster.engine.operate.filters import Filters
 from conduit_dagster.engine.operate.letters import DeadLetterSelection, discard, selection_of
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.replay import parse_edit, replay
+from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import Spark, StateResource
 from conduit_dagster.state.dead_letters import DeadLetterQuery, reasons
@@ -86,11 +87,11 @@ def _replayed(loaded: LoadedPipeline, spec: dg.AssetSpec) -> dg.AssetsDefinition
     def run(
         context: dg.AssetExecutionContext, config: ReplayConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> Iterator[dg.MaterializeResult[Any]]:
-        state = conduit_state
         try:
-            bound = read_again(pipeline, file, state.project)
+            bound = read_again(pipeline, file, conduit_state.project)
             session = conduit_spark.spark_session
-            with owned(bound, state.database, options(state.project), lambda: session, operator_of(context)) as lock:
+            options = RunOptions.of(conduit_state.project)
+            with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
                 pairs = [parse_edit(text) for text in config.edits]
                 facts = replay(lock, config.selection(pipeline), config.start, pairs, config.dry_run)
                 left = _open(lock)
@@ -112,10 +113,10 @@ def _discarding(loaded: LoadedPipeline, name: str, tags: dict[str, str]) -> dg.J
 
     @dg.op(name=f"{name}_letters")
     def discard_letters(context: dg.OpExecutionContext, config: DiscardConfig, conduit_state: StateResource) -> None:
-        state = conduit_state
         try:
-            bound = read_again(pipeline, file, state.project)
-            with owned(bound, state.database, options(state.project), _no_spark, operator_of(context)) as lock:
+            bound = read_again(pipeline, file, conduit_state.project)
+            options = RunOptions.of(conduit_state.project)
+            with owned(bound, conduit_state.database, options, _no_spark, operator_of(context)) as lock:
                 facts = discard(lock, config.selection(pipeline), config.note, config.dry_run)
                 left = _open(lock)
         except ConduitError as error:

@@ -77,7 +77,7 @@ def _written(bound: BoundPipeline, specs: list[dg.AssetSpec], keys: AssetKeys) -
     def run(
         context: dg.AssetExecutionContext, config: RunConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
-        state = conduit_state
-        yield from run_in_dagster(context, config, loaded, state.project, conduit_spark.spark_session, state.database)
+        session, database = conduit_spark.spark_session, conduit_state.database
+        yield from run_in_dagster(context, config, loaded, conduit_state.project, session, database)
 
     return run

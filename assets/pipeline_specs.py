@@ -38,8 +38,6 @@ class PipelineSpecs:
     """Destinations, dead letters and acks."""
     replayed: dg.AssetSpec
     keys: AssetKeys
-    moved: dict[dg.AssetKey, dg.AssetKey]
-    """Translated keys by the keys before, where these differ."""
 
 
 def specify_pipeline(
@@ -49,12 +47,12 @@ def specify_pipeline(
 
     Raises ``FatalError`` (``dagster.translator``), and what Dagster raises for names it rejects.
     """
-    specs, ours, theirs = _Specs(bound, parsed, links), dict[str, dg.AssetKey](), dict[dg.AssetKey, dg.AssetKey]()
+    specs, keys = _Specs(bound, parsed, links), dict[str, dg.AssetKey]()
 
     def translate(role: Role, name: str, connector: ConnectorConfig | None, spec: dg.AssetSpec) -> dg.AssetSpec:
         result = translated(translator, PipelineAsset(bound.config, role, connector, spec))
         if result.key != spec.key:
-            ours[name], theirs[spec.key] = result.key, result.key
+            keys[name] = result.key
         return result
 
     sources = [translate("source", one.id, one, specs.source(one)) for one in bound.config.sources]
@@ -62,7 +60,7 @@ def specify_pipeline(
     written.append(translate("dead_letters", DEAD_LETTERS, None, specs.dead_letters()))
     written.append(translate("acks", ACKS, None, specs.acks()))
     replayed = translate("replayed_dead_letters", REPLAYED, None, specs.replayed())
-    return PipelineSpecs(bound, sources, written, replayed, AssetKeys(bound.id, ours), theirs)
+    return PipelineSpecs(bound, sources, written, replayed, AssetKeys(bound.id, keys))
 
 
 class _Specs:

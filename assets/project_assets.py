@@ -66,7 +66,7 @@ def _pipelines(catalogue: Catalogue, translator: PipelineTranslator, refused: Re
     """Yield the definitions of each pipeline; a pipeline that Dagster rejects becomes a finding."""
     parsed = {one.config.id: one for one in catalogue.loaded.pipelines}
     specified = list(_specified(catalogue, translator, refused, parsed))
-    moved = {before: after for specs in specified for before, after in specs.moved.items()}
+    moved = {before: after for specs in specified for before, after in specs.keys.moved.items()}
     names, keys = set[str](), {PIPELINE_FILES}
     for specs in specified:
         one = parsed[specs.bound.id]

@@ -23,7 +23,7 @@ from conduit_dagster.engine.catalogue import open_catalogue
 from conduit_dagster.engine.report import PendingRestart, RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
-from conduit_dagster.engine.run_status import SOMEBODY, RunOrigin
+from conduit_dagster.engine.run_status import RunOrigin
 from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
@@ -123,7 +123,8 @@ def run_in_dagster(
     _hide_in_logs()
     try:
         bound = read_again(loaded.id, loaded.file, project)
-        chosen = options(project, _drains(context, config, bound), circumstances(context, bound, project))
+        about = circumstances(context, bound, project)
+        chosen = RunOptions.of(project, _drains(context, config, bound), about, listener_of(project))
         observer = Observer(bound, database)
         request = RunRequest(bound, database, chosen, StopFlag(), observer.observe)
         intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
@@ -247,17 +248,3 @@ def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPi
         return config.drain
     is_own = context.run.job_name == job_name(bound.id)
     return not is_own or bound.config.trigger.kind != "continuous"
-
-
-def options(project: Project, drain: bool = False, about: RunOrigin = SOMEBODY) -> RunOptions:
-    """Return the options of a project's runs."""
-    settings = project.settings
-    return RunOptions(
-        project.staging_url,
-        drain,
-        settings.state.lease,
-        settings.spark.parallelism,
-        log=project.log_url,
-        about=about,
-        listen=listener_of(project),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -18,7 +18,7 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
-from conduit_dagster.assets.source_checks import readable_verdicts, source_evaluation
+from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.report import RunResult
 
@@ -47,13 +47,13 @@ class RunReporter:
         self._context, self._keys, self._observer = context, keys, observer
         self._bound = observer.bound
         self._every, self._max_wait = intervals
-        self._outcomes: dict[str, bool] = {}
+        self._outcomes: dict[tuple[str, str], bool] = {}
         self._logged, self._begun = 0, False
         self._due = time.monotonic() + self._every
 
     def begin(self) -> None:
         """Log every check at once, or the UI shows it as in progress for as long as the run lasts."""
-        self._check(self._observer.look())
+        self._check(self._verdicts(self._observer.look(), None))
 
     def tick(self) -> None:
         """Write after the first step, then at most once per interval. Called a few times a second."""
@@ -70,7 +70,7 @@ class RunReporter:
         look = self._observer.look()
         if look.progress.steps != self._logged:
             self._materialize(look)
-        self._check(look)
+        self._check(self._verdicts(look, None))
         self._check_sources(look)
 
     def end(self, result: RunResult) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
@@ -103,22 +103,18 @@ class RunReporter:
             self._context.log_event(event)
         self._logged = look.progress.steps
 
-    def _check(self, look: RunSnapshot) -> None:
+    def _check(self, found: Iterable[CheckResult]) -> None:
         """Log only the checks that changed: Dagster keeps every event of a run in memory."""
-        for verdict in self._verdicts(look, None):
-            if self._outcomes.get(verdict.name) is not verdict.passed:
+        for verdict in found:
+            check = verdict.asset, verdict.name
+            if self._outcomes.get(check) is not verdict.passed:
                 event: Any = as_evaluation(self._keys, verdict)  # log_event takes it, against its type hints
                 self._context.log_event(event)
-                self._outcomes[verdict.name] = verdict.passed
+                self._outcomes[check] = verdict.passed
 
     def _check_sources(self, look: RunSnapshot, result: RunResult | None = None) -> None:
         """Log the checks of the sources: they are external assets, so no output of this run."""
-        for source, verdict in readable_verdicts(self._bound, look, result):
-            name = f"{verdict.name} {source}"
-            if self._outcomes.get(name) is not verdict.passed:
-                event: Any = source_evaluation(self._keys, source, verdict)
-                self._context.log_event(event)
-                self._outcomes[name] = verdict.passed
+        self._check(readable_verdicts(self._bound, look, result))
 
     def _observe_failure(self, result: RunResult) -> None:
         """Supersede what a sensor noted of the acks: a restart that is no longer pending."""

@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 import sqlalchemy as sa
 
-from conduit_dagster.assets.asset_checks import CheckResult
+from conduit_dagster.assets.asset_checks import CheckResult, as_result
 from conduit_dagster.assets.events import RunSnapshot
 from conduit_dagster.assets.names import GROUP
 from conduit_dagster.assets.translator import AssetKeys
@@ -45,42 +45,25 @@ def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.A
 
     @dg.multi_asset_check(name=f"{GROUP}__readable_sources", specs=specs, can_subset=True)
     def check(context: dg.AssetCheckExecutionContext, conduit_state: StateResource) -> Iterator[dg.AssetCheckResult]:
-        state = conduit_state
-        now = open_catalogue(state.project)
+        now = open_catalogue(conduit_state.project)
         for key in sorted(context.selected_asset_check_keys):
-            pipeline, source = sources[key.asset_key]
-            yield as_check_result(key.asset_key, _asked(now.get(pipeline), source, state.database))
+            keys, source = sources[key.asset_key]
+            yield as_result(keys, _asked(now.get(keys.pipeline), source, conduit_state.database))
 
     return [check]
 
 
-def _places(catalogue: Catalogue, every: Iterable[AssetKeys]) -> Iterator[tuple[dg.AssetKey, tuple[str, str]]]:
-    """Yield each source's key, with its pipeline and id."""
+def _places(catalogue: Catalogue, every: Iterable[AssetKeys]) -> Iterator[tuple[dg.AssetKey, tuple[AssetKeys, str]]]:
+    """Yield each source's key, with the keys of its pipeline and its id."""
     for keys in every:
         bound = catalogue.get(keys.pipeline)
         for source in () if bound is None else bound.config.sources:
-            yield keys.of(source.id), (keys.pipeline, source.id)
-
-
-def as_check_result(key: dg.AssetKey, verdict: CheckResult) -> dg.AssetCheckResult:
-    """Convert a result to the ``AssetCheckResult`` that the check's own op yields."""
-    return dg.AssetCheckResult(
-        passed=verdict.passed, asset_key=key, check_name=verdict.name, metadata=verdict.metadata,
-        severity=verdict.severity, description=verdict.description,
-    )  # fmt: skip
-
-
-def source_evaluation(keys: AssetKeys, source: str, verdict: CheckResult) -> dg.AssetCheckEvaluation:
-    """Convert a result to an event for ``log_event``: the check is none of the run's own."""
-    return dg.AssetCheckEvaluation(
-        keys.of(source), verdict.name, verdict.passed, verdict.metadata, severity=verdict.severity,
-        description=verdict.description,
-    )  # fmt: skip
+            yield keys.of(source.id), (keys, source.id)
 
 
 def readable_verdicts(
     bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None
-) -> Iterator[tuple[str, CheckResult]]:
+) -> Iterator[CheckResult]:
     """Yield the result for each source of which the run knows one. ``result``: how the run ended.
 
     A run that was stopped, or failed elsewhere, before it came to a source says nothing about it.
@@ -88,21 +71,21 @@ def readable_verdicts(
     error = None if result is None else result.error
     for source in bound.config.sources:
         if error is not None and error.node == node_id(bound.id, source.id):
-            yield source.id, _unreadable(error)
+            yield _unreadable(source.id, error)
         elif look.progress.sources.get(source.id) or (result is not None and result.drained):
-            yield source.id, _readable("it was read")
+            yield _readable(source.id, "it was read")
         elif error is None and result is None and source.id in look.lag:
-            yield source.id, _readable(_TELLS)
+            yield _readable(source.id, _TELLS)
 
 
-def _readable(text: str) -> CheckResult:
-    return CheckResult(READABLE, True, text, {})
+def _readable(source: str, text: str, **facts: Any) -> CheckResult:
+    return CheckResult(READABLE, True, text, facts, source=source)
 
 
-def _unreadable(error: ConduitError) -> CheckResult:
+def _unreadable(source: str, error: ConduitError) -> CheckResult:
     text = f"{error.message}; fix: {error.fix}" if error.fix else error.message
     facts: dict[str, Any] = {"error_code": error.code, "error": error.message, "place": error.place, "fix": error.fix}
-    return CheckResult(READABLE, False, text, {name: value for name, value in facts.items() if value}, _ERROR)
+    return CheckResult(READABLE, False, text, {name: value for name, value in facts.items() if value}, _ERROR, source)
 
 
 def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine) -> CheckResult:
@@ -110,18 +93,18 @@ def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine) -> Che
     node = None if bound is None else next((one for one in bound.compiled.sources if one.id == source), None)
     if bound is None or node is None:
         text = "its pipeline can't run, or has no such source any more: conduit-dagster validate shows the mistakes"
-        return CheckResult(READABLE, False, text, {}, _ERROR)
+        return CheckResult(READABLE, False, text, {}, _ERROR, source)
     known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
     try:
         attach_kept_to_look(bound.compiled, database)
         lag = blamed(node_id(bound.id, source), _lag, node.source, known, source)
     except ConduitError as error:
-        return _unreadable(error)
+        return _unreadable(source, error)
     finally:
         SourceAcks(bound.compiled).close()
     if lag is None:
-        return CheckResult(READABLE, False, "it can't tell how much waits: only a run finds out", {})
-    return CheckResult(READABLE, True, _TELLS, {f"lag_{node.source.lag_unit}": lag})
+        return CheckResult(READABLE, False, "it can't tell how much waits: only a run finds out", {}, source=source)
+    return _readable(source, _TELLS, **{f"lag_{node.source.lag_unit}": lag})
 
 
 def _lag(source: Source, known: Mapping[str, Any], name: str) -> int | None:

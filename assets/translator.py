@@ -58,8 +58,15 @@ class AssetKeys:
 
     def of(self, name: str) -> dg.AssetKey:
         """Return the key of an asset."""
-        default = replayed_key(self.pipeline) if name == REPLAYED else asset_key(self.pipeline, name)
-        return self._keys.get(name, default)
+        return self._keys.get(name) or self._default(name)
+
+    @property
+    def moved(self) -> dict[dg.AssetKey, dg.AssetKey]:
+        """Translated keys by the keys before, where these differ."""
+        return {self._default(name): key for name, key in self._keys.items()}
+
+    def _default(self, name: str) -> dg.AssetKey:
+        return replayed_key(self.pipeline) if name == REPLAYED else asset_key(self.pipeline, name)
 
 
 def translated(translator: PipelineTranslator, data: PipelineAsset) -> dg.AssetSpec:

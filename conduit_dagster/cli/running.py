@@ -118,17 +118,10 @@ class _Member:
         self.result = RunResult(bound.id, PipelineStatus.RUNNING, "", None, RunProgress())
         self._stop = StopFlag()
         self._bound, self._once = bound, once
-        settings = project.settings
-        self._options = RunOptions(
-            project.staging_url,
-            drain=once or bound.config.trigger.kind != "continuous",
-            lease_seconds=settings.state.lease,
-            parallelism=settings.spark.parallelism,
-            log=project.log_url,
-            # --once waits for the end, and a failure is one: no recovery
-            about=RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}"),
-            listen=listener_of(project),
-        )
+        drain = once or bound.config.trigger.kind != "continuous"
+        # --once waits for the end, and a failure is one: no recovery
+        about = RunOrigin(None if once else _policy(project, bound), f"run-{secrets.token_hex(6)}")
+        self._options = RunOptions.of(project, drain, about, listener_of(project))
 
     def obey(self, stop: StopFlag) -> None:
         """Pass on a stop of all pipelines; a single one may be stopped through the state store."""

@@ -43,20 +43,18 @@ def _top(interval: float, once: bool) -> Outcome:
     from conduit_dagster.cli.terminal import console, count
     from conduit_dagster.config.project import Project
     from conduit_dagster.engine.catalogue import open_catalogue
-    from conduit_dagster.state.existing_store import existing_store
 
-    catalogue = open_catalogue(Project.find(Path.cwd()))
-    store, screen, rates = existing_store(catalogue.project), console(), _Rates()
-    if not once and screen.is_terminal:
-        _follow(catalogue, store, rates, interval)
+    rates = _Rates(open_catalogue(Project.find(Path.cwd())))
+    if not once and console().is_terminal:
+        _follow(rates, interval)
         return Outcome("", {})
-    rates.rows(catalogue, store)
+    rates.rows()
     time.sleep(interval)
-    rows = rates.rows(catalogue, store)
+    rows = rates.rows()
     return Outcome(count(len(rows), "pipeline"), {"pipelines": rows}, show=lambda console: console.print(_table(rows)))
 
 
-def _follow(catalogue: Catalogue, store: sa.Engine | None, rates: _Rates, interval: float) -> None:
+def _follow(rates: _Rates, interval: float) -> None:
     from rich.live import Live
 
     from conduit_dagster.cli.terminal import console
@@ -64,7 +62,7 @@ def _follow(catalogue: Catalogue, store: sa.Engine | None, rates: _Rates, interv
     with Live(console=console(), auto_refresh=False, screen=True) as shown:
         try:
             while True:
-                shown.update(_table(rates.rows(catalogue, store)), refresh=True)
+                shown.update(_table(rates.rows()), refresh=True)
                 time.sleep(interval)
         except KeyboardInterrupt:
             return
@@ -73,16 +71,20 @@ def _follow(catalogue: Catalogue, store: sa.Engine | None, rates: _Rates, interv
 class _Rates:
     """Rows of the table, with rates over the last looks."""
 
-    def __init__(self) -> None:
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._store: sa.Engine | None = None
         self._seen: dict[str, deque[tuple[float, int, int]]] = {}
 
-    def rows(self, catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
-        """Look at the store, and return one row per pipeline."""
+    def rows(self) -> list[Facts]:
+        """Look at the store, which the first run creates, and return one row per pipeline."""
         from conduit_dagster.cli.description import listed
+        from conduit_dagster.state.existing_store import existing_store
         from conduit_dagster.state.overview import delivered_counts
 
-        delivered = {} if store is None else delivered_counts(store)
-        return [self._row(row, delivered.get(row["id"], 0)) for row in listed(catalogue, store)]
+        self._store = self._store or existing_store(self._catalogue.project)
+        delivered = {} if self._store is None else delivered_counts(self._store)
+        return [self._row(row, delivered.get(row["id"], 0)) for row in listed(self._catalogue, self._store)]
 
     def _row(self, row: Facts, delivered: int) -> Facts:
         now = time.monotonic()

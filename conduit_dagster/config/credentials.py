@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from conduit_dagster.config.scalars import masked
+from conduit_dagster.config.scalars import masked, passwords_in
 from conduit_dagster.secret_values import remember
 
 _KEY: Final = re.compile(
@@ -16,8 +16,6 @@ _KEY: Final = re.compile(
 _WORD = re.compile(r"[a-z]{1,11}|[0-9.]{1,5}")
 """No password worth the name, and the kind of a field, a switch or a number: masked, it would spoil every text."""
 _SCHEMES = ("basic ", "bearer ", "token ")
-_IN_URL = re.compile(r"://[^/@\s:]*:([^@\s]+)@")
-_NAMED = re.compile(r"(?i)\b(?:password|passwd|pwd|secret|token)\s*=\s*('[^']*'|[^\s&;]+)")
 
 
 def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
@@ -30,7 +28,7 @@ def remember_credentials(settings: Mapping[str, Any], plugin: str = "") -> None:
     named = {key: value for key, value in texts.items() if _KEY.search(key) and not _WORD.fullmatch(value)}
     plain = "\n".join([plugin, *(masked(value) for key, value in texts.items() if key not in named)])
     found = [*named.values(), *(value.split(None, 1)[1] for value in named.values() if _has_scheme(value))]
-    found += [secret for value in texts.values() for secret in _in_text(value)]
+    found += [secret for value in texts.values() for secret in _spellings(value)]
     remember(value for value in found if value not in plain)
 
 
@@ -38,8 +36,7 @@ def _has_scheme(value: str) -> bool:
     return value.lower().startswith(_SCHEMES) and len(value.split()) > 1
 
 
-def _in_text(text: str) -> Iterator[str]:
-    for match in (*_IN_URL.finditer(text), *_NAMED.finditer(text)):
-        written = match[1].strip("'")
+def _spellings(text: str) -> Iterator[str]:
+    for written in passwords_in(text):
         yield written
         yield unquote(written)

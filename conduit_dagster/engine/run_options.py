@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 import sqlalchemy as sa
 
+from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult, StepReport
 from conduit_dagster.engine.run_listener import Listen, nobody
@@ -44,6 +46,20 @@ class RunOptions:
     """Why the run was started, and what happens when it fails."""
     listen: Listen = nobody
     """Who is told when it begins and ends."""
+
+    @classmethod
+    def of(cls, project: Project, drain: bool = False, about: RunOrigin = SOMEBODY, listen: Listen = nobody) -> Self:
+        """Return the options of a project's runs."""
+        settings = project.settings
+        return cls(
+            project.staging_url,
+            drain,
+            settings.state.lease,
+            settings.spark.parallelism,
+            log=project.log_url,
+            about=about,
+            listen=listen,
+        )
 
     @property
     def log_url(self) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -54,16 +54,21 @@ def listener_of(project: Project) -> Listen:
 
 
 class _Emitter:
-    """Sends events in order, in a thread of its own. A failure is logged and harms nothing."""
+    """Sends events in order, each in a thread of its own. A failure is logged and harms nothing."""
 
     def __init__(self, client: OpenLineageClient) -> None:
         self._client = client
-        self._thread = ThreadPoolExecutor(1, "openlineage")
+        self._last: Thread | None = None
 
-    def emit(self, event: Any) -> Future[None]:
-        return self._thread.submit(self._emit, event)
+    def emit(self, event: Any) -> Thread:
+        # a daemon: the process does not wait for a collector that never answers, as it would for an executor's thread
+        self._last = Thread(target=self._emit, args=(event, self._last), name="openlineage", daemon=True)
+        self._last.start()
+        return self._last
 
-    def _emit(self, event: Any) -> None:
+    def _emit(self, event: Any, earlier: Thread | None) -> None:
+        if earlier is not None:
+            earlier.join()
         try:
             self._client.emit(event)
         except Exception as error:  # noqa: BLE001  # whatever it is, records are worth more
@@ -88,13 +93,15 @@ class _LineageRun:
             counts = _less(more.sources, read), _less(more.delivered, delivered)
             sent = self._send(_state(result), *counts, _facets(result))
             # the process may end right after this
-            _await(sent)
+            sent.join(_PATIENCE)
+            if sent.is_alive():
+                log.warning("a lineage event was not taken in time", seconds=_PATIENCE)
 
         return ended
 
     def _send(
         self, state: str, read: Mapping[str, int], delivered: Mapping[str, int], facets: dict[str, Any]
-    ) -> Future[None]:
+    ) -> Thread:
         from openlineage.client.event_v2 import Job, Run, RunEvent, RunState
         from openlineage.client.facet_v2 import documentation_job, job_type_job
 
@@ -170,10 +177,3 @@ def _facets(result: RunResult) -> dict[str, Any]:
 
 def _less(now: Mapping[str, int], before: Mapping[str, int]) -> dict[str, int]:
     return {name: number - before.get(name, 0) for name, number in now.items()}
-
-
-def _await(sent: Future[None]) -> None:
-    try:
-        sent.result(_PATIENCE)
-    except TimeoutError:
-        log.warning("a lineage event was not taken in time", seconds=_PATIENCE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,13 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.as_owner import ERROR, owned
 from lab.scripted import Script
 from lab.support import Lab
+from lab.terminal import Terminal
 from lab.waiting import wait_until
 from pyspark.sql import SparkSession
 
 from conduit_dagster.cli import running, verb_session
 from conduit_dagster.cli.main import main
+from conduit_dagster.state.connector_registrations import SourceUnit
+from conduit_dagster.state.status_store import RunStart
 
 PIPELINE = """
 version: "2.2"
@@ -88,6 +93,19 @@ def project(folder: Path) -> Path:
 
 
 @pytest.fixture
+def failed(project: Path) -> Path:
+    """A project whose pipeline ran and failed."""
+    with owned(project) as store:
+        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        store.registering(
+            lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
+        )
+        store.registering(lambda registry, _: registry.register_consumer("out", "data"))
+        store.life.failed(ERROR, None, "first")
+    return project
+
+
+@pytest.fixture
 def lab(folder: Path, spark: SparkSession) -> Lab:
     """A project whose pipelines run in this process."""
     return Lab(folder, spark)
@@ -139,6 +157,20 @@ class Shell:
         own = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         env = {"CI": "true", **(more.pop("env", None) or os.environ)}
         return subprocess.Popen([*self.command, *words], cwd=self.folder, env=env, **{**own, **more})
+
+    @contextmanager
+    def on_terminal(self, *words: str) -> Iterator[tuple[subprocess.Popen[str], Terminal]]:
+        """Starts a command on a terminal of its own; ends it."""
+        outer, inner = pty.openpty()
+        env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+        process = self.spawn(*words, stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True)
+        os.close(inner)
+        try:
+            yield process, Terminal(outer)
+        finally:
+            process.kill()
+            process.wait()
+            os.close(outer)
 
     def ended(self, process: subprocess.Popen[str], seconds: float = 150) -> Ran:
         """What a process left behind when it ended."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from lab.as_owner import owned
+from lab.as_owner import ERROR, owned
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.recovery.policy import Policy
@@ -13,15 +13,13 @@ from conduit_dagster.state.claim import open_store
 from conduit_dagster.state.overview import newest_events, pipeline_rows
 from conduit_dagster.state.status_store import RunStart, recovery_rows
 
-ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": False}
-
 
 @pytest.fixture
 def waiting(project: Path) -> Project:
     """A project whose pipeline waits for a restart that is an hour away."""
     with owned(project) as store:
         store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.life.failed(ERROR, Policy(min_delay=3600, max_delay=3600), "first")
+        store.life.failed({**ERROR, "fatal": False}, Policy(min_delay=3600, max_delay=3600), "first")
     return Project.find(project)
 
 

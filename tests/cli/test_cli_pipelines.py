@@ -4,29 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from lab.as_owner import owned
 from lab.operating import fails_at_14
 from lab.scripted import Script
 from lab.support import Lab
-
-from conduit_dagster.state.connector_registrations import SourceUnit
-from conduit_dagster.state.status_store import RunStart
-
-ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
-
-
-@pytest.fixture
-def failed(project: Path) -> Path:
-    """A project whose pipeline ran and failed."""
-    with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.registering(
-            lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
-        )
-        store.registering(lambda registry, _: registry.register_consumer("out", "data"))
-        store.life.failed(ERROR, None, "first")
-    return project
 
 
 def test_list_does_not_create_the_state_store(run, project: Path) -> None:

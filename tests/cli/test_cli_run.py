@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import select
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -248,33 +245,10 @@ def test_a_signal_while_spark_starts_ends_the_run_before_it_began(shell, project
 
 @pytest.mark.slow
 def test_a_terminal_shows_live_progress(shell, project: Path) -> None:
-    terminal, inner = pty.openpty()
-    env = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    process = shell.spawn("run", stdin=inner, stdout=inner, stderr=inner, env=env, start_new_session=True)
-    os.close(inner)
-    shown = _read(terminal, lambda text: re.search(r"orders\s+running\s+3\s", plain(text)) is not None)
-    process.send_signal(signal.SIGINT)
-    shown += _read(terminal, lambda text: False)
-    os.close(terminal)
-    assert process.wait(60) == 0
-    assert LIVE_HEADER in plain(shown)
-    assert "orders: stopped by the user" in plain(shown)
-
-
-def plain(text: str) -> str:
-    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
-
-
-def _read(terminal: int, enough) -> str:
-    text, deadline = "", time.monotonic() + 150
-    while not enough(text) and time.monotonic() < deadline:
-        if not select.select([terminal], [], [], 1)[0]:
-            continue
-        try:
-            data = os.read(terminal, 65536)
-        except OSError:
-            break
-        if not data:
-            break
-        text += data.decode(errors="replace")
-    return text
+    with shell.on_terminal("run") as (process, terminal):
+        terminal.read(lambda text: re.search(r"orders\s+running\s+3\s", text))
+        process.send_signal(signal.SIGINT)
+        shown = terminal.read()
+        assert process.wait(60) == 0
+    assert LIVE_HEADER in shown
+    assert "orders: stopped by the user" in shown

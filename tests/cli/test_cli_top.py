@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import time
 from pathlib import Path
 
 import pytest
-from lab.as_owner import owned
+from lab.as_owner import ERROR, owned
 
 from conduit_dagster.cli.moments import ago, due, span
 from conduit_dagster.recovery.policy import Policy
-from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.status_store import RunStart
-
-ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
 
 
 @pytest.mark.parametrize(
@@ -28,17 +27,6 @@ def test_moments() -> None:
     now = 10**18
     assert (ago(now - 5 * 10**9, now), ago(0, now)) == ("5 s ago", "")
     assert (due(now + 40 * 10**9, now), due(now - 1, now)) == ("in 40 s", "now")
-
-
-@pytest.fixture
-def failed(project: Path) -> Path:
-    with owned(project) as store:
-        store.life.begin(RunStart("first", "pipelines/orders.yaml"))
-        store.registering(
-            lambda registry, _: registry.register_source("in", SourceUnit({}, "/"), {"files": [], "seen": 0})
-        )
-        store.life.failed(ERROR, None, "first")
-    return project
 
 
 def test_top_prints_the_table_once_in_a_pipe(run, failed: Path) -> None:
@@ -58,6 +46,19 @@ def test_top_without_a_state_store(run, project: Path) -> None:
     (row,) = run("top", "--interval", "0.2", "--json").envelope["result"]["pipelines"]
     assert (row["id"], row["status"], row["active_ns"]) == ("orders", None, 0)
     assert not (project / ".conduit").exists()
+
+
+@pytest.mark.slow
+def test_top_on_a_terminal_follows_what_begins_later(shell, project: Path) -> None:
+    """The first run of all creates the state store while it is shown. Ctrl-C ends it."""
+    with shell.on_terminal("top", "--interval", "0.2") as (process, terminal):
+        assert re.search(r"orders\s+never ran", terminal.read(lambda text: "never ran" in text))
+        with owned(project) as store:
+            store.life.begin(RunStart("first", "pipelines/orders.yaml"))
+        assert re.search(r"orders\s+running", terminal.read(lambda text: "running" in text))
+        process.send_signal(signal.SIGINT)
+        terminal.read()
+        assert process.wait(60) == 0
 
 
 def test_list_shows_short_paths_and_when_something_happened(run, failed: Path) -> None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from lab.pipeline_texts import DESCRIBED
 
 from conduit_dagster.config import ParsedFile, load, parse_text, references
 from conduit_dagster.config.project import Project
@@ -15,19 +16,9 @@ from conduit_dagster.recovery.errors import FatalError, TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state.claim import project_store
 
-TEXT = """\
-version: "2.2"
-pipelines:
-  - id: p
-    description: "%s"
-    connectors:
-      - {id: in, type: source, plugin: file, settings: {path: ./in}}
-      - {id: out, type: destination, plugin: file, settings: {path: ./out}}
-"""
-
 
 def parse(reference: str, root: Path, **env: str) -> ParsedFile:
-    return parse_text(TEXT % reference, "f.yaml", env, root=root)
+    return parse_text(DESCRIBED % reference, "f.yaml", env, root=root)
 
 
 def value(reference: str, root: Path, **env: str) -> str:
@@ -108,8 +99,8 @@ def test_a_nearby_name_is_proposed(tmp_path: Path) -> None:
 
 
 def test_it_hides_only_its_own_file(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(TEXT % "${file:missing}")
-    (tmp_path / "b.yaml").write_text((TEXT % "fine").replace("id: p", "id: q"))
+    (tmp_path / "a.yaml").write_text(DESCRIBED % "${file:missing}")
+    (tmp_path / "b.yaml").write_text((DESCRIBED % "fine").replace("id: p", "id: q"))
     assert [one.config.id for one in load([tmp_path], root=tmp_path).runnable()] == ["q"]
 
 
@@ -124,7 +115,7 @@ def test_the_projects_settings(tmp_path: Path) -> None:
 
 def test_no_finding_and_no_representation_holds_the_value(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hunter22")
-    text = (TEXT % "d").replace("id: p", "id: ${file:secret} !\n    status: ${file:secret}")
+    text = (DESCRIBED % "d").replace("id: p", "id: ${file:secret} !\n    status: ${file:secret}")
     parsed = parse_text(text, "f.yaml", {}, root=tmp_path)
     assert len(parsed.findings) == 2
     assert not any("hunter22" in finding.render() for finding in parsed.findings)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lab.pipeline_texts import DESCRIBED
 
 from conduit_dagster.config import Finding, load, parse_text, secret_providers
 from conduit_dagster.secret_values import hide
@@ -40,15 +41,6 @@ vault = safe_package:vault
 gone = no_such_package:get
 twice = safe_package:vault
 """
-TEXT = """\
-version: "2.2"
-pipelines:
-  - id: p
-    description: "%s"
-    connectors:
-      - {id: in, type: source, plugin: file, settings: {path: ./in}}
-      - {id: out, type: destination, plugin: file, settings: {path: ./out}}
-"""
 
 
 def install(site: Path, name: str, points: str) -> None:
@@ -71,11 +63,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def findings(reference: str) -> list[Finding]:
-    return parse_text(TEXT % reference, "f.yaml", {}).findings
+    return parse_text(DESCRIBED % reference, "f.yaml", {}).findings
 
 
 def test_the_value_it_returns() -> None:
-    parsed = parse_text(TEXT % "a ${vault:kv/db#password}", "f.yaml", {})
+    parsed = parse_text(DESCRIBED % "a ${vault:kv/db#password}", "f.yaml", {})
     assert parsed.findings == []
     assert parsed.pipelines[0].config.description == "a value of password"
     assert hide("it is value of password") == "it is ***"
@@ -113,8 +105,8 @@ def test_a_text_that_is_no_unicode() -> None:
 
 
 def test_other_files_are_loaded(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text(TEXT % "${vault:broken}")
-    (tmp_path / "b.yaml").write_text((TEXT % "${vault:x#y}").replace("id: p", "id: q"))
+    (tmp_path / "a.yaml").write_text(DESCRIBED % "${vault:broken}")
+    (tmp_path / "b.yaml").write_text((DESCRIBED % "${vault:x#y}").replace("id: p", "id: q"))
     assert [one.config.id for one in load([tmp_path]).runnable()] == ["q"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,11 @@ class Folder:
         path.write_text(text)
         return path
 
+    @staticmethod
+    def passed(numbers: range) -> list[int]:
+        """Those of the numbers that the pipeline ``numbers`` delivers."""
+        return [n for n in numbers if n % 2 and n % 10 != 3]
+
     def numbers(self, count: int = 100, trigger: str = "available-now", queue: str = TAKES_ALL) -> None:
         """The pipeline ``numbers``: of 100 records 10 are dead letters, 50 filtered, 40 delivered."""
         self.write("numbers.yaml", NUMBERS.format(id="numbers", trigger=trigger, queue=queue))
@@ -55,6 +61,12 @@ class Folder:
     def append(self, numbers: range) -> None:
         with (self.root / "in.jsonl").open("a") as file:
             file.writelines(f'{{"n": {n}}}\n' for n in numbers)
+
+    @property
+    def delivered(self) -> list[int]:
+        """The numbers in the destination."""
+        lines = (self.root / "out.jsonl").read_text().splitlines()
+        return [json.loads(line)["payload"]["after"]["n"] for line in lines]
 
     @property
     def definitions(self) -> dg.Definitions:

@@ -115,7 +115,7 @@ def test_the_status_of_what_is_degraded_says_what_to_do_and_to_type(bound: Bound
 
 
 def _sources(bound: BoundPipeline, look: RunSnapshot, result: RunResult | None = None) -> dict[str, bool]:
-    return {source: verdict.passed for source, verdict in readable_verdicts(bound, look, result)}
+    return {verdict.source: verdict.passed for verdict in readable_verdicts(bound, look, result)}
 
 
 def test_a_source_is_readable_once_something_shows_it(bound: BoundPipeline) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import dagster as dg
@@ -46,12 +45,6 @@ def newest_check(folder: Folder) -> tuple[bool, Any]:
     return record.evaluation.passed, record.evaluation.metadata["open"].value
 
 
-def delivered(folder: Folder) -> list[int]:
-    """The numbers in the destination's file, sorted."""
-    lines = (folder.root / "out.jsonl").read_text().splitlines()
-    return sorted(json.loads(line)["payload"]["after"]["n"] for line in lines)
-
-
 def error_code(result: dg.ExecuteInProcessResult) -> Any:
     """Of the step that failed."""
     [event] = [one for one in result.all_events if one.event_type_value == "STEP_FAILURE"]
@@ -91,10 +84,10 @@ def test_a_replay_from_the_ui(folder: Folder) -> None:
     mend(folder)
     result = run(folder, "replay", where="after.n < 50", dry_run=True)
     assert result.success and states(folder) == {"open": 10}
-    before = delivered(folder)
+    before = sorted(folder.delivered)
     assert run(folder, "replay", where="after.n < 50").success
     assert states(folder) == {"open": 5, "replayed": 5}
-    assert delivered(folder) == sorted([*before, *range(3, 50, 10)])
+    assert sorted(folder.delivered) == sorted([*before, *range(3, 50, 10)])
     assert folder.newest("numbers", "dead_letters")["open"] == 5
     replayed = folder.newest("numbers", "dead_letters", "replayed")
     assert (replayed["letters"], replayed["replayed"], replayed["failed_again"]) == (5, 5, 0)

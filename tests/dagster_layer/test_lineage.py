@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from dagster_layer.project_folder import Folder
+from structlog.testing import capture_logs
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.lineage.openlineage import listener_of
@@ -31,6 +34,13 @@ def _read(path: Path) -> list[Event]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def _send_to(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Events go to a port of this machine, and are sent once."""
+    settings = {"TYPE": "http", "URL": f"http://127.0.0.1:{port}", "TIMEOUT": "60", "RETRY": '{"total": 0}'}
+    for name, value in settings.items():
+        monkeypatch.setenv(f"OPENLINEAGE__TRANSPORT__{name}", value)
+
+
 def _outputs(event: Event) -> dict[str, int]:
     return {one["name"]: one["outputFacets"]["outputStatistics"]["rowCount"] for one in event["outputs"]}
 
@@ -49,9 +59,11 @@ def test_a_run_tells_what_it_read_and_wrote(folder: Folder, events: Path) -> Non
     assert (source["namespace"], source["name"]) == ("file", str(folder.root / "in.jsonl"))
     assert source["inputFacets"]["inputStatistics"]["rowCount"] == 100
     assert _outputs(end) == {str(folder.root / "out.jsonl"): 40}
+    assert folder.delivered == folder.passed(range(100))
     folder.append(range(100, 110))
     assert folder.run().success
     assert _outputs(_read(events)[-1]) == {str(folder.root / "out.jsonl"): 4}
+    assert folder.delivered == folder.passed(range(110))
 
 
 @pytest.mark.usefixtures("spark")
@@ -65,11 +77,43 @@ def test_a_run_that_fails_tells_why(folder: Folder, events: Path) -> None:
 
 @pytest.mark.usefixtures("spark", "events")
 def test_a_collector_that_is_away_harms_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__TYPE", "http")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("OPENLINEAGE__TRANSPORT__RETRY", '{"total": 0}')
+    _send_to(monkeypatch, 9)
+    folder.numbers()
+    with capture_logs() as logged:
+        assert folder.run().success
+    assert [line["event"] for line in logged if line["log_level"] == "warning"] == ["a lineage event was not sent"] * 2
+    assert folder.delivered == folder.passed(range(100))
+
+
+@pytest.mark.usefixtures("spark", "events")
+def test_a_collector_that_never_answers_is_not_waited_for(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by the run nor by its process, which ends without threads that are daemons."""
+    monkeypatch.setattr("conduit_dagster.lineage.openlineage._PATIENCE", 0.1)
+    folder.numbers()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        _send_to(monkeypatch, silent.getsockname()[1])
+        with capture_logs() as logged:
+            assert folder.run().success
+        assert [line["event"] for line in logged if line["log_level"] == "warning"] == [
+            "a lineage event was not taken in time"
+        ]
+        waiting = [thread for thread in threading.enumerate() if thread.name == "openlineage"]
+        assert waiting and all(thread.daemon for thread in waiting)
+    for thread in waiting:
+        thread.join()
+    assert folder.delivered == folder.passed(range(100))
+
+
+@pytest.mark.usefixtures("spark", "events")
+def test_dead_letters_are_handled_without_the_client(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only runs send events."""
     folder.numbers()
     assert folder.run().success
+    monkeypatch.setitem(sys.modules, "openlineage.client", None)
+    discard = folder.definitions.resolve_job_def("numbers__discard")
+    form = {"ops": {"numbers__discard_letters": {"config": {"note": "known"}}}}
+    assert discard.execute_in_process(form, folder.instance).success
+    assert folder.newest("numbers", "dead_letters")["open"] == 0
 
 
 @pytest.mark.usefixtures("spark")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,11 +66,6 @@ def ran(folder: Folder, spark: SparkSession) -> Iterator[Folder]:
     folder.numbers()
     assert folder.run().success
     yield folder
-
-
-def _delivered(folder: Folder) -> list[int]:
-    lines = (folder.root / "out.jsonl").read_text().splitlines()
-    return [json.loads(line)["payload"]["after"]["n"] for line in lines]
 
 
 def _observed(folder: Folder, *key: str) -> list[str | None]:
@@ -175,7 +169,7 @@ def test_errors_name_their_fix(ran: Folder, operator: Operator) -> None:
 
 
 def test_a_source_is_rewound_to_its_start_and_read_again(ran: Folder, operator: Operator) -> None:
-    before = _delivered(ran)
+    before = ran.delivered
     dry = operator.summary("rewind", to_start=True, dry_run=True)
     assert dry.startswith("numbers: in would go on from ")
     assert _observed(ran, "numbers", "in") == []
@@ -183,7 +177,7 @@ def test_a_source_is_rewound_to_its_start_and_read_again(ran: Folder, operator: 
     assert done.startswith("numbers: in goes on from ")
     assert _observed(ran, "numbers", "in") == [done]
     assert ran.run().success
-    assert sorted(_delivered(ran)) == sorted([*before, *before])
+    assert sorted(ran.delivered) == sorted([*before, *before])
 
 
 def test_a_source_is_rewound_to_a_position_as_its_asset_shows_it(ran: Folder, operator: Operator) -> None:
@@ -192,9 +186,9 @@ def test_a_source_is_rewound_to_a_position_as_its_asset_shows_it(ran: Folder, op
     assert ran.run().success
     assert "goes on" in operator.summary("rewind", source="in", to_position=position)
     assert operator.error("rewind", to_position=7)["error_code"] == "positions.invalid"
-    before = _delivered(ran)
+    before = ran.delivered
     assert ran.run().success
-    assert sorted(_delivered(ran)[len(before) :]) == [101, 105, 107, 109]
+    assert sorted(ran.delivered[len(before) :]) == [101, 105, 107, 109]
 
 
 def test_a_logged_source_is_rewound_to_an_offset(folder: Folder, spark: SparkSession, operator: Operator) -> None:
@@ -204,9 +198,9 @@ def test_a_logged_source_is_rewound_to_an_offset(folder: Folder, spark: SparkSes
     forward = operator.error("rewind", to_offset=95)
     assert (forward["error_code"], "5 records" in forward["message"]) == ("positions.forward", True)
     assert "5 records are skipped" in operator.summary("rewind", to_offset=95, force=True)
-    before = _delivered(folder)
+    before = folder.delivered
     assert folder.run().success
-    assert sorted(_delivered(folder)[len(before) :]) == [95, 97, 99]
+    assert sorted(folder.delivered[len(before) :]) == [95, 97, 99]
 
 
 def test_a_rewind_names_one_place_of_a_pipeline_that_is_stopped(ran: Folder, operator: Operator) -> None:

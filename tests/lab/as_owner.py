@@ -11,6 +11,8 @@ from conduit_dagster.state.claim import project_store
 from conduit_dagster.state.lease import acquire
 from conduit_dagster.state.store import PipelineStore
 
+ERROR = {"code": "x.y", "message": "it broke", "node": "orders:in", "place": None, "fix": "mend it", "fatal": True}
+
 
 @contextmanager
 def owned(project: Path, pipeline: str = "orders") -> Iterator[PipelineStore]:

@@ -16,6 +16,16 @@ ENDS = """\
       - {id: in, type: source, plugin: "builtin:file"}
       - {id: out, type: destination, plugin: "file@v1"}
 """
+DESCRIBED = """\
+version: "2.2"
+pipelines:
+  - id: p
+    description: "%s"
+    connectors:
+      - {id: in, type: source, plugin: file, settings: {path: ./in}}
+      - {id: out, type: destination, plugin: file, settings: {path: ./out}}
+"""
+"""A pipeline; its description, on line 4, is to be given."""
 P = "/pipelines/0"
 
 

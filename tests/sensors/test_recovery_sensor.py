@@ -91,10 +91,7 @@ def _newest(location: Location) -> tuple[dg.AssetObservation, bool]:
 def test_a_pipeline_that_is_degraded_shows_no_restart_and_what_to_do(location: Location) -> None:
     """Its restart failed before it could report: the sensor shows it in its place."""
     location.write()
-    location.begin()
-    location.fail()
-    (request,) = location.tick()
-    run = location.launch(request)
+    run = location.restart()
     location.instance.report_run_failed(run, "the code location does not load")
     location.tick()
     recovering, passed = _newest(location)
@@ -111,12 +108,8 @@ def test_a_pipeline_that_is_degraded_shows_no_restart_and_what_to_do(location: L
 
 def test_a_restart_that_a_user_terminated_is_not_shown_any_more(location: Location) -> None:
     location.write()
-    location.begin()
-    location.fail()
-    (request,) = location.tick()
-    run = location.launch(request)
-    location.instance.report_run_canceling(run)
-    location.instance.report_run_canceled(run)
+    run = location.restart()
+    location.terminate(run)
     location.tick()
     stopped, passed = _newest(location)
     assert (stopped.description, passed) == ("stopped by the user", True)
@@ -149,13 +142,7 @@ def test_a_living_run_is_left_alone(location: Location) -> None:
 def test_a_run_that_failed_before_it_began_is_restarted(location: Location, tag: bool) -> None:
     """No Spark, say: the store never heard of it."""
     location.write()
-    if tag:
-        location.begin()
-        location.fail()
-        (request,) = location.tick()
-        run = location.launch(request)
-    else:
-        run = location.run()
+    run = location.restart() if tag else location.run()
     location.instance.report_run_failed(run)
     assert location.tick() == []
     assert location.status() == ("recovering", "")
@@ -170,8 +157,7 @@ def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -
     location.write()
     run = location.run()
     location.begin(run=run.run_id)
-    location.instance.report_run_canceling(run)
-    location.instance.report_run_canceled(run)
+    location.terminate(run)
     assert location.tick() == []
     assert location.status() == ("stopped", "user")
     assert location.tick() == location.tick("conduit_lifecycle") == []
@@ -179,12 +165,8 @@ def test_b09_a_run_that_a_user_terminated_is_not_restarted(location: Location) -
 
 def test_b10_a_restart_that_a_user_terminated_never_happens(location: Location) -> None:
     location.write()
-    location.begin()
-    location.fail()
-    (request,) = location.tick()
-    run = location.launch(request)
-    location.instance.report_run_canceling(run)
-    location.instance.report_run_canceled(run)
+    run = location.restart()
+    location.terminate(run)
     assert location.tick() == []
     assert location.status() == ("stopped", "user")
     assert location.recovery().restart_at_ns == 0

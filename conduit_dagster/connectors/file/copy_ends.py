@@ -36,10 +36,9 @@ class Copied:
         self._ended, self._ends = ended, dict[str, CopyEnd]()
         self._unread = set[str]()
 
-    def read(self, collection: str, before: TrackedFile, after: TrackedFile) -> None:
-        """Note that lines of one of its files are read; files come in reading order."""
-        # the late end of a line that was read without it is no record
-        if collection and collection not in self._ended and after.line > before.line:
+    def read(self, collection: str, after: TrackedFile) -> None:
+        """Note that records of one of its files are read, which ends there; files come in reading order."""
+        if collection and collection not in self._ended:
             self._ends[collection] = CopyEnd(after.number, after.offset, after.line)
 
     def leave(self, collection: str) -> None:

@@ -29,6 +29,10 @@ class Mark(NamedTuple):
     offset: int
     line: int
 
+    def behind(self, lines: list[bytes]) -> Mark:
+        """Return the place behind these lines, each with a line end."""
+        return Mark(self.offset + sum(map(len, lines)) + len(lines), self.line + len(lines))
+
 
 def opened(file: Readable) -> OpenFile:
     """Return the file, opened if it is a URL."""
@@ -184,7 +188,7 @@ class LineReader:
         for lines in read_lines(self._opened, at.offset, self._end, self._options.block_bytes):
             for i in range(0, len(lines), self._options.block_records):
                 some = lines[i : i + self._options.block_records]
-                after = Mark(at.offset + sum(map(len, some)) + len(some), at.line + len(some))
+                after = at.behind(some)
                 if self._completes and after.offset >= self._end:
                     yield from self._last_blocks(some, at)
                 else:
@@ -196,8 +200,7 @@ class LineReader:
         *others, last = lines
         if others:
             yield self._block(others, at, self._metadata)
-        at = Mark(at.offset + sum(map(len, others)) + len(others), at.line + len(others))
-        yield self._block([last], at, {**self._metadata, MODE: "complete"})
+        yield self._block([last], at.behind(others), {**self._metadata, MODE: "complete"})
 
     def _block(self, lines: list[bytes], at: Mark, metadata: dict[str, str]) -> Block:
         labels = _Labels(self, lines, at, metadata)

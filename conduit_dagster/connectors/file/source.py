@@ -117,8 +117,9 @@ class FileSource(Source):
             if step.after is not None:
                 changed[seen.file.number] = step.after
                 lines, read = self._steps.records(seen.file, step.after), step.after.offset - seen.file.offset
+                # the late end of a line that was read without it is no record
                 if lines:
-                    copied.read(self._labels.unchecked(seen.file), seen.file, step.after)
+                    copied.read(self._labels.unchecked(seen.file), step.after)
                 left = Limit(left.records - lines, left.bytes - read)
             if step.done < step.upto:
                 copied.leave(self._labels.unchecked(seen.file))

@@ -14,8 +14,8 @@ from conduit_dagster.connectors.file.settings import GLOB
 from conduit_dagster.connectors.parquet.finished_parquet import FinishedParquets
 from conduit_dagster.recovery.errors import TransientError
 
-Wanted = Callable[[str], bool]
-"""Whether a file with this name is to be listed."""
+Wanted = Callable[[str], bool] | None
+"""Whether a file with this name is to be listed; None if all are."""
 
 
 class Listed(NamedTuple):
@@ -83,7 +83,7 @@ class ListedFiles:
                 place=self._resolved,
                 fix="create it, or correct the setting path",
             )
-        return listed_whole([found] if wanted(found.name) else [])
+        return listed_whole([found] if wanted is None or wanted(found.name) else [])
 
 
 class _Folder:
@@ -102,7 +102,9 @@ class _Folder:
             # a link may lead to a known file
             return not entry[1] or (name := self._name(entry[0])) in known or finished.has(name)
 
-        examined = ExaminedEntries([entry for entry in entries if wanted(self._name(entry[0]))], may_be_known)
+        if wanted is not None:
+            entries = [entry for entry in entries if wanted(self._name(entry[0]))]
+        examined = ExaminedEntries(entries, may_be_known)
         files = [self._named(found) for found in examined.files]
         idents = {found.ident for found in files}
 

@@ -57,7 +57,7 @@ class ParquetScan:
         except OSError as error:
             raise from_os_error(error, f"can't read {self._place}") from error
 
-    def _every(self, wanted: Wanted) -> Iterator[FoundFile]:
+    def _every(self, wanted: Wanted = None) -> Iterator[FoundFile]:
         """Yield the existing files whose names are wanted, in reading order."""
         listed = self._listed(wanted, NO_PARQUETS, ())
         return self._in_order(listed, listed.files)
@@ -114,7 +114,7 @@ class ParquetScan:
 
     def horizon(self) -> Any:
         """Return the files that exist now, for :meth:`look`. Opens none of them."""
-        listed = list(self._every(lambda _: True))
+        listed = list(self._every())
         self._listing.forget()
         if self._listing.ordered:
             return {"last": max((found.name for found in listed), default="")}
@@ -132,7 +132,7 @@ class ParquetScan:
         begun = [file for file in position.files if file.done < file.rows]
         last = position.files[-1].name if ordered and position.files else ""
         unread, names = {file.name for file in begun}, {file.name for file in position.files}
-        listed = self._listed(lambda name: name > last or name in unread, finished, names)
+        listed = self._listed((lambda name: name > last or name in unread) if last else None, finished, names)
         self._forget_footers(listed.files)
         left, settled = _settled(listed, finished)
         there = self._read(found for found in left if found.name in names or finished.has(found.name))

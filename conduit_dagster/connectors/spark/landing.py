@@ -78,7 +78,7 @@ class Landing:
             return msgspec.json.decode(file.read(), type=LandedBatch)
 
     def files(
-        self, wanted: Wanted = lambda _: True, finished: FinishedParquets = NO_PARQUETS, known: Collection[str] = ()
+        self, wanted: Wanted = None, finished: FinishedParquets = NO_PARQUETS, known: Collection[str] = ()
     ) -> Listed:
         """Return the files of all batches, in reading order; their names begin with their batch's number."""
         found = [
@@ -86,7 +86,7 @@ class Landing:
             for batch in self.batches()
             for place, file in enumerate(batch.files)
         ]
-        return listed_whole([file for file in found if wanted(file.name)])
+        return listed_whole(found if wanted is None else [file for file in found if wanted(file.name)])
 
     def forget(self) -> None:
         """Do nothing: every look reads the lists of all batches."""

@@ -53,13 +53,7 @@ class Subject:
     @property
     def options(self) -> RunOptions:
         """Options that a run would use."""
-        project, settings = self.project, self.project.settings
-        return RunOptions(
-            project.staging_url,
-            lease_seconds=settings.state.lease,
-            parallelism=settings.spark.parallelism,
-            log=project.log_url,
-        )
+        return RunOptions.of(self.project)
 
     def known(self) -> sa.Engine:
         """Return the state store. Raises ``FatalError`` (``pipeline.never_ran``) if there is none."""

@@ -1,0 +1,37 @@
+"""The terminal of a command."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+from collections.abc import Callable
+
+
+class Terminal:
+    """What a command shows on its terminal, without escapes."""
+
+    def __init__(self, outer: int) -> None:
+        """``outer``: the end of the pseudo terminal that the command does not have."""
+        self._outer, self._text = outer, ""
+
+    @property
+    def shown(self) -> str:
+        """All of it so far."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self._text)
+
+    def read(self, enough: Callable[[str], object] = lambda _: False, seconds: float = 150) -> str:
+        """Reads until it has shown enough, or the command has ended; returns all of it so far."""
+        deadline = time.monotonic() + seconds
+        while not enough(self.shown) and time.monotonic() < deadline:
+            if not select.select([self._outer], [], [], 1)[0]:
+                continue
+            try:
+                data = os.read(self._outer, 65536)
+            except OSError:  # no process has the terminal any more
+                break
+            if not data:
+                break
+            self._text += data.decode(errors="replace")
+        return self.shown
