@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from conduit_dagster.assets.translator import PipelineAsset, PipelineTranslator
 from conduit_dagster.cli.init import write_project
+from conduit_dagster.config.component_file import FILE
+from conduit_dagster.config.project import Project
 from conduit_dagster.definitions import load_pipelines
+from conduit_dagster.recovery.errors import FatalError
 
 
 class PipelinesScaffolder(dg.Scaffolder[Any]):
@@ -27,6 +32,34 @@ def _variables(data: PipelineAsset) -> dict[str, Any]:
     return {"pipeline": data.pipeline, "connector": data.connector, "role": data.role}
 
 
+class InlineConnector(BaseModel):
+    """Outline of a connector, for ``dg check yaml`` and editors; ``dg check defs`` checks all of it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    type: Literal["source", "destination"]
+    plugin: str
+
+
+class InlinePipeline(BaseModel):
+    """Outline of a pipeline, likewise. The fields are those of a pipeline file."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    connectors: list[InlineConnector]
+
+
+def _unresolved(_context: dg.ResolutionContext, pipelines: Any) -> Any:
+    """Leave double braces alone: in a pipeline they are Go's templates, evaluated for each record."""
+    return pipelines
+
+
+_PIPELINES = (
+    "Pipelines, written as in a pipeline file; path must be the component's own folder then. Double braces are not "
+    "Dagster's there but templates of records; ${VARIABLE} is replaced from the environment."
+)
 _PATH = "Folder with conduit.yaml or pipelines/, relative to the component's own."
 _STRICT = "Whether a broken pipeline file keeps the code location from being loaded; otherwise an asset stands for it."
 _TRANSLATION = (
@@ -37,9 +70,13 @@ _TRANSLATION = (
 
 @dg.scaffold_with(PipelinesScaffolder)
 class PipelinesComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Pipelines of a folder, as assets, jobs, schedules and sensors. A code location has room for one."""
+    """Pipelines of a folder or of ``defs.yaml`` itself, as assets, jobs, schedules and sensors. A code location has room for one."""
 
     path: str = Field(default=".", description=_PATH)
+    pipelines: Annotated[
+        Sequence[Any],
+        dg.Resolver(_unresolved, model_field_type=list[InlinePipeline], inject_before_resolve=False),
+    ] = Field(default=(), description=_PIPELINES)
     strict: bool = Field(default=False, description=_STRICT)
     translation: Annotated[
         TranslationFn[PipelineAsset] | None,
@@ -52,7 +89,22 @@ class PipelinesComponent(dg.Component, dg.Model, dg.Resolvable):
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
         """Return the definitions of the folder's pipelines."""
-        return load_pipelines(context.path / self.path, translator=_Translator(self), strict=self.strict)
+        folder = context.path / self.path
+        if self.pipelines:
+            _require_own_folder(folder, context.path)
+        return load_pipelines(folder, translator=_Translator(self), strict=self.strict)
+
+
+def _require_own_folder(folder: Path, component: Path) -> None:
+    """Raise unless the project is the component's folder: commands and restarted runs read ``defs.yaml`` there."""
+    root = Project.find(folder).root
+    if root.resolve() != component.resolve():
+        raise FatalError(
+            f"pipelines are written in {component / FILE}, but the project is {root}",
+            code="component.elsewhere",
+            place=str(component / FILE),
+            fix="leave path out and put conduit.yaml beside defs.yaml, or move the pipelines to a file in the project",
+        )
 
 
 class _Translator(PipelineTranslator):

@@ -150,7 +150,8 @@ def _file(bound: BoundPipeline, job: str, keys: AssetKeys, project: Project) -> 
 
 def _stats(project: Project) -> Iterator[tuple[str, int, int]]:
     """Yield path, mtime and size of every file that a pipeline or the project is made of."""
-    for top in (project.root / "conduit.yaml", project.pipelines_path, project.root / "plugins"):
+    settings, plugins = project.root / "conduit.yaml", project.root / "plugins"
+    for top in (settings, project.component_path, project.pipelines_path, plugins):
         for path in [top, *sorted(top.rglob("*"))] if top.is_dir() else [top]:
             if path.exists() and "__pycache__" not in path.parts:
                 stat = path.stat()

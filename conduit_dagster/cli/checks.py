@@ -186,7 +186,7 @@ def _disk(project: Project) -> Check:
 
 
 def _pipelines(project: Project) -> Check:
-    if not project.pipelines_path.exists():
+    if not project.has_pipelines:
         return Check("pipelines", "warn", f"there is no {project.pipelines_path}", "conduit-dagster init")
     catalogue = open_catalogue(project)
     errors = [finding for finding in catalogue.findings if finding.is_error]

@@ -59,7 +59,7 @@ def _run(paths: list[str], asked: _Asked, metrics: str | None, accept_new: bool)
     catalogue = open_catalogue(project, paths)
     findings = relevant(catalogue, named=bool(paths))
     chosen = [bound for bound in catalogue.bound if paths or bound.config.status == "running"]
-    missing = not paths and not project.pipelines_path.exists()
+    missing = not paths and not project.has_pipelines
     obstacle = _nothing(catalogue) if missing else _obstacle(catalogue, findings, chosen)
     _print([] if missing else findings, asked.as_json)
     if obstacle is not None:

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config import rules
+from conduit_dagster.config.component_file import attributes_of
 from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.delivery import Recovery
 from conduit_dagster.config.document import Document, load_documents
@@ -165,16 +166,29 @@ def _parse_isolated(parsed: ParsedFile, document: Document, strict: bool, recove
 def _parse_document(parsed: ParsedFile, document: Document, strict: bool, recovery: Recovery) -> None:
     checker = Checker(document, strict)
     yaml_flaws, document.findings = document.findings, []
-    version = _version_finding(document)
-    document.findings += [] if version is None else [version]
-    if version is None or not version.is_error:
-        document.findings += _unknown_keys(checker, document)
-        for tree in _pipelines(document):
-            parsed.pipelines.append(_parse_pipeline(checker, tree, yaml_flaws, recovery))
-    inner = [pipeline.pointer for pipeline in parsed.pipelines if pipeline.document is document]
-    document.findings += [flaw for flaw in yaml_flaws if not _inside(flaw, inner)]
+    component = attributes_of(document.tree)
+    trees = _of_file(checker, document) if component is None else _of_component(document, component)
+    for tree in trees:
+        parsed.pipelines.append(_parse_pipeline(checker, tree, yaml_flaws, recovery))
+    if component is None:
+        places = [tree.where for tree in trees]
+        document.findings += [flaw for flaw in yaml_flaws if not _inside(flaw, places)]
     document.findings = without_consequences(document.findings)
     parsed.problems += document.findings
+
+
+def _of_file(checker: Checker, document: Document) -> list[Mapped]:
+    version = _version_finding(document)
+    document.findings += [] if version is None else [version]
+    if version is not None and version.is_error:
+        return []
+    document.findings += _unknown_keys(checker, document)
+    return _pipelines(document, document.tree)
+
+
+def _of_component(document: Document, attributes: Mapped) -> list[Mapped]:
+    """Return the pipelines in a component's attributes; Dagster itself checks all the rest of its file."""
+    return _pipelines(document, attributes) if "pipelines" in attributes else []
 
 
 def _inside(flaw: Finding, pipelines: list[str]) -> bool:
@@ -202,19 +216,19 @@ def _remember_credentials(config: Pipeline) -> None:
         remember_credentials(section.settings, section.plugin)
 
 
-def _pipelines(document: Document) -> list[Mapped]:
+def _pipelines(document: Document, tree: Mapped) -> list[Mapped]:
     """Return the mappings listed under ``pipelines``; anything else there is a finding."""
-    value = document.tree.get("pipelines")
+    value, where = tree.get("pipelines"), pointers.child(tree.where, "pipelines")
     if value is None:
         message, fix = "pipelines is required", "add pipelines: with a list of pipelines"
-        document.findings.append(document.finding("/pipelines", "config.field_required", message, fix=fix))
+        document.findings.append(document.finding(where, "config.field_required", message, fix=fix))
         return []
     if not isinstance(value, list):
-        document.findings.append(_not_a("list", document, "/pipelines"))
+        document.findings.append(_not_a("list", document, where))
         return []
     items = cast(list[Any], value)
     wrong = [i for i, item in enumerate(items) if not isinstance(item, Mapped)]
-    document.findings += [_not_a("mapping", document, f"/pipelines/{i}") for i in wrong]
+    document.findings += [_not_a("mapping", document, f"{where}/{i}") for i in wrong]
     return [item for item in items if isinstance(item, Mapped)]
 
 

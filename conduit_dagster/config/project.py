@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.config import component_file
 from conduit_dagster.config import pointer as pointers
 from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.config.document import Document, load_documents
@@ -68,6 +69,23 @@ class Project:
     def pipelines_path(self) -> Path:
         """Folder or file with the pipelines."""
         return Path(self.resolve(self.settings.pipelines.path))
+
+    @property
+    def component_path(self) -> Path:
+        """File of a Dagster component that stands for this project, if it is one."""
+        return self.root / component_file.FILE
+
+    @property
+    def pipeline_paths(self) -> list[Path]:
+        """Where pipelines are read from: the folder, and a component's file with pipelines of its own."""
+        if not component_file.may_hold_pipelines(self.component_path):
+            return [self.pipelines_path]
+        return [*([self.pipelines_path] if self.pipelines_path.exists() else []), self.component_path]
+
+    @property
+    def has_pipelines(self) -> bool:
+        """Whether there is anything to read pipelines from."""
+        return any(path.exists() for path in self.pipeline_paths)
 
     @property
     def state_url(self) -> str:

@@ -36,8 +36,8 @@ class Catalogue:
 
 
 def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: bool = False) -> Catalogue:
-    """Read files and folders, by default the project's own pipelines folder. Their content never raises."""
-    chosen = list(paths) or [project.pipelines_path]
+    """Read files and folders, by default those of the project. Their content never raises."""
+    chosen = list(paths) or project.pipeline_paths
     loaded = load(chosen, strict=strict, recovery=project.settings.recovery, root=project.root)
     plugins = project_plugins(project.root)
     upstreams = link(loaded.pipelines, lambda: _of_folder(project), plugins)
@@ -48,11 +48,9 @@ def open_catalogue(project: Project, paths: Iterable[Path | str] = (), strict: b
 
 
 def _of_folder(project: Project) -> list[ParsedPipeline]:
-    """Return the pipelines of the project's own folder, for when only some files were read."""
-    folder = project.pipelines_path
-    if not os.path.exists(folder):  # noqa: PTH110
-        return []
-    return load([folder], recovery=project.settings.recovery, root=project.root).pipelines
+    """Return the project's own pipelines, for when only some files were read."""
+    paths = [path for path in project.pipeline_paths if os.path.exists(path)]  # noqa: PTH110
+    return load(paths, recovery=project.settings.recovery, root=project.root).pipelines
 
 
 def _plugin_finding(error: PluginError) -> Finding:

@@ -49,6 +49,19 @@ attributes:
     tags: {role: "{{ role }}"}
 """
 
+INLINE = """
+  strict: true
+  pipelines:
+    - id: inline
+      connectors:
+        - {id: in, type: source, plugin: file, settings: {path: data/people.jsonl, collection: people}}
+        - {id: out, type: destination, plugin: file, settings: {path: inline.jsonl}}
+      processors:
+        - id: set
+          plugin: field.set
+          settings: {field: .Payload.After.of, value: '{{ index .Metadata "opencdc.collection" }} inline'}
+"""
+
 
 def _dg(folder: Folder, *words: str) -> tuple[int, str]:
     ran = call(folder, "dg", *words, PYTHONPATH=str(folder.root / "src"))
@@ -90,6 +103,26 @@ def test_a_project_that_exists_takes_pipelines_in(folder: Folder) -> None:
     assert code == 0, said
     written = Path(ingest / "out" / "adults.jsonl").read_text().splitlines()
     assert (defs / "report.txt").read_text() == str(len(written)) == "3"
+    _inline(folder, ingest)
+
+
+def _inline(folder: Folder, ingest: Path) -> None:
+    """Pipelines in ``defs.yaml`` itself: their templates are theirs, and their mistakes have a line."""
+    (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("plugin: field.set", "name: field.set"))
+    code, said = _dg(folder, "check", "defs")
+    assert code == 1
+    assert "defs.yaml:17:" in said
+    (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("type: source", "type: sauce"))
+    code, said = _dg(folder, "check", "yaml")
+    assert code == 1
+    assert "defs.yaml:14" in said
+    assert "sauce" in said
+    (ingest / "defs.yaml").write_text(DEFS + INLINE)
+    code, said = _dg(folder, "launch", "--assets", 'group:"inline_raw"')
+    assert code == 0, said
+    records = [json.loads(line) for line in (ingest / "inline.jsonl").read_text().splitlines()]
+    assert len(records) > 0
+    assert {record["of"] for record in records} == {"people inline"}
 
 
 def _last_line(text: str) -> str:
