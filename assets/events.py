@@ -6,7 +6,7 @@ import copy
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -68,9 +68,9 @@ class Observer:
 
     def __init__(self, bound: BoundPipeline, database: sa.Engine) -> None:
         self.bound, self._database = bound, database
-        # the lag is queried while the engine runs, so not from the engine's own sources
-        self._pipeline: CompiledPipeline = compile_program(bound.program)
-        attach_kept_to_look(self._pipeline, database)
+        self.pipeline: CompiledPipeline = compile_program(bound.program)
+        """One of its own: what the engine moves is in use."""
+        attach_kept_to_look(self.pipeline, database)
         self._lock = threading.Lock()
         self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()
@@ -109,7 +109,7 @@ class Observer:
 
     def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
         found: dict[str, tuple[int, str]] = {}
-        for source_node in self._pipeline.sources:
+        for source_node in self.pipeline.sources:
             row = sources.get(source_node.id)
             try:
                 amount = source_node.source.lag(row["position"] if row else source_node.source.initial())
@@ -127,12 +127,15 @@ _LONGEST_POSITION = 1_000
 Metadata = dict[str, Any]
 
 
-def materializations(bound: BoundPipeline, keys: AssetKeys, look: RunSnapshot) -> Iterator[dg.AssetMaterialization]:
+def materializations(
+    bound: BoundPipeline, keys: AssetKeys, look: RunSnapshot, contents: Mapping[str, Metadata]
+) -> Iterator[dg.AssetMaterialization]:
     """Yield one event per asset, upstream first and the acks last: else Dagster shows some as out of date."""
     for source in bound.config.sources:
         yield dg.AssetMaterialization(keys.of(source.id), metadata=_source(source.id, look))
     for destination in bound.config.destinations:
-        yield dg.AssetMaterialization(keys.of(destination.id), metadata=_destination(destination.id, look))
+        metadata = {**_destination(destination.id, look), **contents.get(destination.id, {})}
+        yield dg.AssetMaterialization(keys.of(destination.id), metadata=metadata)
     yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=_dead_letters(look))
     yield dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
 
@@ -151,7 +154,6 @@ def _source(source: str, look: RunSnapshot) -> Metadata:
 def _destination(destination: str, look: RunSnapshot) -> Metadata:
     return {
         "records_delivered": look.progress.delivered.get(destination, 0),
-        # not Dagster's row count: a destination that updates has fewer rows than it was sent records
         "records_delivered_all_runs": look.consumers.get(destination, {}).get("delivered", 0),
         "batch_seconds": round(look.batch_seconds, 3),
     }

@@ -17,6 +17,7 @@ from conduit_dagster.assets.asset_checks import (
     status_verdict,
     verdicts,
 )
+from conduit_dagster.assets.destination_contents import ContentsView
 from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
 from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.assets.translator import AssetKeys
@@ -45,7 +46,7 @@ class RunReporter:
         intervals: Intervals,
     ) -> None:
         self._context, self._keys, self._observer = context, keys, observer
-        self._bound = observer.bound
+        self._bound, self._contents = observer.bound, ContentsView(observer.pipeline, keys)
         self._every, self._max_wait = intervals
         self._outcomes: dict[tuple[str, str], bool] = {}
         self._logged, self._begun = 0, False
@@ -85,21 +86,23 @@ class RunReporter:
             yield from self._outputs(look)
         else:
             if look.progress.steps != self._logged:
-                self._materialize(look)
+                self._materialize(look, is_failing=True)
             self._observe_failure(result)
         for verdict in self._verdicts(look, result):
             yield as_result(self._keys, verdict)
 
     def _outputs(self, look: RunSnapshot) -> Iterator[dg.MaterializeResult[Any]]:
         read = {self._keys.of(source.id) for source in self._bound.config.sources}
-        for event in materializations(self._bound, self._keys, look):
+        for event in materializations(self._bound, self._keys, look, self._contents.metadata()):
             if event.asset_key in read:
                 self._context.log_event(event)  # an external asset: no output of this op
             else:
                 yield dg.MaterializeResult(asset_key=event.asset_key, metadata=event.metadata)
 
-    def _materialize(self, look: RunSnapshot) -> None:
-        for event in materializations(self._bound, self._keys, look):
+    def _materialize(self, look: RunSnapshot, is_failing: bool = False) -> None:
+        """``is_failing``: destinations are not asked what they hold, since one may be the cause."""
+        contents = {} if is_failing else self._contents.metadata()
+        for event in materializations(self._bound, self._keys, look, contents):
             self._context.log_event(event)
         self._logged = look.progress.steps
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import dagster as dg
 from dagster.components.utils.translation import TranslationFn, TranslationFnResolver
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from conduit_dagster.assets.translator import PipelineAsset, PipelineTranslator
 from conduit_dagster.cli.init import write_project
@@ -32,23 +32,22 @@ def _variables(data: PipelineAsset) -> dict[str, Any]:
     return {"pipeline": data.pipeline, "connector": data.connector, "role": data.role}
 
 
-class InlineConnector(BaseModel):
-    """Outline of a connector, for ``dg check yaml`` and editors; ``dg check defs`` checks all of it."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    type: Literal["source", "destination"]
-    plugin: str
-
-
-class InlinePipeline(BaseModel):
-    """Outline of a pipeline, likewise. The fields are those of a pipeline file."""
-
-    model_config = ConfigDict(extra="allow")
-
-    id: str
-    connectors: list[InlineConnector]
+_CONNECTOR: dict[str, Any] = {
+    "type": "object",
+    "required": ["id", "type", "plugin"],
+    "properties": {"id": {"type": "string"}, "type": {"enum": ["source", "destination"]}, "plugin": {"type": "string"}},
+}
+_OUTLINE: dict[str, Any] = {
+    # Dagster would take a text as well, and then names the line of the attribute and not that of the mistake
+    "anyOf": [{}],
+    "type": "array",
+    "items": {
+        "type": "object",
+        "required": ["id", "connectors"],
+        "properties": {"id": {"type": "string"}, "connectors": {"type": "array", "items": _CONNECTOR}},
+    },
+}
+"""Outline of pipelines, for ``dg check yaml`` and editors; ``dg check defs`` checks all of them."""
 
 
 def _unresolved(_context: dg.ResolutionContext, pipelines: Any) -> Any:
@@ -70,12 +69,15 @@ _TRANSLATION = (
 
 @dg.scaffold_with(PipelinesScaffolder)
 class PipelinesComponent(dg.Component, dg.Model, dg.Resolvable):
-    """Pipelines of a folder or of ``defs.yaml`` itself, as assets, jobs, schedules and sensors. A code location has room for one."""
+    """Pipelines of a folder, or of ``defs.yaml`` itself, as assets, jobs, schedules and sensors.
+
+    A code location has room for one.
+    """
 
     path: str = Field(default=".", description=_PATH)
     pipelines: Annotated[
         Sequence[Any],
-        dg.Resolver(_unresolved, model_field_type=list[InlinePipeline], inject_before_resolve=False),
+        dg.Resolver(_unresolved, model_field_type=list[Any], inject_before_resolve=False, json_schema_extra=_OUTLINE),
     ] = Field(default=(), description=_PIPELINES)
     strict: bool = Field(default=False, description=_STRICT)
     translation: Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, cast
 
 import re2
@@ -40,6 +40,11 @@ class Node:
     def __init__(self, node: str, processor: Processor, selects: Sequence[Select] = ()) -> None:
         """``selects``: its tests of a record, all of which must hold; other records pass unchanged."""
         self.node, self._processor, self._selects = node, processor, selects
+
+    def made_of(self, field: str) -> Collection[str] | None:
+        """Return what the processor tells (:meth:`Processor.made_of`), and the field as it passes unselected."""
+        made = self._processor.made_of(field)
+        return {*made, field} if made is not None and self._selects else made
 
     def run(
         self, records: list[Record], origins: Sequence[int], fate: NodeListener
@@ -154,6 +159,10 @@ class FilterNode:
 
     def __init__(self, node: str, select: Select) -> None:
         self.node, self._select = node, select
+
+    def made_of(self, field: str) -> Collection[str]:
+        """Return the field itself: records pass unchanged."""
+        return (field,)
 
     def run(
         self, records: list[Record], origins: Sequence[int], fate: NodeListener

@@ -7,6 +7,7 @@ neither block nor grow without bound.
 from __future__ import annotations
 
 from conduit_dagster.expressions.compiled import Clock, Compiled, EvaluationError, ExpressionError, reads_key
+from conduit_dagster.expressions.fields_read import expression_fields, template_fields
 from conduit_dagster.expressions.gotemplate.go_values import format_go, is_bool
 from conduit_dagster.expressions.gotemplate.template_compiler import template_condition, template_text
 from conduit_dagster.expressions.python.expression_compiler import python_condition, python_value
@@ -19,8 +20,10 @@ __all__ = [
     "compile_condition",
     "compile_expression",
     "compile_template",
+    "expression_fields",
     "format_go",
     "reads_key",
+    "template_fields",
 ]
 
 

@@ -114,6 +114,7 @@ class CsvDecode(InPlaceProcessor):
     """
 
     name: ClassVar[str] = "csv.decode"
+    keeps_fields: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = CsvDecodeSettings
     settings: CsvDecodeSettings
     examples = (

@@ -78,6 +78,7 @@ class Deduplicate(StatefulProcessor):
     """
 
     name: ClassVar[str] = "deduplicate"
+    keeps_fields: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = DeduplicateSettings
     settings: DeduplicateSettings
     shares_records: ClassVar[bool] = True

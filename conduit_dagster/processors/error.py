@@ -41,6 +41,7 @@ class Error(Processor):
     """
 
     name: ClassVar[str] = "error"
+    keeps_fields: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = ErrorSettings
     shares_records: ClassVar[bool] = True
     settings: ErrorSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator
@@ -60,6 +60,11 @@ class FieldExclude(InPlaceProcessor):
     @override
     def reads_key(self) -> bool:
         return any(field.root == "key" for field in self._fields)
+
+    @override
+    def made_of(self, field: str) -> Collection[str]:
+        gone = any(one.root == "after" and one.path in ((), (field,)) for one in self._fields)
+        return () if gone else (field,)
 
     @override
     def change(self, record: Record) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator
@@ -74,6 +74,15 @@ class FieldRename(InPlaceProcessor):
     @override
     def reads_key(self) -> bool:
         return any(renaming.field.root == "key" for renaming in self._renamings)
+
+    @override
+    def made_of(self, field: str) -> Collection[str]:
+        before = {field}
+        for renaming in reversed(self._renamings):
+            if renaming.field.root == "after" and len(renaming.field.path) == 1:
+                old = renaming.field.path[0]
+                before = (before - {old, renaming.name}) | ({old} if renaming.name in before else set())
+        return before
 
     @override
     def change(self, record: Record) -> None:

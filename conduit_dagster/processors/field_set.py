@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, ClassVar, Final, Self
 
 from pydantic import Field as Describe
 from pydantic import model_validator
 from typing_extensions import override
 
-from conduit_dagster.expressions import compile_expression, compile_template, reads_key
+from conduit_dagster.expressions import (
+    compile_expression,
+    compile_template,
+    expression_fields,
+    reads_key,
+    template_fields,
+)
 from conduit_dagster.field_reference import Reference, kind_of
 from conduit_dagster.processors.common.conduit_settings import ConduitSettings
 from conduit_dagster.processors.common.in_place import InPlaceProcessor, Loop
@@ -89,6 +95,16 @@ class FieldSet(InPlaceProcessor):
     @override
     def reads_key(self) -> bool:
         return reads_key(self._names)
+
+    @override
+    def made_of(self, field: str) -> Collection[str] | None:
+        if self._field.root != "after" or (self._field.path and self._field.path[0] != field):
+            return (field,)
+        text = self.settings.expression
+        read = template_fields(self.settings.value or "") if text is None else expression_fields(text)
+        if read is None or not self._field.path:
+            return None
+        return read if len(self._field.path) == 1 else {*read, field}
 
     @override
     def change(self, record: Record) -> None:

@@ -16,6 +16,7 @@ class Filter(Processor):
     """
 
     name: ClassVar[str] = "filter"
+    keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     shares_records: ClassVar[bool] = True
     examples = (Example("Every record", {}, Record("1", {}, {"id": 1}), DROP),)

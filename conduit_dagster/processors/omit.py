@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 from pydantic import Field as Describe
@@ -38,6 +39,10 @@ class Omit(DocumentProcessor):
         super().__init__(settings, context)
         self._names = names_in(settings.fields)
         self.loop = removing(self._names)
+
+    @override
+    def made_of(self, field: str) -> Collection[str]:
+        return () if field in self._names else (field,)
 
     @override
     def changed(self, document: Document) -> Document:

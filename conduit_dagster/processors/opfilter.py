@@ -49,6 +49,7 @@ class Opfilter(Processor):
     """Pass records by their operation, as Transporter's ``opfilter``; the others are dropped and acked."""
 
     name: ClassVar[str] = "opfilter"
+    keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = OpfilterSettings
     settings: OpfilterSettings

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import itemgetter
 from typing import Any, ClassVar
 
@@ -57,6 +57,10 @@ class Pick(DocumentProcessor):
             return {name: document[name] for name in names if name in document}
 
         self.loop = loop
+
+    @override
+    def made_of(self, field: str) -> Collection[str]:
+        return (field,) if field in self._names else ()
 
     @override
     def changed(self, document: Document) -> Document:

@@ -30,6 +30,7 @@ class Pretty(InPlaceProcessor):
 
     name: ClassVar[str] = "pretty"
     keyless: ClassVar[bool] = True
+    keeps_fields: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = PrettySettings
     settings: PrettySettings
     examples = (Example("Unchanged", {}, Record("1", {}, {"_id": 0}), Record("1", {}, {"_id": 0})),)

@@ -27,6 +27,7 @@ class Remap(InPlaceProcessor):
     """
 
     name: ClassVar[str] = "remap"
+    keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = RemapSettings
     settings: RemapSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 from typing_extensions import override
@@ -39,6 +40,14 @@ class Rename(DocumentProcessor):
     def __init__(self, settings: RenameSettings, context: ProcessorContext) -> None:
         super().__init__(settings, context)
         self._names = list(settings.names.items())
+
+    @override
+    def made_of(self, field: str) -> Collection[str]:
+        before = {field}
+        for old, new in reversed(self._names):
+            # where the old name is missing, a field that had the new one keeps it
+            before = (before - {old}) | ({old} if new in before else set())
+        return before
 
     @override
     def changed(self, document: Document) -> Document:

@@ -132,6 +132,7 @@ class SchemaProcessor(InPlaceProcessor):
     """
 
     name: ClassVar[str] = "schema"
+    keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = SchemaSettings
     settings: SchemaSettings

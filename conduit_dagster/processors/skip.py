@@ -78,6 +78,7 @@ class Skip(Processor):
     """
 
     name: ClassVar[str] = "skip"
+    keeps_fields: ClassVar[bool] = True
     keyless: ClassVar[bool] = True
     Settings: ClassVar[type[ProcessorSettings]] = SkipSettings
     settings: SkipSettings

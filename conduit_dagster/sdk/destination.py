@@ -114,6 +114,24 @@ class Destination(ABC):
         """Name and type of each column, as far as the settings name them; empty if they do not."""
         return ()
 
+    def row_count(self) -> int | None:
+        """Return how many rows are there now, whoever wrote them; None where counting takes more than a moment.
+
+        Called, as :meth:`preview` is, on an instance of its own, while the pipeline may write with another one.
+        """
+        return None
+
+    def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
+        """Return some of the rows that are there, at most ``rows``, by column.
+
+        Empty, which is the default, where rows aren't made of the fields of ``.Payload.After``, or can't be read.
+        """
+        return ()
+
+    def field_of(self, column: str) -> str | None:
+        """Return the field of ``.Payload.After`` that a column is filled from; None if it is not one field."""
+        return column
+
     def check(self) -> None:  # noqa: B027  # most have nothing to try beforehand
         """Raise if it can't be written at all. Called before anything is read."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -120,6 +120,9 @@ class Processor:
     prepared can't be staged again then, and waits for an operator (``delivery.rebuild_differs``)."""
     keyless: ClassVar[bool] = False
     """True only where neither ``record.key`` nor ``record.position`` is ever looked at."""
+    keeps_fields: ClassVar[bool] = False
+    """True only where each top-level field of ``.Payload.After`` is made of that field alone: no field gets anything
+    of another one, of the key or of ``.Payload.Before``."""
     shares_records: ClassVar[bool] = False
     """True only where ``process`` replaces ``record.metadata`` instead of changing it, and makes nothing that JSON
     cannot hold. Otherwise the engine hands over records of their own and checks what comes back."""
@@ -146,6 +149,14 @@ class Processor:
     def reads_position(self) -> bool:
         """Whether ``record.position`` is looked at where :attr:`reads_key` is false."""
         return False
+
+    def made_of(self, field: str) -> Collection[str] | None:
+        """Return the fields that a top-level field of ``.Payload.After`` may be made of, as they were called before.
+
+        None if that can't be told, which is the default. It becomes the column lineage in Dagster, and keeps what was
+        made of a redacted field out of the preview of a destination.
+        """
+        return (field,) if self.keeps_fields else None
 
     @property
     def query(self) -> SqlQuery | None:

@@ -55,8 +55,9 @@ INLINE = """
     - id: inline
       connectors:
         - {id: in, type: source, plugin: file, settings: {path: data/people.jsonl, collection: people}}
-        - {id: out, type: destination, plugin: file, settings: {path: inline.jsonl}}
+        - {id: out, type: destination, plugin: file, settings: {path: inline.jsonl, sdk.record.format: payload/json}}
       processors:
+        - {id: decode, plugin: json.decode, settings: {field: .Payload.After}}
         - id: set
           plugin: field.set
           settings: {field: .Payload.After.of, value: '{{ index .Metadata "opencdc.collection" }} inline'}
@@ -111,7 +112,7 @@ def _inline(folder: Folder, ingest: Path) -> None:
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("plugin: field.set", "name: field.set"))
     code, said = _dg(folder, "check", "defs")
     assert code == 1
-    assert "defs.yaml:17:" in said
+    assert "defs.yaml:18:" in said
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("type: source", "type: sauce"))
     code, said = _dg(folder, "check", "yaml")
     assert code == 1

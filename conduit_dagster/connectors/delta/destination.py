@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from pydantic import Field, field_validator
@@ -71,6 +71,17 @@ class DeltaDestination(StagedDestination):
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
         return named_columns(self._settings.columns)
+
+    def row_count(self) -> int | None:
+        """Return the number of rows by the table's log; None where it has none, or rows may be deleted in place."""
+        with self._table.mapped("can't read"):
+            return self._table.row_count()
+
+    def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
+        """Return a few rows, in no certain order."""
+        with self._table.mapped("can't read"):
+            table = self._table.open()
+            return () if table is None else table.to_pyarrow_dataset().head(rows).to_pylist()
 
     def check(self) -> None:
         """Check that the table can be appended to, or its folder created; the table itself is not created here.

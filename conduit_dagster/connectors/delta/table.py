@@ -74,6 +74,15 @@ class DeltaTableLog:
                 sync_entry(str(self.local))
             return DeltaTable(self.uri)
 
+    def row_count(self) -> int | None:
+        """Return the number of rows by the statistics of the table's files; None where a file has none."""
+        table = self.open()
+        if table is None or "deletionVectors" in (table.protocol().reader_features or ()):
+            return None
+        files = pa.table(table.get_add_actions(flatten=True))
+        counts: list[int | None] = files.column("num_records").to_pylist()
+        return None if None in counts else sum(count or 0 for count in counts)
+
     def writable(self, table: DeltaTable) -> Schema:
         """Return the columns that records can fill. Raises ``FatalError`` for a table that can't take staged parts."""
         metadata, protocol = table.metadata(), table.protocol()

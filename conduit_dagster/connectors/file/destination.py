@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from conduit_dagster.connectors.file.folder_rows import count_lines, last_documents
 from conduit_dagster.connectors.file.ordered import OrderedFile
 from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.file.settings import FileDestinationSettings, as_destination
-from conduit_dagster.connectors.formats import make_format
+from conduit_dagster.connectors.formats import OpenCdcJson, PayloadAsJson, PayloadJson, Template, make_format
 from conduit_dagster.sdk import (
     ConnectorContext,
     Keys,
@@ -47,6 +48,16 @@ class FileDestination(PathDestination):
         """
         adopts = settings.get("if-changed") == "adopt"
         return cls.strategies - {"exactly-once"} if adopts else cls.strategies
+
+    def row_count(self) -> int | None:
+        """Return the number of lines; None where a record may take several."""
+        return None if isinstance(self._format, Template) else count_lines(self._path)
+
+    def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
+        """Return the payloads of the newest lines that are documents."""
+        if isinstance(self._format, OpenCdcJson | PayloadJson | PayloadAsJson):
+            return last_documents(self._path, rows, whole=isinstance(self._format, OpenCdcJson))
+        return ()
 
     def _laid_out(self, path: Path) -> PathLayout:
         if self._is_folder(path):

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from conduit_dagster import storage
 from conduit_dagster.connectors.columnar.columns import Schema, lacking, named_columns, parse_columns
 from conduit_dagster.connectors.columnar.fitting import kept
 from conduit_dagster.connectors.columnar.parquet_writer import ColumnsWriter, ParquetPart
 from conduit_dagster.connectors.columnar.rows import RowReader
+from conduit_dagster.connectors.file.folder_rows import MOST_FILES, newest_file, visible_files
 from conduit_dagster.connectors.file.output_layout import PathDestination, PathLayout
 from conduit_dagster.connectors.file.parts import PartsFolder
 from conduit_dagster.connectors.parquet.source import ParquetDestinationSettings, as_destination
@@ -79,6 +81,12 @@ class FolderColumns:
             )
 
 
+def first_rows(file: pq.ParquetFile, rows: int) -> list[dict[str, Any]]:
+    """Return the first rows of a file, by column."""
+    batch = next(file.iter_batches(batch_size=rows), None)
+    return [] if batch is None else batch.slice(0, rows).to_pylist()
+
+
 class ParquetDestination(PathDestination):
     """Rows of Parquet files, each once after any crash. Each delivery is one folder, ``step=NUMBER-SKIP-HASH``.
 
@@ -101,6 +109,16 @@ class ParquetDestination(PathDestination):
     def declared_columns(self) -> Sequence[tuple[str, str]]:
         """The setting ``columns``."""
         return named_columns(self._settings.columns)
+
+    def row_count(self) -> int | None:
+        """Return the number of rows that the files' footers tell; None for many files."""
+        files = visible_files(self._path)
+        return None if len(files) > MOST_FILES else sum(pq.read_metadata(file).num_rows for file in files)
+
+    def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
+        """Return the first rows of the newest file."""
+        newest = newest_file(self._path)
+        return () if newest is None else first_rows(pq.ParquetFile(newest), rows)
 
     def _laid_out(self, path: Path) -> PathLayout:
         return PartsFolder(path, self.context)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -24,6 +24,7 @@ from conduit_dagster.connectors.postgres.settings import (
 )
 from conduit_dagster.connectors.postgres.sqlstates import CellError, DatabaseErrors
 from conduit_dagster.connectors.postgres.staged_rows import staged_row
+from conduit_dagster.connectors.postgres.table_look import count_rows, some_rows
 from conduit_dagster.expressions import compile_template, reads_key
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import (
@@ -86,6 +87,27 @@ class PostgresDestination(StagedDestination):
             return None
         host, _, database = self._server.place.rpartition("/")
         return Dataset(f"postgres://{host}", f"{database}.{self._table}", is_table=True)
+
+    def row_count(self) -> int | None:
+        """Return the table's number of rows; None above 100,000, and where records choose the table."""
+        return None if self._table is None else self._looked(count_rows, self._table)
+
+    def preview(self, rows: int) -> Sequence[Mapping[str, Any]]:
+        """Return a few rows of the table, in no certain order; none where records choose the table."""
+        return () if self._table is None else self._looked(some_rows, self._table, rows)
+
+    def field_of(self, column: str) -> str | None:
+        """Return the field that ``mapping`` puts into the column, else the one of that name."""
+        if column == self._settings.raw_column:
+            return None
+        return next((field for field, own in self._settings.renames.items() if own == column), column)
+
+    def _looked(self, query: Callable[..., Any], *arguments: Any) -> Any:
+        with self._session.connection() as connection:
+            try:
+                return query(connection, *arguments)
+            except psycopg.Error as error:
+                raise self._verdicts.verdict(error) from None
 
     # -- in tasks -----------------------------------------------------------------------------------------------
 

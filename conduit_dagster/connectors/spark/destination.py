@@ -56,6 +56,10 @@ class SparkDestination(StagedDestination):
         """The setting ``columns``."""
         return named_columns(self._settings.columns)
 
+    def field_of(self, column: str) -> str | None:
+        """Return the column's own name, but for that of the hash."""
+        return None if column == self._settings.hash_column else column
+
     def writer(self, task: WriterTask) -> Writer:
         """Return a writer of Parquet that looks up the columns when it gets its first rows."""
 

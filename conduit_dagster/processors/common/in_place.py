@@ -112,6 +112,7 @@ class InPlaceProcessor(Processor, ABC):
 class FieldProcessor(InPlaceProcessor):
     """A processor that changes the value of one field; a null or missing field stays as it is."""
 
+    keeps_fields: ClassVar[bool] = True
     sees_null: ClassVar[bool] = False
     """Whether :meth:`changed` is also called for null and missing fields."""
 

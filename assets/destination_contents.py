@@ -1,0 +1,139 @@
+"""What a destination holds after a run: its number of rows, a preview with redacted columns masked, column lineage.
+
+Dagster shows them at the destination's asset. They are looked up after the records were moved and never fail a run.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
+
+import dagster as dg
+import structlog
+
+from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.engine.bounded import within
+from conduit_dagster.engine.compiled_pipeline import CompiledPipeline, DestinationNode
+from conduit_dagster.engine.nodes import Step
+from conduit_dagster.engine.redaction import MASK
+from conduit_dagster.field_reference import Reference
+from conduit_dagster.secret_values import hide
+
+log = structlog.get_logger("conduit.dagster")
+_ROWS = 5
+_SECONDS = 2.0
+_LONGEST = 200
+Metadata = dict[str, Any]
+
+
+class Contents(NamedTuple):
+    """What was found at a destination."""
+
+    number: int | None = None
+    rows: Sequence[Mapping[str, Any]] = ()
+
+
+class ContentsView:
+    """View of what a pipeline's destinations hold."""
+
+    def __init__(self, pipeline: CompiledPipeline, keys: AssetKeys) -> None:
+        """``pipeline``: not the one that a run moves, whose connections are in use."""
+        self._pipeline, self._keys = pipeline, keys
+        self._hangs = False
+
+    def metadata(self) -> dict[str, Metadata]:
+        """Return the metadata of each destination, by id. Takes two seconds at most, also where one doesn't answer."""
+        found: dict[str, Contents] = {}
+        if not self._hangs:
+            name = f"preview of {self._pipeline.program.pipeline}"
+            self._hangs = not within(lambda: self._ask(found), _SECONDS, name)
+        known = dict(found)
+        return {node.id: self._of(node, known.get(node.id, Contents())) for node in self._pipeline.outputs}
+
+    def _ask(self, found: dict[str, Contents]) -> None:
+        for node in self._pipeline.outputs:
+            destination = node.destination
+            try:
+                found[node.id] = Contents(destination.row_count(), destination.preview(_ROWS))
+            except Exception as error:  # noqa: BLE001  # whatever it raises here, its records are delivered
+                log.debug("no preview of a destination", node=node.node, cause=hide(str(error)))
+            finally:
+                destination.close()
+
+    def _of(self, node: DestinationNode, found: Contents) -> Metadata:
+        declared = (name for name, _ in node.destination.declared_columns)
+        columns = {name: node.destination.field_of(name) for name in chain(declared, *found.rows)}
+        ways = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
+        facts: Metadata = {} if found.number is None else {"dagster/row_count": found.number}
+        if lineage := _lineage(ways, columns, self._keys):
+            facts["dagster/column_lineage"] = dg.TableColumnLineage(lineage)
+        if found.rows:
+            redacted = _Redacted(self._pipeline.program.redact, list(ways.values()))
+            facts["preview"] = _table(found.rows, {name: redacted.covers(field) for name, field in columns.items()})
+        return facts
+
+
+def origins(nodes: Sequence[Step], field: str) -> Collection[str] | None:
+    """Return the source's fields that a field is made of; None where a processor on the way can't tell."""
+    names: set[str] = {field}
+    for node in reversed(nodes):
+        told = [node.made_of(name) for name in names]
+        names = set[str]().union(*(made for made in told if made is not None))
+        if None in told:
+            return None
+    return names
+
+
+def _lineage(
+    ways: Mapping[str, Sequence[Step]], columns: Mapping[str, str | None], keys: AssetKeys
+) -> dict[str, list[dg.TableColumnDep]]:
+    """Return what each column is made of; a column of which one way can't tell is left out."""
+    found = dict[str, list[dg.TableColumnDep]]()
+    for column, field in columns.items():
+        told = {source: None if field is None else origins(nodes, field) for source, nodes in ways.items()}
+        if None not in told.values():
+            pairs = [(source, name) for source, names in told.items() for name in sorted(names or ())]
+            found[column] = [dg.TableColumnDep(keys.of(source), name) for source, name in pairs]
+    return found
+
+
+class _Redacted:
+    """Tells which columns may hold what the pipeline redacts, under whatever name it is there."""
+
+    def __init__(self, fields: Sequence[str], ways: Sequence[Sequence[Step]]) -> None:
+        references = [Reference.parse(text) for text in fields]
+        self._names = {one.path[0] for one in references if one.path}
+        self._ways = ways
+        # a whole part, or metadata: which columns it has gone into can't be told
+        self._everything = any(not one.path or one.root == "metadata" for one in references)
+
+    def covers(self, field: str | None) -> bool:
+        """Return whether the column of this field is to be masked; one of which that can't be told is."""
+        if self._everything or not self._names:
+            return self._everything
+        return field is None or any(self._is_made_of_one(nodes, field) for nodes in self._ways)
+
+    def _is_made_of_one(self, nodes: Sequence[Step], field: str) -> bool:
+        # a field is redacted by its name wherever it is on the way
+        for start in range(len(nodes) + 1):
+            names = origins(nodes[start:], field)
+            if names is None or not self._names.isdisjoint(names):
+                return True
+        return False
+
+
+def _table(rows: Sequence[Mapping[str, Any]], masked: Mapping[str, bool]) -> dg.TableMetadataValue:
+    """Return the rows as a table. ``masked``: by column."""
+    records = [
+        dg.TableRecord({name: MASK if is_masked else _cell(row.get(name)) for name, is_masked in masked.items()})
+        for row in rows
+    ]
+    return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name, "string") for name in masked]))
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict | list | bool | None):
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    else:
+        text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return hide(text)[:_LONGEST]
