@@ -3,6 +3,9 @@
 ``connectors/file/source.py`` holds the source ``file``, ``processors/field_set.py`` the processor ``field.set``. A
 built-in may be written as in Conduit: ``builtin:field.set``, ``builtin:field.set@v0.1.0``; its version is ignored. A
 plugin of the project, or an installed one, takes precedence unless the name begins with ``builtin:``.
+
+Some need an extra of the distribution (``extras.py``). They are in the catalogue without it too, and only then fail to
+load: :meth:`BuiltinPlugins.find` finds nothing, and :meth:`BuiltinPlugins.not_installed` says what is missing.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 from conduit_dagster import connectors, processors
+from conduit_dagster.extras import NotInstalledError, extra_of, not_installed
 from conduit_dagster.sdk import Destination, Processor, Source
 
 T = TypeVar("T")
@@ -27,21 +32,40 @@ class BuiltinPlugins(Generic[T]):
 
     def __init__(self, kind: type[T], place: Any, part: str = "") -> None:
         self._kind, self._place, self._part = kind, place, part
+        self.noun: str = kind.__name__.lower()
         self.names: Callable[[], tuple[str, ...]] = cache(self._names)
         """Return the names of all, sorted. Imports none of them. ``spark:FORMAT`` stands for all formats of Spark."""
         self._load: Callable[[str], type[T]] = cache(self._loaded)
 
     def find(self, plugin: str, extra: Mapping[str, type[T]]) -> type[T] | None:
-        """Return the class for a pipeline file's ``plugin``, or None. ``extra``: those that are not built in."""
+        """Return the class for a pipeline file's ``plugin``; None if there is none or it is :meth:`not_installed`.
+
+        ``extra``: those that are not built in.
+        """
+        try:
+            return self._find(plugin, extra)
+        except NotInstalledError:
+            return None
+
+    def not_installed(self, plugin: str, extra: Mapping[str, type[T]]) -> NotInstalledError | None:
+        """Return the error for a plugin that is there and lacks an extra of the distribution; None for any other."""
+        try:
+            self._find(plugin, extra)
+        except NotInstalledError as error:
+            return error
+        return None
+
+    def all(self) -> dict[str, type[T]]:
+        """Return all that are installed, by name. Imports them all; :meth:`find` imports only one."""
+        found = {name: self.find(name, {}) for name in self.names()}
+        return {name: kind for name, kind in found.items() if kind is not None}
+
+    def _find(self, plugin: str, extra: Mapping[str, type[T]]) -> type[T] | None:
         name = plain_name(plugin)
         if not plugin.startswith(_PREFIX) and (own := extra.get(plugin) or extra.get(name)) is not None:
             return own
         listed = f"{_SPARK}:FORMAT" if name.startswith(f"{_SPARK}:") else name
         return self._load(name) if listed in self.names() else None
-
-    def all(self) -> dict[str, type[T]]:
-        """Return all by name. Imports them all; :meth:`find` imports only one."""
-        return {name: self._load(name) for name in self.names()}
 
     def _names(self) -> tuple[str, ...]:
         found = [one.name for one in iter_modules(self._place.__path__) if self._is_plugin(one.name, one.ispkg)]
@@ -64,7 +88,7 @@ class BuiltinPlugins(Generic[T]):
 
     def _of(self, name: str) -> type[T]:
         path = [self._place.__name__, name.replace(".", "_"), *([self._part] if self._part else [])]
-        module = import_module(".".join(path))
+        module = self._imported(".".join(path), name)
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if (
                 issubclass(kind, self._kind)
@@ -73,6 +97,15 @@ class BuiltinPlugins(Generic[T]):
             ):
                 return kind
         raise TypeError(f"{module.__name__} defines no plugin named {name!r}")
+
+    def _imported(self, module: str, name: str) -> ModuleType:
+        try:
+            return import_module(module)
+        except ImportError as error:
+            extra = extra_of(module)
+            if extra is None or (error.name or "").startswith("conduit_dagster"):
+                raise
+            raise not_installed(f"the {self.noun} {name}", extra, error) from error
 
 
 SOURCES: Final = BuiltinPlugins(Source, connectors, "source")

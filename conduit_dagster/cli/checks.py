@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.extras import EXTRAS, install_command, is_installed
 from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
@@ -47,7 +48,7 @@ class Check:
 def all_checks(deep: bool) -> Iterator[Check]:
     """Yield the result of every check in turn; a check that fails does not prevent the others."""
     project = Project.find(Path.cwd())
-    checks: list[Callable[[Project], Check]] = [_python, _packages, _settings, _java]
+    checks: list[Callable[[Project], Check]] = [_python, _packages, _extras, _settings, _java]
     checks += [_spark] if deep else []
     checks += [_state, _staging, _disk, _pipelines, _failures]
     checks += [_destinations] if deep else []
@@ -84,6 +85,13 @@ def _packages(project: Project) -> Check:
         fix = f"{sys.executable} -m pip install {' '.join(missing)}"
         return Check("packages", "fail", f"missing: {', '.join(missing)}", fix)
     return Check("packages", "ok", ", ".join(found))
+
+
+def _extras(project: Project) -> Check:
+    found = [name for name in EXTRAS if is_installed(name)]
+    missing = [name for name in EXTRAS if name not in found]
+    message = f"{', '.join(found) or 'none'} installed" + (f"; without {', '.join(missing)}" if missing else "")
+    return Check("extras", "ok", message, install_command(*missing) if missing else None)
 
 
 def _settings(project: Project) -> Check:

@@ -20,7 +20,7 @@ Deep = Annotated[
 
 
 def doctor(deep: Deep = False, as_json: AsJson = False) -> None:
-    """Check Python, packages, Java, Spark, state store, staging, disk, pipelines and their destinations."""
+    """Check Python, packages, extras, Java, Spark, state store, staging, disk, pipelines and their destinations."""
     perform("doctor", as_json, lambda: _examined(deep))
 
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.cli.description_text import ExampleText, example_text
 from conduit_dagster.config.model_findings import kebab
 from conduit_dagster.config.pipeline import PipelineFile
 from conduit_dagster.engine.plugin_loading import is_of_project
+from conduit_dagster.extras import extra_of, install_command
 from conduit_dagster.processors.common import setting_kinds as processor_settings
 from conduit_dagster.sdk import Destination, Processor, Source
 
@@ -209,11 +210,9 @@ class Page:
 
 def connector_pages(plugins: Plugins) -> list[Page]:
     """Return a page for every source and destination, sorted by name."""
-    sources = {name: SOURCES.find(name, {}) for name in SOURCES.names()}
-    destinations = {name: DESTINATIONS.find(name, {}) for name in DESTINATIONS.names()}
     pages = [
-        *_pages(sources.items(), "source", BUILTIN, plugins),
-        *_pages(destinations.items(), "destination", BUILTIN, plugins),
+        *_builtin(SOURCES, "source", plugins),
+        *_builtin(DESTINATIONS, "destination", plugins),
         *_pages(plugins.sources.items(), "source", "", plugins),
         *_pages(plugins.destinations.items(), "destination", "", plugins),
     ]
@@ -223,10 +222,17 @@ def connector_pages(plugins: Plugins) -> list[Page]:
 def processor_pages(plugins: Plugins) -> list[Page]:
     """Return a page for every processor, sorted by name."""
     pages = [
-        *_pages(PROCESSORS.all().items(), "processor", BUILTIN, plugins),
+        *_builtin(PROCESSORS, "processor", plugins),
         *_pages(plugins.processors.items(), "processor", "", plugins),
     ]
     return sorted(pages, key=lambda page: page.name)
+
+
+def _builtin(kinds: BuiltinPlugins[Any], role: str, plugins: Plugins) -> Iterator[Page]:
+    yield from _pages(kinds.all().items(), role, BUILTIN, plugins)
+    for name in kinds.names():
+        if (error := kinds.not_installed(name, {})) is not None:
+            yield Page(name, role, BUILTIN, f"Not installed: `{error.fix}`.", ())
 
 
 def _pages(kinds: Iterable[tuple[str, Any]], role: str, origin: str, plugins: Plugins) -> Iterator[Page]:
@@ -238,6 +244,8 @@ def _pages(kinds: Iterable[tuple[str, Any]], role: str, origin: str, plugins: Pl
 
 
 def _notes(kind: Any) -> Iterator[str]:
+    if extra := extra_of(kind.__module__):
+        yield f"Needs the extra `{extra}`: `{install_command(extra)}`."
     keys = getattr(kind.Settings, "open_keys", ())
     if keys:
         yield f"Further settings: {', '.join(f'`{key}`' for key in keys)}."

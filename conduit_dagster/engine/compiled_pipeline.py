@@ -6,8 +6,9 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
-from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES
+from conduit_dagster.builtin_plugins import DESTINATIONS, PROCESSORS, SOURCES, BuiltinPlugins
 from conduit_dagster.config.credentials import remember_credentials
 from conduit_dagster.engine.nodes import Node, Step, gates, selects_of
 from conduit_dagster.engine.plugin_loading import Plugins, load_plugins
@@ -209,7 +210,7 @@ class _Maker:
     def _source_node(self, spec: ConnectorSpec) -> SourceNode:
         kind = SOURCES.find(spec.plugin, self._plugins.sources)
         if kind is None:
-            raise _unknown("source", spec.plugin)
+            raise _missing(SOURCES, spec.plugin, self._plugins.sources)
         with _naming(node_id(self._program.pipeline, spec.id)):
             source = kind(kind.Settings.model_validate(spec.settings), self._context(spec))
         return SourceNode(spec.id, source, self._around(spec))
@@ -226,7 +227,7 @@ class _Maker:
     def _destination(self, spec: ConnectorSpec) -> Destination:
         kind = DESTINATIONS.find(spec.plugin, self._plugins.destinations)
         if kind is None:
-            raise _unknown("destination", spec.plugin)
+            raise _missing(DESTINATIONS, spec.plugin, self._plugins.destinations)
         with _naming(node_id(self._program.pipeline, spec.id)):
             return kind(kind.Settings.model_validate(spec.settings), self._context(spec))
 
@@ -242,7 +243,7 @@ class _Maker:
     def _processor(self, spec: ProcessorSpec, consumer: str) -> Processor:
         kind = PROCESSORS.find(spec.plugin, self._plugins.processors)
         if kind is None:
-            raise _unknown("processor", spec.plugin)
+            raise _missing(PROCESSORS, spec.plugin, self._plugins.processors)
         context = ProcessorContext(
             self._program.pipeline, spec.node, self._clock, consumer, self._idempotency, self._redaction.record
         )
@@ -264,9 +265,9 @@ def _reads_key(condition: str, clock: Clock) -> bool:
     return reads_key(compile_condition(condition, clock).names)
 
 
-def _unknown(kind: str, plugin: str) -> FatalError:
-    return FatalError(
-        f"there is no {kind} {plugin}",
+def _missing(kinds: BuiltinPlugins[Any], plugin: str, own: Mapping[str, type[Any]]) -> FatalError:
+    return kinds.not_installed(plugin, own) or FatalError(
+        f"there is no {kinds.noun} {plugin}",
         code="plugin.unknown",
         fix="run conduit-dagster validate for the nearest names",
     )

@@ -14,6 +14,7 @@ from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.report import RunProgress, RunResult
 from conduit_dagster.engine.run_listener import Ended, Listen, nobody
 from conduit_dagster.engine.run_status import RunOrigin
+from conduit_dagster.extras import install_command
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.sdk import Dataset
 from conduit_dagster.secret_values import hide
@@ -45,7 +46,7 @@ def listener_of(project: Project) -> Listen:
             "lineage.openlineage is on, and the package openlineage-python is not installed",
             code="lineage.not_installed",
             place=str(project.root / "conduit.yaml"),
-            fix="pip install 'conduit-dagster[lineage]', or set lineage.openlineage: false",
+            fix=f"{install_command('lineage')}, or set lineage.openlineage: false",
         ) from None
     # where events go is the client's own configuration: OPENLINEAGE_URL, openlineage.yml and so on
     emitter = _Emitter(OpenLineageClient())

@@ -45,7 +45,7 @@ _FATAL: Final = {
     "source": "collection_unsafe count_wrong removed",
     "spark": "landing_removed no_data_source no_session session_taken tag_in_use",
     "sql": "query",
-    "state": "damaged foreign lost older replaced unusable url version",
+    "state": "damaged foreign lost not_installed older replaced unusable url version",
 }
 _TRANSIENT: Final = {
     "alerts": "refused",

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
+from conduit_dagster.extras import not_installed
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.secret_values import hide
 from conduit_dagster.state import migrations, tables
@@ -101,6 +102,7 @@ BUSY = "conduit_busy_ms"
 _BUSY_MS = 30_000
 _WAL_SECONDS = 5
 
+_SETTING = "CONDUIT_STATE_URL or state.url in conduit.yaml"
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 _CONNECT: dict[str, Any] = {
     "connect_timeout": 10,
@@ -120,8 +122,8 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
     """Return a connected engine; create the tables, or migrate them to the version that this program knows.
 
     A committed transaction survives a power cut. Raises ``TransientError`` (``state.unreachable``),
-    ``FatalError`` (``state.url``, ``state.version``, ``state.unusable``, ``state.damaged``), and :class:`NoStore` if
-    there are no tables and ``create`` is False; then nothing was changed.
+    ``FatalError`` (``state.url``, ``state.not_installed``, ``state.version``, ``state.unusable``, ``state.damaged``),
+    and :class:`NoStore` if there are no tables and ``create`` is False; then nothing was changed.
     """
     engine = make_engine(url)
     try:
@@ -141,7 +143,7 @@ def open_database(url: str, create: bool = True) -> sa.Engine:
 def make_engine(url: str) -> sa.Engine:
     """Return an engine for the store at ``url``, not connected yet; its tables may be missing or old.
 
-    Raises ``FatalError`` (``state.url``).
+    Raises ``FatalError`` (``state.url``, and ``state.not_installed`` where PostgreSQL's driver is missing).
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
@@ -152,8 +154,12 @@ def make_engine(url: str) -> sa.Engine:
         event.listen(engine, "begin", _begin_immediate)
         return engine
     ours = {name: value for name, value in _CONNECT.items() if name not in parsed.query}
-    # READ COMMITTED: a guard that waited for the pipeline's row sees the row's current epoch
-    engine = sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")
+    try:
+        # READ COMMITTED: a guard that waited for the pipeline's row sees the row's current epoch
+        engine = sa.create_engine(parsed, connect_args=ours, pool_pre_ping=True, isolation_level="READ COMMITTED")
+    except ImportError as error:
+        what = "a state store in PostgreSQL"
+        raise not_installed(what, "postgres", error, code="state.not_installed", place=_SETTING) from None
     event.listen(engine, "do_connect", _connect_timed)
     return engine
 
@@ -182,7 +188,7 @@ def _bad_url(why: str) -> FatalError:
     return FatalError(
         f"the state store's URL can't be used: {why}",
         code="state.url",
-        place="CONDUIT_STATE_URL or state.url in conduit.yaml",
+        place=_SETTING,
         fix="write sqlite:///PATH or postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded",
     )
 

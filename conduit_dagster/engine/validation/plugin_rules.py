@@ -16,6 +16,7 @@ from conduit_dagster.config.pipeline import ConnectorConfig, DeadLetterQueue, Pr
 from conduit_dagster.config.scalars import masked
 from conduit_dagster.engine.plugin_loading import Plugins
 from conduit_dagster.expressions import Clock, ExpressionError, compile_condition
+from conduit_dagster.extras import NotInstalledError
 from conduit_dagster.sdk import ConnectorSettings, Destination, ProcessorSettings, Source
 
 _SDK_IGNORED = {
@@ -54,21 +55,32 @@ class PluginRules:
         is_source = connector.type == "source"
         kind = self._find(connector.plugin, is_source)
         pointer = f"{connector.where}/plugin"
-        if kind is None:
+        if kind is not None:
+            self._check_settings(kind.Settings, connector.settings, connector.where)
+        elif (error := self._not_installed(connector.plugin, is_source)) is not None:
+            self._add_not_installed(pointer, error)
+        else:
             self._unknown_connector(connector, pointer, is_source)
-            return
-        self._check_settings(kind.Settings, connector.settings, connector.where)
 
     def _find(self, plugin: str, is_source: bool) -> type[Source] | type[Destination] | None:
         if is_source:
             return SOURCES.find(plugin, self._plugins.sources)
         return DESTINATIONS.find(plugin, self._plugins.destinations)
 
+    def _not_installed(self, plugin: str, is_source: bool) -> NotInstalledError | None:
+        if is_source:
+            return SOURCES.not_installed(plugin, self._plugins.sources)
+        return DESTINATIONS.not_installed(plugin, self._plugins.destinations)
+
+    def _add_not_installed(self, pointer: str, error: NotInstalledError) -> None:
+        self._add(pointer, error.code, error.message, fix=error.fix)
+
     def _unknown_connector(self, connector: ConnectorConfig, pointer: str, is_source: bool) -> None:
         own = self._plugins.sources if is_source else self._plugins.destinations
         names = [*(SOURCES.names() if is_source else DESTINATIONS.names()), *own]
         what = "source" if is_source else "destination"
-        if self._find(connector.plugin, not is_source) is not None:
+        other = connector.plugin, not is_source
+        if self._find(*other) is not None or self._not_installed(*other) is not None:
             message = f"{connector.plugin} is no {what}, only a {'destination' if is_source else 'source'}"
         else:
             message = f"there is no {what} {connector.plugin}"
@@ -84,6 +96,9 @@ class PluginRules:
         kind = DESTINATIONS.find(queue.plugin, self._plugins.destinations)
         where = "/dead-letter-queue"
         if kind is None:
+            if (error := self._not_installed(queue.plugin, False)) is not None:
+                self._add_not_installed(f"{where}/plugin", error)
+                return
             names = [*DESTINATIONS.names(), *self._plugins.destinations]
             name = plain_name(queue.plugin)
             self._unknown(f"{where}/plugin", f"there is no destination {queue.plugin}", name, names)
@@ -94,15 +109,15 @@ class PluginRules:
 
     def _check_processor(self, processor: ProcessorConfig) -> None:
         kind = PROCESSORS.find(processor.plugin, self._plugins.processors)
-        if kind is None:
-            names = [*PROCESSORS.names(), *self._plugins.processors]
-            pointer, name = (
-                f"{processor.where}/plugin",
-                processor.plugin.removeprefix("builtin:").partition("@")[0],
-            )
-            self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
-        else:
+        pointer = f"{processor.where}/plugin"
+        if kind is not None:
             self._check_settings(kind.Settings, processor.settings, processor.where)
+        elif (error := PROCESSORS.not_installed(processor.plugin, self._plugins.processors)) is not None:
+            self._add_not_installed(pointer, error)
+        else:
+            names = [*PROCESSORS.names(), *self._plugins.processors]
+            name = plain_name(processor.plugin)
+            self._unknown(pointer, f"there is no processor {processor.plugin}", name, names)
         self._check_condition(processor)
 
     def _check_condition(self, section: ProcessorConfig | ConnectorConfig) -> None:

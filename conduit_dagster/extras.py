@@ -1,0 +1,63 @@
+"""Optional packages: which parts need which extra of the distribution, and how it is installed.
+
+This is the only place that knows: a plugin's module imports its package like any other, and whoever finds plugins
+(``builtin_plugins.py``) asks here when that fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+from conduit_dagster.recovery.errors import FatalError
+
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "avro": ("fastavro",),
+    "delta": ("deltalake",),
+    "javascript": ("quickjs-ng",),
+    "lineage": ("openlineage-python",),
+    "postgres": ("psycopg",),
+    "ui": ("dagster-webserver", "dagster-dg-cli"),
+}
+"""Extras, and the distributions that ``pyproject.toml`` names for them; ``all`` is all of these."""
+
+PLUGINS: Final[Mapping[str, str]] = {
+    "connectors.delta": "delta",
+    "connectors.postgres": "postgres",
+    "processors.avro_decode": "avro",
+    "processors.avro_encode": "avro",
+    "processors.custom_javascript": "javascript",
+}
+"""Built-in plugins, by their place, that can't be imported without an extra."""
+
+
+class NotInstalledError(FatalError):
+    """Something was asked for that needs an extra, and its packages are missing."""
+
+
+def extra_of(module: str) -> str | None:
+    """Return the extra that a module of a built-in plugin needs, or None."""
+    package, _, place = module.partition(".")
+    return PLUGINS.get(".".join(place.split(".")[:2])) if package == "conduit_dagster" else None
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs extras."""
+    return f"pip install 'conduit-dagster[{','.join(extras)}]'"
+
+
+def not_installed(
+    what: str, extra: str, error: ImportError, code: str = "plugin.not_installed", place: str | None = None
+) -> NotInstalledError:
+    """Return the error for ``what``, which could not be imported without ``extra``."""
+    message = f"{what} needs the extra {extra}: {' '.join(str(error).split())}"
+    return NotInstalledError(message, code=code, place=place, fix=install_command(extra))
+
+
+def is_installed(extra: str) -> bool:
+    """Return whether an extra's own packages are installed. Imports none of them."""
+    try:
+        return all(version(name) for name in EXTRAS[extra])
+    except PackageNotFoundError:
+        return False
