@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: $(VENV) demo test ui lint format bench
+.PHONY: $(VENV) demo test ui lint format docs screenshots bench
 
 $(VENV): $(STAMP)
 
@@ -83,6 +83,9 @@ format: $(STAMP)
 
 docs: $(STAMP) ## the documentation as a site, in .conduit/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+screenshots: $(STAMP) ## the pictures of Dagster in docs/images, from real runs in a headless Chromium, in two minutes
+	$(BIN)/python -m screenshots
 
 bench: $(STAMP) ## speed beside plain Spark and COPY, about an hour; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,9 @@ from dagster_layer.web import launch, web_server
 from lab.waiting import wait_until
 from playwright.sync_api import Page, expect, sync_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+from screenshots.shots import chromium
+
+CHROMIUM = chromium()
 QUEUE = "{plugin: builtin:file, window-size: 0, open-limit: 3, settings: {path: ./dead.jsonl}}"
 INSTANCE = """
 nux: {enabled: false}

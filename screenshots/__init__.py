@@ -1,0 +1,1 @@
+"""Makes the pictures of Dagster in the documentation from real runs: ``python -m screenshots``."""
