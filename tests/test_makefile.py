@@ -164,3 +164,10 @@ def test_dagster_keeps_everything_under_conduit(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, f"{home}\n"), done.stderr
     written = (home / "dagster.yaml").read_text()
     assert re.findall(r"base_dir: (.+)", written) == [str(home / "storage"), str(home / "logs")]
+
+
+def test_a_target_with_the_name_of_a_folder_is_made_all_the_same() -> None:
+    text = (ROOT / "Makefile").read_text()
+    phony = {name for line in re.findall(r"^\.PHONY: (.+)$", text, re.M) for name in line.split()}
+    named = {name for name in re.findall(r"^([a-z]+):(?!=)", text, re.M) if (ROOT / name).exists()}
+    assert named and named <= phony
