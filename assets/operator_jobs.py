@@ -19,11 +19,19 @@ from conduit_dagster.assets.names import ACKS, GROUP, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.operate.log_compaction import compact
+from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.rewind import RewindTarget, only_target, rewind
+from conduit_dagster.engine.operate.send_again import Resent, send_again
 from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.engine.operate.subject import Subject, subject
-from conduit_dagster.engine.operate.summaries import compact_summary, rewind_summary, start_summary, stop_summary
+from conduit_dagster.engine.operate.summaries import (
+    compact_summary,
+    rewind_summary,
+    send_again_summary,
+    start_summary,
+    stop_summary,
+)
 from conduit_dagster.engine.run_status import AWAY
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -68,6 +76,11 @@ class RewindConfig(OperatorConfig):
     to_time: str | None = Field(
         default=None, description="What was logged since: 2h, 1d12h or 2026-08-02T10:00; with a log of records only."
     )
+    into: str | None = Field(
+        default=None, description="Only this destination is sent the records again; with a log of records only."
+    )
+    until_offset: int | None = Field(default=None, description="With into: the first record that is not sent again.")
+    until_time: str | None = Field(default=None, description="With into: only what was logged before; as to_time.")
     force: bool = Field(default=False, description="Also forward: what lies between is never delivered.")
     dry_run: bool = Field(default=False, description=_DRY_RUN)
     accept_new_state: bool = Field(default=False, description=_ACCEPT_NEW)
@@ -81,6 +94,19 @@ class RewindConfig(OperatorConfig):
             *([RewindTarget("time", moment(self.to_time, time.time_ns(), "to_time"))] if self.to_time else []),
         ]
         return only_target(named, "give one of to_start, to_offset, to_position, to_time")
+
+    def resent(self) -> Resent | None:
+        """Return what one destination is to be sent again; None if all are. Raises ``FatalError`` (``usage.*``)."""
+        ends = [
+            *([RewindTarget("offset", self.until_offset)] if self.until_offset is not None else []),
+            *([RewindTarget("time", moment(self.until_time, time.time_ns(), "until_time"))] if self.until_time else []),
+        ]
+        if self.into is None:
+            if ends:
+                raise refused("usage.until", "only one destination can be sent a range", "name it in into")
+            return None
+        end = only_target(ends, "give one of until_offset and until_time") if ends else None
+        return Resent(self.into, self.target(), end)
 
 
 class CompactConfig(OperatorConfig):
@@ -141,11 +167,15 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
     def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
         """Let a source continue from another place."""
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
-            target = config.target()
+            resent, target = config.resent(), config.target()
             with _held(context, conduit_state, one) as held:
-                facts = rewind(*held, config.source, target, config.force, config.dry_run)
+                if resent is None:
+                    facts = rewind(*held, config.source, target, config.force, config.dry_run)
+                else:
+                    facts = send_again(*held, config.source, resent, config.dry_run)
             facts |= {"dry_run": config.dry_run}
-            reports.report(context, one, facts["source"], rewind_summary(facts), facts)
+            asset, summary = ("source", rewind_summary) if resent is None else ("destination", send_again_summary)
+            reports.report(context, one, facts[asset], summary(facts), facts)
 
     return rewind_source
 
@@ -202,7 +232,8 @@ _JOBS = {
     "rewind": (
         _rewind_op,
         "Lets a source of a stopped pipeline continue from its start, an offset, a position or a time: what follows is "
-        "read and delivered again. Stop the pipeline first, start it afterwards.",
+        "read and delivered again, or, with into, sent again to one destination from the log. Stop the pipeline first, "
+        "start it afterwards.",
     ),
     "compact": (
         _compact_op,

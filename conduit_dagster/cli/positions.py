@@ -17,7 +17,7 @@ from conduit_dagster.cli.operate import (
     subject,
     subjects,
 )
-from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
+from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform, usage_error
 from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
     from conduit_dagster.engine.operate.rewind import RewindTarget
+    from conduit_dagster.engine.operate.send_again import Resent
     from conduit_dagster.engine.operate.subject import Subject
 
 app = typer.Typer(no_args_is_help=True, help="Where sources stand.")
@@ -41,6 +42,16 @@ ToTime = Annotated[
     typer.Option(
         "--to-time", metavar="AGE|TIME", help="What was logged since: 2h, 1d12h or 2026-08-02T10:00; with a log only."
     ),
+]
+Into = Annotated[
+    str | None,
+    typer.Option("--into", metavar="DESTINATION", help="Only this destination is sent the records again; with a log."),
+]
+UntilOffset = Annotated[
+    int | None, typer.Option("--until-offset", metavar="N", min=0, help="With --into: the first record not sent again.")
+]
+UntilTime = Annotated[
+    str | None, typer.Option("--until-time", metavar="AGE|TIME", help="With --into: only what was logged before.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Also forward: what lies between is never delivered.")]
 
@@ -59,6 +70,9 @@ def rewind(
     to: To = None,
     to_offset: ToOffset = None,
     to_time: ToTime = None,
+    into: Into = None,
+    until_offset: UntilOffset = None,
+    until_time: UntilTime = None,
     force: Force = False,
     dry_run: DryRun = False,
     accept_new: AcceptNewState = False,
@@ -66,13 +80,17 @@ def rewind(
     as_json: AsJson = False,
 ) -> None:
     """Let a source go on from an earlier place: its records are read and delivered again, under new names."""
-    perform(
-        "positions rewind",
-        as_json,
-        lambda: _rewind(
-            subject(pipeline, files, accept_new), source, _wish(to_start, to, to_offset, to_time), force, dry_run
-        ),
-    )
+
+    def work() -> Outcome:
+        one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
+        end = _end(until_offset, until_time)
+        if into is not None:
+            return _send_again(one, source, _resent(into, wish, end), dry_run)
+        if end is not None:
+            raise usage_error("only one destination can be sent a range", "until", "name it with --into DESTINATION")
+        return _rewind(one, source, wish, force, dry_run)
+
+    perform("positions rewind", as_json, work)
 
 
 def _show(pipeline: str | None, files: list[str] | None) -> Outcome:
@@ -141,6 +159,33 @@ def _rewind(one: Subject, source: str | None, wish: RewindTarget, force: bool, d
         return apply(lock, database, source, wish, force, dry_run)
 
     return operated(one, work, rewind_summary, dry_run)
+
+
+def _resent(destination: str, start: RewindTarget, end: RewindTarget | None) -> Resent:
+    from conduit_dagster.engine.operate.send_again import Resent
+
+    return Resent(destination, start, end)
+
+
+def _send_again(one: Subject, source: str | None, wanted: Resent, dry_run: bool) -> Outcome:
+    from conduit_dagster.engine.operate.send_again import send_again
+    from conduit_dagster.engine.operate.summaries import send_again_summary
+
+    def work(lock: PipelineLock, database: sa.Engine) -> Facts:
+        return send_again(lock, database, source, wanted, dry_run)
+
+    return operated(one, work, send_again_summary, dry_run)
+
+
+def _end(offset: int | None, at: str | None) -> RewindTarget | None:
+    from conduit_dagster.engine.operate.rewind import RewindTarget, only_target
+    from conduit_dagster.engine.operate.source_positions import moment
+
+    ends = [
+        *([RewindTarget("offset", offset)] if offset is not None else []),
+        *([RewindTarget("time", moment(at, time.time_ns(), "--until-time"))] if at is not None else []),
+    ]
+    return only_target(ends, "give one of --until-offset N and --until-time TIME") if ends else None
 
 
 def _wish(to_start: bool, to: str | None, to_offset: int | None, to_time: str | None) -> RewindTarget:

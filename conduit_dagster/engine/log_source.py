@@ -9,6 +9,7 @@ from typing import Any
 from conduit_dagster.commit_log.splits import LogManifest, cut, reach, read_whole, relocated
 from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, Keys, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.state.pipeline_state import CATCH_UP
 
 
 class LogSource(Source):
@@ -86,9 +87,9 @@ _LONGEST = 256
 
 
 class CatchUpSource(LogSource):
-    """The log of one source, for one destination, up to the pipeline's position when it was added."""
+    """The log of one source, for one destination: up to the pipeline's position when it was added, or a range."""
 
-    name = "catch-up"
+    name = CATCH_UP
 
     def __init__(self, real: Source, source: str, consumer: str) -> None:
         super().__init__(real)

@@ -19,6 +19,7 @@ from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.recovery.kill_points import reached
 from conduit_dagster.sdk import KeptValues, Position
+from conduit_dagster.state.catch_ups import sent_ranges
 from conduit_dagster.state.connector_registrations import Registry
 from conduit_dagster.state.kept_values import KeptReader
 from conduit_dagster.state.log_registry import LogRegistry
@@ -62,7 +63,7 @@ def retire(pipeline: CompiledPipeline, store: PipelineStore) -> None:
 
 def _give_up(registry: Registry, logs: LogRegistry, owned: Mapping[str, str | None]) -> None:
     registry.retire(set(owned))
-    logs.retire_catch_ups(owned)
+    logs.catch_ups.retire(owned)
     registry.release_others({thing for thing in owned.values() if thing is not None})
 
 
@@ -131,9 +132,9 @@ def _register_sources(
 def _register_catch_ups(pipeline: CompiledPipeline, logs: LogRegistry) -> None:
     # before the consumers themselves: one that is known by now is never new again
     late = [source_node for source_node in pipeline.inputs if source_node.only]
-    logs.drop_catch_ups({source_node.id for source_node in late})
+    logs.catch_ups.drop_others({source_node.id for source_node in late})
     for source_node in late:
-        logs.register_catch_up(source_node.id, source_node.origin, source_node.only)
+        logs.catch_ups.register(source_node.id, source_node.origin, source_node.only)
 
 
 def attach_kept(pipeline: CompiledPipeline, store: PipelineStore) -> None:
@@ -165,7 +166,7 @@ def attach_logs(pipeline: CompiledPipeline, store: PipelineStore, base: str) -> 
         units = [source.unit for source in store.load().sources.values() if source.late]
         for source in replays:
             mine = [unit for unit in units if unit["source"] == source.origin]
-            late = {unit["destination"]: range(unit.get("first", 0), unit["upto"]) for unit in mine}
+            late = {unit["destination"]: sent_ranges(unit) for unit in mine}
             source.attach(store.replays, folder, late, every)
     for source_node in pipeline.inputs:
         for name, source in _logged(source_node).items():

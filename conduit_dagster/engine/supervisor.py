@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
+from conduit_dagster.engine.catch_up import with_open_catch_ups
 from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
@@ -143,7 +144,8 @@ class _Run:
             open_with(self._opener)
             # those of the file as well: they are asked how far they are
             attach_kept(self._pipeline, self._store)
-            self._bound = with_open_replay(self._bound, self._store.load())
+            state = self._store.load()
+            self._bound = with_open_catch_ups(with_open_replay(self._bound, state), state)
             self._pipeline = self._bound.compiled
             attach_kept(self._pipeline, self._store)
             self.acks = SourceAcks(self._pipeline)

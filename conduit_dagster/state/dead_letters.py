@@ -96,15 +96,33 @@ def forget_missed(connection: sa.Connection, pipeline: str, gone: Sequence[str])
 
     A destination that is put back counts as new: a replay must not send it what it gets as a new one.
     """
+    _strike(connection, pipeline, gone, "has left the pipeline's file", ())
+
+
+def forget_missed_between(
+    connection: sa.Connection, pipeline: str, destination: str, sources: Sequence[str], offsets: range
+) -> None:
+    """Remove a destination that is sent these offsets again from their open letters; close those that only it missed.
+
+    Otherwise a replay would send it those records once more.
+    """
     column = dead_letters.c
-    mine = (column.pipeline == pipeline, column.state.in_(("open", "replaying")), column.missed != "")
+    within = (column.source.in_(sources), column.offset >= offsets.start, column.offset < offsets.stop)
+    _strike(connection, pipeline, [destination], "is sent the record again from the log", within)
+
+
+def _strike(
+    connection: sa.Connection, pipeline: str, gone: Sequence[str], why: str, where: Sequence[sa.ColumnElement[bool]]
+) -> None:
+    column = dead_letters.c
+    mine = (column.pipeline == pipeline, column.state.in_(OPEN), column.missed != "", *where)
     named = sa.or_(*(column.missed.contains(json.dumps(name), autoescape=True) for name in gone))
     rows = connection.execute(sa.select(column.step, column.number, column.missed).where(*mine, named)).all()
     for step, number, missed in rows:
         left = [name for name in json.loads(missed) if name not in gone]
         values: dict[str, object] = {"missed": json.dumps(left)}
         if not any(name for name in left if not name.startswith("~")):
-            note = f"{', '.join(sorted(set(gone) & set(json.loads(missed))))} has left the pipeline's file"
+            note = f"{', '.join(sorted(set(gone) & set(json.loads(missed))))} {why}"
             values = {"state": "discarded", "note": note, "closed_ns": time.time_ns()}
         at = (column.pipeline == pipeline, column.step == step, column.number == number)
         connection.execute(sa.update(dead_letters).where(*at).values(**values))

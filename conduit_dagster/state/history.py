@@ -132,6 +132,9 @@ _SAID: Final[dict[str, Callable[[Detail], str]]] = {
     "stopped": _stopped,
     "asked": _asked,
     "started": lambda detail: f"as {detail['run']}" if detail.get("run") else "",
+    "sent_again": lambda detail: (
+        f"{detail['consumer']}, offsets {detail['first']} to {detail['upto'] - 1} of {detail['source']}"
+    ),
     "provisioned": lambda detail: str(detail.get("file") or ""),
     "deprovisioned": lambda detail: f"{detail['file']} is gone" if detail.get("file") else "",
 }

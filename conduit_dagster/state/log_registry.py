@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
 from typing import Any
 
 import sqlalchemy as sa
 
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.connector_registrations import LOGGED, Generations, SourceUnit, change_unit
-from conduit_dagster.state.history import record_event
-from conduit_dagster.state.log_store import LogStore, whole_from
-from conduit_dagster.state.tables import consumers, log_parts, logs, sources
+from conduit_dagster.state.log_store import LogStore
+from conduit_dagster.state.tables import log_parts, logs, sources
 
 
 class LogRegistry:
@@ -22,6 +21,7 @@ class LogRegistry:
         self._connection = connection
         self._id = pipeline
         self._generations = Generations(connection, pipeline)
+        self.catch_ups = CatchUps(connection, pipeline)
 
     def register(self, source: str, unit: SourceUnit, initial: Any) -> None:
         """Register a source that is read through its log; ``initial`` is the real source's position.
@@ -79,59 +79,6 @@ class LogRegistry:
         return json.loads(
             self._connection.execute(sa.select(sources.c.position).where(*self._source(source))).scalar_one()
         )
-
-    def register_catch_up(self, name: str, source: str, consumer: str) -> None:
-        """Register what a new destination missed of a source: its whole log, up to the pipeline's offset.
-
-        Call before the consumer is registered; does nothing for one that is known.
-        """
-        mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
-        if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
-            return
-        log, upto = LogStore(self._id), self._offset(source)
-        end = log.state(self._connection, source).next_offset
-        first = min(upto, whole_from(log.parts(self._connection, source), end))
-        self._connection.execute(sa.delete(sources).where(*self._source(name)))
-        promised = {"destination": consumer, "first": first, "upto": upto}
-        unit = json.dumps({"plugin": "catch-up", "source": source, **promised})
-        fresh = {"records": first, "acked": 0, "filtered": 0, "nacked": 0}
-        # never an earlier generation: the destination must get everything again
-        generation = self._generations.new(name, unit)
-        values = {"pipeline": self._id, "source": name, "unit": unit, "position": json.dumps(first)}
-        self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
-        record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
-
-    def drop_catch_ups(self, present: set[str]) -> None:
-        """End catch-ups that the file no longer asks for; record what was left of them in the history.
-
-        The range that one has sent stays known while its consumer is in the file: a replayed dead letter must not send
-        that destination a record that it already got from the log.
-        """
-        for name, unit, position in self._catch_ups():
-            if name not in present:
-                self._tell_rest(unit, position)
-                ended = json.dumps({**unit, "upto": min(position, unit["upto"])})
-                self._connection.execute(sa.update(sources).where(*self._source(name)).values(unit=ended))
-
-    def retire_catch_ups(self, consumers: Collection[str]) -> None:
-        """Delete the catch-ups of destinations not in ``consumers``, in the transaction that retires these.
-
-        Otherwise a destination that is put back would be taken for one that got what the log held.
-        """
-        for name, unit, position in self._catch_ups():
-            if unit["destination"] not in consumers:
-                self._tell_rest(unit, position)
-                self._connection.execute(sa.delete(sources).where(*self._source(name)))
-
-    def _catch_ups(self) -> list[tuple[str, dict[str, Any], int]]:
-        rows = self._connection.execute(sa.select(sources).where(sources.c.pipeline == self._id)).mappings()
-        found = [(row["source"], json.loads(row["unit"]), json.loads(row["position"])) for row in rows]
-        return [one for one in found if one[1].get("plugin") == "catch-up"]
-
-    def _tell_rest(self, unit: dict[str, Any], position: int) -> None:
-        if position < unit["upto"]:
-            left = {"source": unit["source"], "first": position, "upto": unit["upto"]}
-            record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
 
     def leave(self, present: set[str]) -> None:
         """Split joined sources that are read one by one again: each goes on at the join's position."""

@@ -16,6 +16,10 @@ from conduit_dagster.state.tables import consumers, deliveries, pipelines, sourc
 OPEN = ("planned", "prepared")
 REPLAY = "replay"
 """Plugin name in the unit of a source that stands for the letters of a replay."""
+CATCH_UP = "catch-up"
+"""Plugin name in the unit of a source that stands for a log's range for one destination (``catch_ups.py``)."""
+SENT_AGAIN = "again"
+"""Key in the unit of a catch-up that an operator asked for, and not the file."""
 DROPPED = "dropped"
 """Key in the unit of a source for which another pipeline's log is no longer held (``readers.py``)."""
 _decode = msgspec.json.Decoder(DeliveryProgress).decode
@@ -33,7 +37,12 @@ class SourceState:
     @property
     def late(self) -> str:
         """The destination that catches up on this source; empty if all destinations read it."""
-        return self.unit["destination"] if self.unit.get("plugin") == "catch-up" else ""
+        return self.unit["destination"] if self.unit.get("plugin") == CATCH_UP else ""
+
+    @property
+    def is_sent_again(self) -> bool:
+        """Whether an operator had the range sent to that destination again."""
+        return bool(self.unit.get(SENT_AGAIN))
 
     @property
     def is_replay(self) -> bool:

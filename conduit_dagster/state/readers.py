@@ -74,11 +74,6 @@ def readers_of(connection: sa.Connection, pipeline: str, source: str | None = No
     ]
 
 
-def held_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
-    """Return the first offset of a log that a reader still needs; None if the log has no readers."""
-    return min((reader.offset for reader in readers_of(connection, pipeline, source)), default=None)
-
-
 def drop(connection: sa.Connection, reader: ReadingSource, by: str) -> None:
     """Stop holding the log for a reader. It keeps its position: on return it resumes there, or reports the gap."""
     _mark(connection, reader, True)

@@ -325,3 +325,32 @@ def test_a_position_whose_lists_are_gone_is_refused(run, lab: Lab, monkeypatch: 
     assert "conduit-dagster positions rewind p in --to-start" in (failed.fix or "")
     assert result(run("positions", "rewind", "p", "in", "--to-start", "--json"))["changed"] is True
     assert lab.run().progress.read == 10
+
+
+def test_one_destination_is_sent_a_range_again(run, lab: Lab) -> None:
+    build(lab, 5, destination(), destination("second"), delivery=RECORDS)
+    assert lab.run().error is None
+    facts = result(run("positions", "rewind", "p", "--to-offset", "2", "--into", "second", "--json"))
+    assert (facts["source"], facts["destination"], facts["first"], facts["upto"]) == ("in", "second", 2, 5)
+    assert offsets(lab)["second"] == 4, "the records that it has count on"
+    assert lab.run().error is None
+    assert [row["i"] for row in lab.documents("second.jsonl")] == [0, 1, 2, 3, 4, 2, 3, 4]
+    assert values(lab) == list(range(5))
+    rewind = ("positions", "rewind", "p", "--to-start", "--into", "second")
+    said = run(*rewind, "--until-offset", "2", "--dry-run").out
+    assert "second would be sent offsets 0 to 1 of in again (2 entries)" in said
+    assert "second: there is nothing to send again" in run(*rewind, "--until-time", "2020-01-01").out
+    assert run(*rewind, "--until-time", "0s").code == 0
+    [event] = events(lab, "sent_again")[:1]
+    assert "sent_again: second, offsets 2 to 4 of in" in run("pipelines", "history", "p").out
+    assert event["consumer"] == "second"
+
+
+def test_a_range_needs_one_destination(run, lab: Lab) -> None:
+    build(lab, 2, destination(), delivery=RECORDS)
+    assert lab.run().error is None
+    refused = error(run("positions", "rewind", "p", "--to-start", "--until-offset", "1", "--json"))
+    assert (refused["code"], refused["fix"]) == ("usage.until", "name it with --into DESTINATION")
+    both = ("--until-offset", "1", "--until-time", "1h")
+    code = error(run("positions", "rewind", "p", "--to-start", "--into", "out", *both, "--json"))["code"]
+    assert code == "usage.position"

@@ -15,9 +15,10 @@ from lab.waiting import wait_until
 from conduit_dagster.state.connector_registrations import SourceUnit
 from conduit_dagster.state.database import reading
 from conduit_dagster.state.lease import acquire
+from conduit_dagster.state.log_holds import held_from
 from conduit_dagster.state.overview import newest_events
 from conduit_dagster.state.pipeline_state import load
-from conduit_dagster.state.readers import ReadingSource, drop, held_from, log_unit, readers_of
+from conduit_dagster.state.readers import ReadingSource, drop, log_unit, readers_of
 from conduit_dagster.state.store import PipelineStore
 from conduit_dagster.state.tables import pipelines, sources
 

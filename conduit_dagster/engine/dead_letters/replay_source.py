@@ -48,13 +48,15 @@ class ReplaySource(Source):
         self.origin, self._replay, self._failed = origin, replay, failed
         self._letters: LetterReplays | None = None
         self._folder = ""
-        self._late: Mapping[str, range] = {}
+        self._late: Mapping[str, Sequence[range]] = {}
         self._every: Sequence[str] = ()
 
-    def attach(self, letters: LetterReplays, folder: str, late: Mapping[str, range], every: Sequence[str]) -> None:
+    def attach(
+        self, letters: LetterReplays, folder: str, late: Mapping[str, Sequence[range]], every: Sequence[str]
+    ) -> None:
         """Attach the index, on the driver; tasks need none, since their splits name files and rows.
 
-        ``late``: destinations that the source's log was sent to, each with its offsets; ``every``: all destinations.
+        ``late``: destinations that the log was sent to by themselves, each with the offsets; ``every``: all of them.
         """
         self._letters, self._folder, self._late, self._every = letters, folder, late, every
 
@@ -86,11 +88,11 @@ class ReplaySource(Source):
         ]
 
     def _missed(self, one: ChosenLetter) -> str:
-        """Leave out destinations added later: they get the record from the log, and a replay must not duplicate it.
+        """Leave out destinations that get the record from the log by themselves: a replay must not duplicate it.
 
         If that leaves none, return ``NOBODY``: an empty list would mean all of them.
         """
-        late = {name for name, sent in self._late.items() if one.offset in sent}
+        late = {name for name, sent in self._late.items() if any(one.offset in offsets for offsets in sent)}
         if one.missed or not late:
             return one.missed
         return encode_missed([name for name in self._every if name not in late] or [NOBODY])

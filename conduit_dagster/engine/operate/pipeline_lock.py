@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.catch_up import with_open_catch_ups
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
 from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.loop import StepLoop
@@ -104,7 +105,8 @@ def owned(
     try:
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
-        bound = with_open_replay(bound, store.load())
+        state = store.load()
+        bound = with_open_catch_ups(with_open_replay(bound, state), state)
         attach_kept(bound.compiled, store)
         yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
     finally:

@@ -24,6 +24,7 @@ from conduit_dagster.engine.reads_same import unit_of
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import TransientError
 from conduit_dagster.sdk import Limit, Source
+from conduit_dagster.state.catch_ups import CatchUps
 from conduit_dagster.state.history import record_event
 from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
@@ -140,7 +141,7 @@ def rewind(
     requires ``force``. Raises ``FatalError`` (``positions.*``, ``log.*``).
     """
     state = lock.store.load()
-    _require_no_step(lock, state)
+    require_no_step(lock, state)
     members = joined_of(state)
     names = [name for name, one in state.sources.items() if name not in members and not one.late and not one.is_replay]
     name = chosen("source", members.get(source, source) if source else None, names, lock.id)
@@ -154,7 +155,8 @@ def rewind(
     return _told(lock, move, same, generation)
 
 
-def _require_no_step(lock: PipelineLock, state: PipelineState) -> None:
+def require_no_step(lock: PipelineLock, state: PipelineState) -> None:
+    """Raise ``FatalError`` (``positions.step_open``) if a step is prepared: it is never planned anew."""
     found = prepared_step(state)
     if found is not None:
         raise refused(
@@ -170,14 +172,14 @@ def _move(lock: PipelineLock, database: sa.Engine, state: PipelineState, name: s
     if one.unit.get("plugin") == "join":
         return _joined(lock, name, one, wish, logs)
     if name in logs:
-        position = _in_log(logs[name], wish, lock)
+        position = offset_in(logs[name], wish, lock)
         ahead = position - one.position
         return _Move(name, one, position, position, {name: position}, Skipped(ahead > 0, ahead, "records"))
     return _plain(lock, name, one, wish)
 
 
-def _in_log(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
-    """Return the offset of the next record."""
+def offset_in(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
+    """Return the offset of the record that a target names. Raises ``FatalError`` (``positions.*``, ``log.*``)."""
     end, first = log.state().next_offset, log.whole_from()
     if wish.kind == "start":
         return first
@@ -206,7 +208,7 @@ def _joined(lock: PipelineLock, name: str, one: SourceState, wish: RewindTarget,
         message = f"a position of {name} has an offset for each of {', '.join(members)}, and nothing else"
         raise refused("positions.invalid", message, f"conduit-dagster positions show {lock.id} shows one")
     position = {
-        member: _in_log(
+        member: offset_in(
             logs[member], RewindTarget("offset", wish.value[member]) if wish.kind == "position" else wish, lock
         )
         for member in members
@@ -262,6 +264,7 @@ def _apply(lock: PipelineLock, move: _Move) -> int:
         generation = renew_source(connection, lock.id, move.source)
         for log, offset in move.offsets.items():
             put_offsets(connection, lock.id, log, offset - 1)
+            CatchUps(connection, lock.id).end_at(log, offset)
         if not move.skipped.forward:
             forget_collections(connection, lock.id, move.source, move.records or 0)
         detail = {"source": move.source, "was": was, "now": now, "generation": generation, "by": lock.by}

@@ -29,6 +29,16 @@ def rewind_summary(facts: Facts) -> str:
     return f"{name} {verb} from {on_one_line(facts['now'])}, generation {facts['generation']}{lost}"
 
 
+def send_again_summary(facts: Facts) -> str:
+    """Describe what one destination is sent again. ``facts``: those of ``send_again``, and ``dry_run``."""
+    name = f"{facts['pipeline']}: {facts['destination']}"
+    if not facts["changed"]:
+        return f"{name}: there is nothing to send again in that range of {facts['source']}; nothing changed"
+    verb = "would be sent" if facts["dry_run"] else "is sent"
+    offsets = f"offsets {facts['first']} to {facts['upto'] - 1} of {facts['source']}"
+    return f"{name} {verb} {offsets} again ({entry_count(facts['records'])}) with the next run; nothing else changes"
+
+
 def compact_summary(facts: Facts) -> str:
     """Describe a compaction. ``facts``: ``pipeline``, ``logs`` as of ``compact``, and ``dry_run``."""
     gone, segments = (sum(row[name] for row in facts["logs"]) for name in ("entries", "segments"))

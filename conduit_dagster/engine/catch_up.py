@@ -1,0 +1,28 @@
+"""A pipeline with the catch-ups that an operator asked for, beside those of its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.compiled_pipeline import compile_program
+from conduit_dagster.state.pipeline_state import PipelineState
+
+
+def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
+    """Return the pipeline so that destinations that are sent records again read the log for themselves.
+
+    Those whose catch-up or one of its steps is not done: the others need no sources of their own any more.
+    """
+    asked = [one for one in state.sources.values() if one.is_sent_again]
+    steps = {step.plan.only for step in state.open_steps}
+    names = {one.late for one in asked if one.position < one.unit["upto"] or one.late in steps}
+    specs = [
+        msgspec.structs.replace(spec, from_log=spec.from_log or spec.id in names) for spec in bound.program.destinations
+    ]
+    if specs == bound.program.destinations:
+        return bound
+    program = msgspec.structs.replace(bound.program, destinations=specs)
+    return replace(bound, program=program, compiled=compile_program(program))

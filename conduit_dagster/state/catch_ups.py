@@ -1,0 +1,149 @@
+"""Ranges of logs that single destinations are sent: what a newcomer missed, and what an operator has sent again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from conduit_dagster.state.connector_registrations import Generations
+from conduit_dagster.state.history import record_event
+from conduit_dagster.state.log_store import LogStore, whole_from
+from conduit_dagster.state.pipeline_state import CATCH_UP, SENT_AGAIN
+from conduit_dagster.state.tables import consumers, sources
+
+_BEFORE = "before"
+"""Key in the unit of a catch-up: the ranges that the destination was sent by earlier ones."""
+
+
+class CatchUp(NamedTuple):
+    """One destination's range of one log."""
+
+    name: str
+    """The id of its source, as steps read it."""
+    source: str
+    destination: str
+    first: int
+    upto: int
+    """The offset after the last record."""
+
+
+def sent_ranges(unit: Mapping[str, Any]) -> list[range]:
+    """Return the offsets that a catch-up has sent or will send, and those of the ones before it."""
+    return [range(first, upto) for first, upto in (*unit.get(_BEFORE, ()), (unit.get("first", 0), unit["upto"]))]
+
+
+def pending_from(connection: sa.Connection, pipeline: str, source: str) -> int | None:
+    """Return the first offset of a log that a catch-up still needs; None if none does."""
+    left = [
+        position
+        for _, unit, position in _stored(connection, pipeline)
+        if unit["source"] == source and position < unit["upto"]
+    ]
+    return min(left, default=None)
+
+
+class CatchUps:
+    """The catch-ups of one pipeline, within a transaction."""
+
+    def __init__(self, connection: sa.Connection, pipeline: str) -> None:
+        self._connection = connection
+        self._id = pipeline
+
+    def register(self, name: str, source: str, consumer: str) -> None:
+        """Register what a new destination missed of a source: its whole log, up to the pipeline's offset.
+
+        Call before the consumer is registered; does nothing for one that is known.
+        """
+        mine = (consumers.c.pipeline == self._id, consumers.c.consumer == consumer)
+        if self._connection.execute(sa.select(consumers.c.kind).where(*mine)).first() is not None:
+            return
+        log, upto = LogStore(self._id), self._position(source)
+        end = log.state(self._connection, source).next_offset
+        first = min(upto, whole_from(log.parts(self._connection, source), end))
+        self._connection.execute(sa.delete(sources).where(*self._source(name)))
+        self._begin(CatchUp(name, source, consumer, first, upto), [])
+        record_event(self._connection, self._id, "catch_up", consumer=consumer, source=source, first=first, upto=upto)
+
+    def send_again(self, wanted: CatchUp, by: str) -> int:
+        """Have a known destination sent a range again; return the generation of its deliveries.
+
+        Only where its last catch-up from this source has ended.
+        """
+        last = next((unit for name, unit, _ in _stored(self._connection, self._id) if name == wanted.name), None)
+        before = [] if last is None else [[sent.start, sent.stop] for sent in sent_ranges(last)]
+        self._connection.execute(sa.delete(sources).where(*self._source(wanted.name)))
+        generation = self._begin(wanted, before, SENT_AGAIN)
+        detail = {"consumer": wanted.destination, "source": wanted.source, "first": wanted.first, "upto": wanted.upto}
+        record_event(self._connection, self._id, "sent_again", **detail, generation=generation, by=by)
+        return generation
+
+    def _begin(self, wanted: CatchUp, before: Sequence[Sequence[int]], *marks: str) -> int:
+        promised = {"destination": wanted.destination, "first": wanted.first, "upto": wanted.upto}
+        earlier = {_BEFORE: before} if before else {}
+        unit = json.dumps({"plugin": CATCH_UP, "source": wanted.source, **promised, **earlier, **dict.fromkeys(marks, True)})
+        fresh = {"records": wanted.first, "acked": 0, "filtered": 0, "nacked": 0}
+        # never an earlier generation: the destination must get everything again
+        generation = Generations(self._connection, self._id).new(wanted.name, unit)
+        values = {"pipeline": self._id, "source": wanted.name, "unit": unit, "position": json.dumps(wanted.first)}
+        self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
+        return generation
+
+    def drop_others(self, present: set[str]) -> None:
+        """End catch-ups that nothing asks for any more; record what was left of them in the history.
+
+        The range that one has sent stays known while its consumer is in the file: a replayed dead letter must not send
+        that destination a record that it already got from the log.
+        """
+        for name, unit, position in _stored(self._connection, self._id):
+            if name not in present:
+                self._tell_rest(unit, position)
+                self._change(name, {**unit, "upto": min(position, unit["upto"])})
+
+    def retire(self, consumers: Collection[str]) -> None:
+        """Delete the catch-ups of destinations not in ``consumers``, in the transaction that retires these.
+
+        Otherwise a destination that is put back would be taken for one that got what the log held.
+        """
+        for name, unit, position in _stored(self._connection, self._id):
+            if unit["destination"] not in consumers:
+                self._tell_rest(unit, position)
+                self._connection.execute(sa.delete(sources).where(*self._source(name)))
+
+    def end_at(self, source: str, offset: int) -> None:
+        """End every catch-up from a source where the source itself goes on, for all destinations, after a rewind.
+
+        Else a destination would be sent those records twice; and what it was sent before says nothing about a dead
+        letter of the records that come again.
+        """
+        for name, unit, position in _stored(self._connection, self._id):
+            if unit["source"] == source:
+                ranges = [[sent.start, min(sent.stop, offset)] for sent in sent_ranges(unit)]
+                *before, (first, upto) = ranges
+                kept = {_BEFORE: [one for one in before if one[0] < one[1]]}
+                self._change(name, {**unit, **kept, "first": min(first, upto), "upto": upto}, min(position, upto))
+
+    def _change(self, name: str, unit: dict[str, Any], position: int | None = None) -> None:
+        values = {"unit": json.dumps(unit), **({} if position is None else {"position": json.dumps(position)})}
+        self._connection.execute(sa.update(sources).where(*self._source(name)).values(**values))
+
+    def _tell_rest(self, unit: dict[str, Any], position: int) -> None:
+        if position < unit["upto"]:
+            left = {"source": unit["source"], "first": position, "upto": unit["upto"]}
+            record_event(self._connection, self._id, "catch_up_dropped", consumer=unit["destination"], **left)
+
+    def _position(self, source: str) -> int:
+        found = sa.select(sources.c.position).where(*self._source(source))
+        return json.loads(self._connection.execute(found).scalar_one())
+
+    def _source(self, source: str) -> tuple[sa.ColumnElement[bool], ...]:
+        return sources.c.pipeline == self._id, sources.c.source == source
+
+
+def _stored(connection: sa.Connection, pipeline: str) -> list[tuple[str, dict[str, Any], int]]:
+    """Return name, unit and position of every catch-up."""
+    rows = connection.execute(sa.select(sources).where(sources.c.pipeline == pipeline)).mappings()
+    units = [(row["source"], json.loads(row["unit"]), row["position"]) for row in rows]
+    return [(name, unit, json.loads(position)) for name, unit, position in units if unit.get("plugin") == CATCH_UP]
