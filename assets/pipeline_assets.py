@@ -7,6 +7,7 @@ from typing import Any
 import dagster as dg
 
 from conduit_dagster.assets.asset_checks import check_specs
+from conduit_dagster.assets.backfill_job import define_backfill
 from conduit_dagster.assets.dead_letter_jobs import define_letters
 from conduit_dagster.assets.names import job_name, short
 from conduit_dagster.assets.pipeline_specs import PipelineSpecs
@@ -26,7 +27,7 @@ class PipelineDefinitions:
     job: Any
     """An asset job, resolved when the code location is loaded."""
     more_jobs: list[Any]
-    """Jobs for its dead letters."""
+    """Jobs for its dead letters, and for backfills."""
     keys: AssetKeys
 
 
@@ -38,7 +39,8 @@ def define_pipeline(specs: PipelineSpecs, moved: Mapping[dg.AssetKey, dg.AssetKe
     bound, [replayed] = specs.bound, followed([specs.replayed], moved)
     written = _written(bound, list(followed(specs.written, moved)), specs.keys)
     letters = define_letters(bound, replayed, specs.keys)
-    jobs = [letters.replay, letters.discard]
+    backfill = define_backfill(bound, specs.keys)
+    jobs = [letters.replay, letters.discard, *([] if backfill is None else [backfill])]
     sources = list(followed(specs.sources, moved))
     return PipelineDefinitions(sources, [written, letters.replayed], _job(bound, written), jobs, specs.keys)
 

@@ -31,10 +31,16 @@ class LogRetention(Section):
     bytes: ByteSize | None = None
     """Bytes of closed segments that are kept, the newest first. With both limits, what is beyond either may go."""
 
+    partitions: Literal["hourly", "daily", "weekly", "monthly"] | None = None
+    """Time partitions in Dagster (UTC) of what is kept, by when it was logged: the job `ID__backfill` sends them again.
+    Needs `time`."""
+
     @model_validator(mode="after")
     def _limits_something(self) -> Self:
         if self.time is None and self.bytes is None:
             raise refuse("log-retention has no limit", expected="time, bytes or both", fix="add time: 7d")
+        if self.partitions is not None and self.time is None:
+            raise refuse("partitions need a time to begin at", expected="time beside it", fix="add time: 7d", at="time")
         return self
 
 

@@ -82,6 +82,11 @@ class StepPlanner:
             ranges, logs = self._log.ahead(horizons, self.cursor.sources)
         return self._planned(ranges, only, logs) if ranges else None
 
+    def plan_missed(self) -> Plan | None:
+        """Store a plan for a destination that is sent records by itself; None once all of them have caught up."""
+        missed = self._missed()
+        return None if missed is None else self._planned(missed[1], missed[0], {})
+
     def plan_replay(self) -> Plan | None:
         """Store a plan with a range per source whose dead letters are sent again; return None if none is left."""
         ranges = self._ranges([source_node.id for source_node in self._pipeline.inputs if source_node.is_replay], None)

@@ -83,7 +83,9 @@ class CatchUps:
     def _begin(self, wanted: CatchUp, before: Sequence[Sequence[int]], *marks: str) -> int:
         promised = {"destination": wanted.destination, "first": wanted.first, "upto": wanted.upto}
         earlier = {_BEFORE: before} if before else {}
-        unit = json.dumps({"plugin": CATCH_UP, "source": wanted.source, **promised, **earlier, **dict.fromkeys(marks, True)})
+        unit = json.dumps(
+            {"plugin": CATCH_UP, "source": wanted.source, **promised, **earlier, **dict.fromkeys(marks, True)}
+        )
         fresh = {"records": wanted.first, "acked": 0, "filtered": 0, "nacked": 0}
         # never an earlier generation: the destination must get everything again
         generation = Generations(self._connection, self._id).new(wanted.name, unit)

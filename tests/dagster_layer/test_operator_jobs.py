@@ -203,6 +203,23 @@ def test_a_logged_source_is_rewound_to_an_offset(folder: Folder, spark: SparkSes
     assert sorted(folder.delivered[len(before) :]) == [95, 97, 99]
 
 
+def test_one_destination_is_sent_a_range_again(folder: Folder, spark: SparkSession, operator: Operator) -> None:
+    folder.numbers(trigger=LOGGED)
+    assert folder.run().success
+    dry = operator.summary("rewind", to_offset=90, into="out", until_offset=96, dry_run=True)
+    assert (
+        dry
+        == "numbers: out would be sent offsets 90 to 95 of in again (6 entries) with the next run; nothing else changes"
+    )
+    done = operator.summary("rewind", to_offset=90, into="out", until_offset=96)
+    assert _observed(folder, "numbers", "out") == [done]
+    assert operator.error("rewind", to_offset=90, into="out")["error_code"] == "positions.catching_up"
+    assert operator.error("rewind", to_start=True, until_time="1h")["error_code"] == "usage.until"
+    before = folder.delivered
+    assert folder.run().success
+    assert sorted(folder.delivered[len(before) :]) == [91, 95]
+
+
 def test_a_rewind_names_one_place_of_a_pipeline_that_is_stopped(ran: Folder, operator: Operator) -> None:
     none, both = operator.error("rewind"), operator.error("rewind", to_start=True, to_offset=3)
     assert none["error_code"] == both["error_code"] == "usage.position"

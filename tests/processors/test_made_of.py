@@ -13,42 +13,14 @@ from processors.conftest import make
 from processors.test_examples import CASES
 
 from conduit_dagster.expressions import expression_fields, template_fields
-from conduit_dagster.record import Record, copy
-from conduit_dagster.sdk import Example, Processor
-
-_OTHER: dict[type, Any] = {str: "changed", int: 987, float: 9.5, bool: None, list: ["changed"], dict: {"changed": 1}}
-
-
-def _after(subject: Processor, record: Record) -> dict[str, Any] | None:
-    [result] = subject.process_block([copy(record)])
-    return result.after if isinstance(result, Record) and isinstance(result.after, dict) else None
-
-
-def _changed(record: Record, field: str) -> Record:
-    made = copy(record)
-    assert isinstance(made.after, dict)
-    made.after[field] = _OTHER.get(type(made.after[field]), "changed")
-    return made
-
-
-def check(subject: Processor, record: Record) -> int:
-    """Change each field that another one is not made of: that other one stays. Return how many were compared."""
-    before = _after(subject, record)
-    if before is None or not isinstance(record.after, dict):
-        return 0
-    compared = 0
-    for field in before:
-        made = subject.made_of(field)
-        for other in set(record.after).difference(made if made is not None else record.after):
-            after = _after(subject, _changed(record, other))
-            assert after is None or after.get(field) == before[field], (field, other)
-            compared += 1
-    return compared
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Example
+from conduit_dagster.testing.conformance.processors import check_made_of
 
 
 @pytest.mark.parametrize(("name", "example"), CASES)
 def test_examples_are_as_told(name: str, example: Example) -> None:
-    check(make(name, dict(example.settings)), example.given)
+    check_made_of(make(name, dict(example.settings)), example.given)
 
 
 NAMES = st.sampled_from("abcde")
@@ -75,18 +47,18 @@ SUBJECTS = st.one_of(
 
 @given(SUBJECTS, DOCUMENTS)
 def test_what_is_told_is_true(subject: tuple[str, dict[str, str]], document: dict[str, Any]) -> None:
-    check(make(*subject), Record("1", {}, document))
+    check_made_of(make(*subject), Record("1", {}, document))
 
 
 def test_something_is_compared() -> None:
     """The check can fail: fields of others are compared, and a wrong answer is found."""
     subject = make("field.rename", {"mapping": ".Payload.After.a:b"})
     record = Record("1", {}, {"a": 1, "c": 2})
-    assert check(subject, record) == 2
+    assert check_made_of(subject, record) == 2
     told: Callable[[str], Any] = lambda field: ("c",)  # noqa: E731
     subject.made_of = told
     with pytest.raises(AssertionError):
-        check(subject, record)
+        check_made_of(subject, record)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def replay(
     edited = replace(lock, bound=_edited(lock, order))
     if dry_run:
         return {**facts, **nothing}
-    _finish_open(lock)
+    finish_open_steps(lock)
     try:
         _, wanted = selection.facts(lock)
     except FatalError as error:
@@ -76,7 +76,8 @@ def _edited(lock: PipelineLock, order: Replay) -> BoundPipeline:
         ) from None
 
 
-def _finish_open(lock: PipelineLock) -> None:
+def finish_open_steps(lock: PipelineLock) -> None:
+    """Fence off earlier owners and bring the pipeline to where steps can be planned: no step is open."""
     attach_logs(lock.pipeline, lock.store, lock.options.log_url)
     fence(lock.pipeline, lock.store)
     start_up(lock.loop(), plans=False)

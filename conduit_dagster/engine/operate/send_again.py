@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from conduit_dagster.engine.catch_up import with_open_catch_ups
+from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
 from conduit_dagster.engine.log_source import catch_up_id
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
+from conduit_dagster.engine.operate.replay import finish_open_steps
 from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, require_no_step
 from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of
+from conduit_dagster.engine.report import StepReport
 from conduit_dagster.state.catch_ups import CatchUp, CatchUps
 from conduit_dagster.state.dead_letters import forget_missed_between
 from conduit_dagster.state.overview import consumer_rows
@@ -53,6 +58,27 @@ def send_again(
         "records": max(0, found.upto - found.first),
         "generation": generation,
     }
+
+
+def deliver_missed(lock: PipelineLock) -> dict[str, int]:
+    """Deliver at once what destinations are sent by themselves; return the number of records by destination.
+
+    An open step is finished first, and nothing new is read. What a kill leaves undone, the next run does. Raises
+    whatever a run would fail with.
+    """
+    lock = replace(lock, bound=with_open_catch_ups(lock.bound, lock.store.load()))
+    finish_open_steps(lock)
+    delivered: dict[str, int] = {}
+
+    def report(step: StepReport) -> None:
+        for name, records in step.delivered.items():
+            if name != DEAD_LETTERS:
+                delivered[name] = delivered.get(name, 0) + records
+
+    loop = lock.loop(report)
+    while (plan := loop.planner.plan_missed()) is not None:
+        loop.execute(plan)
+    return delivered
 
 
 def _found(

@@ -31,12 +31,19 @@ def rewind_summary(facts: Facts) -> str:
 
 def send_again_summary(facts: Facts) -> str:
     """Describe what one destination is sent again. ``facts``: those of ``send_again``, and ``dry_run``."""
+    if not facts["changed"]:
+        return f"{sent_range(facts)}; nothing changed"
+    return f"{sent_range(facts)} with the next run; nothing else changes"
+
+
+def sent_range(facts: Facts) -> str:
+    """Name the range that one destination is sent again. ``facts``: as above."""
     name = f"{facts['pipeline']}: {facts['destination']}"
     if not facts["changed"]:
-        return f"{name}: there is nothing to send again in that range of {facts['source']}; nothing changed"
+        return f"{name}: there is nothing to send again in that range of {facts['source']}"
     verb = "would be sent" if facts["dry_run"] else "is sent"
     offsets = f"offsets {facts['first']} to {facts['upto'] - 1} of {facts['source']}"
-    return f"{name} {verb} {offsets} again ({entry_count(facts['records'])}) with the next run; nothing else changes"
+    return f"{name} {verb} {offsets} again ({entry_count(facts['records'])})"
 
 
 def compact_summary(facts: Facts) -> str:

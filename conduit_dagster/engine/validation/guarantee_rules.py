@@ -33,7 +33,7 @@ class GuaranteeRules:
         if self._config.fan_in == "join" and self._logs_positions:
             message = "a join pairs records that were logged"
             self._add("/delivery/log", "fan_in.needs_log", message, fix="remove log, or set log: records")
-        for pointer in self._start_from_log():
+        for pointer in self._sent_alone():
             self._check_from_log(pointer)
         for option in not_yet(self._config):
             name, _, value = option.partition(": ")
@@ -44,8 +44,12 @@ class GuaranteeRules:
     def _logs_positions(self) -> bool:
         return self._config.delivery.log == "positions"
 
-    def _start_from_log(self) -> Iterator[str]:
-        return (f"{late.where}/start-from" for late in self._config.destinations if late.start_from == "log")
+    def _sent_alone(self) -> Iterator[str]:
+        """Yield the places of options by which a destination is sent the log by itself."""
+        yield from (f"{late.where}/start-from" for late in self._config.destinations if late.start_from == "log")
+        retention = self._config.delivery.log_retention
+        if retention is not None and retention.partitions is not None:
+            yield "/delivery/log-retention/partitions"
 
     def _add(self, pointer: str, code: str, message: str, **more: Any) -> None:
         self._parsed.findings.append(self._parsed.finding(pointer, code, message, **more))
@@ -55,7 +59,7 @@ class GuaranteeRules:
             message, fix = "without a log of records there is nothing to start from", "remove log, or set log: records"
             self._add(pointer, "destination.needs_log", message, fix=fix)
         if self._config.fan_in == "join":
-            message, fix = "the log holds records before they are joined", "remove it: it starts where the join stands"
+            message, fix = "the log holds records before they are joined", f"remove {pointer.rpartition('/')[2]}"
             self._add(pointer, "destination.needs_log", message, fix=fix)
 
     def _check_replayable(self) -> None:
@@ -106,9 +110,9 @@ class GuaranteeRules:
         if config.delivery.max_in_flight > 1:
             message = f"{mine.plugin} needs each step to end before the next one is staged"
             self._add("/delivery/max-in-flight", "processor.one_in_flight", message, fix="set max-in-flight: 1")
-        for pointer in self._start_from_log():
+        for pointer in self._sent_alone():
             message = f"{mine.plugin} would take what the log sends again for duplicates"
-            self._add(pointer, "destination.remembering", message, fix="remove start-from: log")
+            self._add(pointer, "destination.remembering", message, fix=f"remove {pointer.rpartition('/')[2]}")
 
     def _is_stateful(self, processor: ProcessorConfig) -> bool:
         kind = PROCESSORS.find(processor.plugin, self._plugins.processors)

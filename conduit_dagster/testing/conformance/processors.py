@@ -74,6 +74,42 @@ class Processed:
         return repr((on, self._nacks.get(origin), origin in self._dropped))
 
 
+_OTHER: Final[dict[type, Any]] = {
+    str: "changed", int: 987, float: 9.5, bool: None, type(None): 5, list: ["changed"], dict: {"changed": 1},
+}  # fmt: skip
+
+
+def check_made_of(processor: Processor, record: Record) -> int:
+    """Change each field that another one is not made of, and assert that this one stays; return how many were compared.
+
+    Tells nothing of a record without a document, of one that is nacked, and of a processor that makes no promise.
+    """
+    before, compared = _document_after(processor, record) or {}, 0
+    for field in before:
+        made = processor.made_of(field)
+        for other in set(_fields(record)).difference(_fields(record) if made is None else made):
+            after = _document_after(processor, _with_other(record, other))
+            assert after is None or repr(after.get(field)) == repr(before[field]), f"{field} is made of {other} too"
+            compared += 1
+    return compared
+
+
+def _fields(record: Record) -> Mapping[str, Any]:
+    return record.after if isinstance(record.after, dict) else {}
+
+
+def _document_after(processor: Processor, record: Record) -> Mapping[str, Any] | None:
+    [result] = processor.process_block([copy(record)])
+    return result.after if isinstance(result, Record) and isinstance(result.after, dict) else None
+
+
+def _with_other(record: Record, field: str) -> Record:
+    made = copy(record)
+    assert isinstance(made.after, dict)
+    made.after[field] = _OTHER.get(type(made.after[field]), "changed")
+    return made
+
+
 class ProcessorConformance:
     """Derive ``class TestMine(ProcessorConformance)`` with ``processor``, and ``settings`` as in a pipeline file.
 
@@ -134,6 +170,11 @@ class ProcessorConformance:
             assert all(isinstance(k, str) and isinstance(v, str) for k, v in record.metadata.items())
             if _is_json(given[origin]):
                 assert _is_json(record), f"{given[origin]} became {record}"
+
+    def test_a_field_is_made_of_what_it_tells(self, make: Any, given: list[Record]) -> None:
+        """What ``made_of`` does not name has no part in a field."""
+        for record in given:
+            check_made_of(make(), record)
 
     def test_a_record_does_not_depend_on_its_neighbours(
         self, kind: type[Processor], make: Any, given: list[Record]

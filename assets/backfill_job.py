@@ -1,0 +1,123 @@
+"""The partitioned Dagster job that sends destinations again what was logged within a time (``ID__backfill``)."""
+
+import math
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+import sqlalchemy as sa
+from pydantic import Field
+
+from conduit_dagster.assets.names import job_name, short
+from conduit_dagster.assets.run_op import LoadedPipeline, failure, operator_of, read_again
+from conduit_dagster.assets.translator import AssetKeys
+from conduit_dagster.engine.bound_pipeline import BoundPipeline
+from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
+from conduit_dagster.engine.operate.rewind import RewindTarget
+from conduit_dagster.engine.operate.send_again import Resent, deliver_missed, send_again
+from conduit_dagster.engine.operate.source_positions import logs_of
+from conduit_dagster.engine.operate.summaries import sent_range
+from conduit_dagster.engine.run_options import RunOptions
+from conduit_dagster.recovery.errors import ConduitError
+from conduit_dagster.resources.spark_resource import Spark, StateResource
+
+_HELD = "lease.held"
+_AGAIN = 10
+"""Seconds after which a run looks again whether the pipeline is free."""
+_KINDS: dict[str, type[dg.TimeWindowPartitionsDefinition]] = {
+    "hourly": dg.HourlyPartitionsDefinition,
+    "daily": dg.DailyPartitionsDefinition,
+    "weekly": dg.WeeklyPartitionsDefinition,
+    "monthly": dg.MonthlyPartitionsDefinition,
+}
+
+
+class BackfillConfig(dg.Config):
+    """Config of a backfill."""
+
+    destinations: list[str] = Field(default=[], description="Only these destinations; without any, all of them.")
+    source: str | None = Field(default=None, description="Only what came from this source.")
+    dry_run: bool = Field(default=False, description="Only say what would be sent again.")
+    wait: int = Field(default=600, description="How many seconds to wait for a pipeline that runs.")
+
+
+def partitions_of(bound: BoundPipeline, now: datetime) -> dg.TimeWindowPartitionsDefinition | None:
+    """Return the partitions of what the pipeline's log keeps, up to the current one; None if the file asks for none."""
+    retention = bound.config.delivery.log_retention
+    if retention is None or retention.partitions is None or retention.time is None:
+        return None
+    first = (now - timedelta(seconds=retention.time)).replace(minute=0, second=0, microsecond=0)
+    begin = first if retention.partitions == "hourly" else first.replace(hour=0)
+    begin = begin.replace(day=1) if retention.partitions == "monthly" else begin
+    return _KINDS[retention.partitions](start_date=begin, timezone="UTC", end_offset=1)  # type: ignore[call-arg]
+
+
+def define_backfill(bound: BoundPipeline, keys: AssetKeys) -> dg.JobDefinition | None:
+    """Return the backfill job of a pipeline; None if its file has no ``log-retention.partitions``."""
+    partitions = partitions_of(bound, datetime.now(UTC))
+    if partitions is None:
+        return None
+    name = f"{job_name(bound.id)}__backfill"
+    backfill = _op(LoadedPipeline(bound.id, bound.file, keys), f"{name}_partition")
+
+    @dg.job(
+        name=name,
+        description=f"Sends destinations of pipeline {bound.id} again what was logged within a partition's time. "
+        "It waits until the pipeline does not run.",
+        tags={"conduit/pipeline": short(bound.id), "dagster/max_retries": "0"},
+        partitions_def=partitions,
+        executor_def=dg.in_process_executor,
+    )
+    def job() -> None:
+        backfill()
+
+    return job
+
+
+def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
+    @dg.op(name=name)
+    def send_partition(
+        context: dg.OpExecutionContext, config: BackfillConfig, conduit_spark: Spark, conduit_state: StateResource
+    ) -> None:
+        """Send the range again, and deliver it."""
+        try:
+            bound = read_again(loaded.id, loaded.file, conduit_state.project)
+            session, options = conduit_spark.spark_session, RunOptions.of(conduit_state.project)
+            with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
+                found = list(_ranges(lock, conduit_state.database, config, context.partition_time_window))
+                delivered = {} if config.dry_run else deliver_missed(lock)
+        except ConduitError as error:
+            if error.code == _HELD and config.wait:
+                context.log.info(f"{error.message}; looking again in {_AGAIN} s")
+                raise dg.RetryRequested(math.ceil(config.wait / _AGAIN), _AGAIN) from error
+            raise failure(error, "") from None
+        for event in _told(context, loaded.keys, found, delivered):
+            context.log_event(event)
+
+    return send_partition
+
+
+def _ranges(
+    lock: PipelineLock, database: sa.Engine, config: BackfillConfig, window: dg.TimeWindow
+) -> Iterator[dict[str, Any]]:
+    """Have each destination sent each log's range again; yield the facts."""
+    start, end = (RewindTarget("time", round(at.timestamp() * 1e9)) for at in (window.start, window.end))
+    logged = [view.source for view in logs_of(database, lock.id, lock.options.log_url)]
+    for source in [config.source] if config.source else logged or [None]:
+        for destination in config.destinations or [node.id for node in lock.pipeline.outputs]:
+            facts = send_again(lock, database, source, Resent(destination, start, end), config.dry_run)
+            yield {**facts, "dry_run": config.dry_run}
+
+
+def _told(
+    context: dg.OpExecutionContext, keys: AssetKeys, found: Sequence[dict[str, Any]], delivered: dict[str, int]
+) -> Iterator[dg.AssetMaterialization]:
+    """Log what was sent again, and yield a materialisation of each destination that got something."""
+    for facts in found:
+        context.log.info(sent_range(facts))
+    context.add_output_metadata({"ranges": dg.MetadataValue.json(list(found)), "records_delivered": delivered})
+    for destination, records in delivered.items():
+        if records:
+            metadata = {"records_delivered": records, "partition": context.partition_key}
+            yield dg.AssetMaterialization(keys.of(destination), metadata=metadata)
