@@ -79,7 +79,6 @@ def _written(bound: BoundPipeline, specs: list[dg.AssetSpec], keys: AssetKeys) -
     def run(
         context: dg.AssetExecutionContext, config: RunConfig, conduit_spark: Spark, conduit_state: StateResource
     ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
-        session, database = conduit_spark.spark_session, conduit_state.database
-        yield from run_in_dagster(context, config, loaded, conduit_state.project, session, database)
+        yield from run_in_dagster(context, config, loaded, conduit_spark, conduit_state)
 
     return run

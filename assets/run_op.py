@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import dagster as dg
-import sqlalchemy as sa
 import structlog
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -28,6 +27,7 @@ from conduit_dagster.engine.stop import StopFlag
 from conduit_dagster.lineage.openlineage import listener_of
 from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
 from conduit_dagster.recovery.policy import Policy
+from conduit_dagster.resources.spark_resource import SparkSessionResource, StateResource
 from conduit_dagster.secret_values import hide
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def run_in_dagster(
     context: dg.AssetExecutionContext,
     config: RunConfig,
     loaded: LoadedPipeline,
-    project: Project,
-    spark: "SparkSession",
-    database: sa.Engine,
+    spark: SparkSessionResource,
+    state: StateResource,
 ) -> Iterator[dg.MaterializeResult[Any] | dg.AssetCheckResult]:
     """Move records until stopped, drained or failed. Reads the file again: a change only needs a new run.
 
@@ -122,6 +121,7 @@ def run_in_dagster(
     """
     _hide_in_logs()
     try:
+        project, database = state.project, state.database
         bound = read_again(loaded.id, loaded.file, project)
         about = circumstances(context, bound, project)
         chosen = RunOptions.of(project, _drains(context, config, bound), about, listener_of(project))
@@ -132,7 +132,7 @@ def run_in_dagster(
         run = _Run(context, config.seconds("end_after"), request, reporter)
     except ConduitError as error:
         raise failure(error, "") from None
-    yield from run.run(spark)
+    yield from run.run(spark.spark_session)
 
 
 class _HidingRenderer(NamedTuple):

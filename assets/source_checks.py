@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import dagster as dg
-import sqlalchemy as sa
 
 from conduit_dagster.assets.asset_checks import CheckResult, as_result
 from conduit_dagster.assets.events import RunSnapshot
@@ -48,7 +47,7 @@ def source_checks(catalogue: Catalogue, every: Iterable[AssetKeys]) -> list[dg.A
         now = open_catalogue(conduit_state.project)
         for key in sorted(context.selected_asset_check_keys):
             keys, source = sources[key.asset_key]
-            yield as_result(keys, _asked(now.get(keys.pipeline), source, conduit_state.database))
+            yield as_result(keys, _asked(now.get(keys.pipeline), source, conduit_state))
 
     return [check]
 
@@ -88,14 +87,15 @@ def _unreadable(source: str, error: ConduitError) -> CheckResult:
     return CheckResult(READABLE, False, text, {name: value for name, value in facts.items() if value}, _ERROR, source)
 
 
-def _asked(bound: BoundPipeline | None, source: str, database: sa.Engine) -> CheckResult:
+def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> CheckResult:
     """Ask the source how much waits: the one question that is allowed while the pipeline may run elsewhere."""
     node = None if bound is None else next((one for one in bound.compiled.sources if one.id == source), None)
     if bound is None or node is None:
         text = "its pipeline can't run, or has no such source any more: conduit-dagster validate shows the mistakes"
         return CheckResult(READABLE, False, text, {}, _ERROR, source)
-    known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
     try:
+        database = state.database
+        known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
         attach_kept_to_look(bound.compiled, database)
         lag = blamed(node_id(bound.id, source), _lag, node.source, known, source)
     except ConduitError as error:

@@ -263,3 +263,11 @@ def _observed(folder: Folder) -> dg.AssetObservation:
     (newest,) = folder.instance.fetch_observations(dg.AssetKey(["numbers", "acks"]), limit=1).records
     assert newest.asset_observation is not None
     return newest.asset_observation
+
+
+def test_a_store_that_cannot_be_opened_is_one_clear_failure(folder: Folder) -> None:
+    folder.numbers()
+    (folder.root / "conduit.yaml").write_text("state: {url: 'mysql://u@h/d'}\n")
+    facts = _failure(folder.run())
+    assert (facts["conduit/error_code"], facts["conduit/fatal"]) == ("state.url", True)
+    assert facts["conduit/fix"]
