@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
@@ -100,14 +100,23 @@ def status_verdict(pipeline: str, result: RunResult | None) -> CheckResult:
         # Dagster stores plain texts only
         status = str(PipelineStatus.RUNNING if result is None else result.status)
         return CheckResult(STATUS, True, status, {"status": status})
-    return failed_verdict(pipeline, result.status, result.error, result.restart)
+    verdict = failed_verdict(pipeline, result.status, result.error, result.restart)
+    if result.story is None:
+        return verdict
+    story = {"since": dg.MetadataValue.timestamp(result.story.since_ns / 1e9), "safe": result.story.safe}
+    return replace(verdict, metadata={**verdict.metadata, **story})
+
+
+def start_command(pipeline: str) -> str:
+    """Return the command that starts a pipeline that has failed."""
+    return f"conduit-dagster pipelines start {shlex.quote(pipeline)}"
 
 
 def failed_verdict(
     pipeline: str, status: PipelineStatus, error: ConduitError, restart: PendingRestart | None
 ) -> CheckResult:
     """Return the check ``status`` of a failed pipeline: error, fix, and the command to type."""
-    command = f"conduit-dagster pipelines start {shlex.quote(pipeline)}"
+    command = start_command(pipeline)
     facts: dict[str, Any] = {"status": str(status), "error_code": error.code, "error": error.message}
     facts |= {name: value for name in ("node", "place", "fix") if (value := getattr(error, name))}
     facts["command"] = command

@@ -10,6 +10,7 @@ import dagster as dg
 import structlog
 from pydantic import Field, TypeAdapter, ValidationError
 
+from conduit_dagster.assets.asset_checks import start_command
 from conduit_dagster.assets.events import Observer
 from conduit_dagster.assets.names import job_name
 from conduit_dagster.assets.run_reporter import Intervals, RunReporter
@@ -19,7 +20,7 @@ from conduit_dagster.config.project import Project
 from conduit_dagster.config.scalars import PositiveDuration
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.catalogue import open_catalogue
-from conduit_dagster.engine.report import PendingRestart, RunResult
+from conduit_dagster.engine.report import RunResult
 from conduit_dagster.engine.restart_loop import RestartLoop
 from conduit_dagster.engine.run_options import RunOptions, RunRequest
 from conduit_dagster.engine.run_status import RunOrigin
@@ -179,8 +180,12 @@ def operator_of(context: Any) -> str:
     return run.tags.get("user", f"dagster run {run.run_id}")
 
 
-def failure(error: ConduitError, status: str, restart: PendingRestart | None = None) -> dg.Failure:
-    """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes."""
+def failure(error: ConduitError, status: str, result: RunResult | None = None) -> dg.Failure:
+    """Return the error as a Dagster failure, without Dagster's own retries, which ignore error classes.
+
+    ``result``: of the run that it ended, for the rest of the story.
+    """
+    restart, story = (None, None) if result is None else (result.restart, result.story)
     facts: dict[str, Any] = {
         "conduit/fatal": error.fatal,
         "conduit/error_code": error.code,
@@ -188,11 +193,15 @@ def failure(error: ConduitError, status: str, restart: PendingRestart | None = N
         "conduit/node": error.node,
         "conduit/place": error.place,
         "conduit/fix": error.fix,
+        "conduit/since": None if story is None else dg.MetadataValue.timestamp(story.since_ns / 1e9),
+        "conduit/safe": None if story is None else story.safe,
+        "conduit/command": None if result is None else start_command(result.pipeline),
         "conduit/status": str(status) or None,
         "conduit/attempt": None if restart is None else restart.attempt,
         "conduit/next_restart_at": None if restart is None else dg.MetadataValue.timestamp(restart.at_ns / 1e9),
     }
-    description = f"{error.message}\n{error.fix}" if error.fix else error.message
+    told = [] if story is None else [f"since {story.since}; {story.safe}"]
+    description = "\n".join([error.message, *([error.fix] if error.fix else []), *told])
     metadata = {name: value for name, value in facts.items() if value is not None}
     return dg.Failure(description, metadata, allow_retries=False)
 
@@ -239,7 +248,7 @@ class _Run:
                 self._context.log.error(result.error.message)
             raise dg.DagsterExecutionInterruptedError
         if result.error is not None:
-            raise failure(result.error, result.status, result.restart) from None
+            raise failure(result.error, result.status, result) from None
 
 
 def _drains(context: dg.AssetExecutionContext, config: RunConfig, bound: BoundPipeline) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 import traceback
@@ -170,6 +171,11 @@ def show_result(console: Console, result: RunResult) -> None:
         console.print("  what is open is finished at the next start: conduit-dagster run")
     if result.error is not None:
         print_error(console, result.error.fields(), "  ")
+        if result.story is not None:
+            console.print(f"    since:  {result.story.since}")
+            console.print(f"    safe:   {result.story.safe}")
+            history = f"conduit-dagster pipelines history {shlex.quote(result.pipeline)}"
+            console.print(f"    then:   run it again; {history} shows what happened before")
 
 
 def _print_counts(console: Console, label: str, counts: Mapping[str, int]) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conduit_dagster.engine.compiled_pipeline import DEAD_LETTERS
+from conduit_dagster.engine.failure_story import FailureStory
 from conduit_dagster.engine.stage_job import NackRow
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.recovery.pipeline_status import PipelineStatus
@@ -157,6 +158,8 @@ class RunResult:
     """Of a stop that took longer than it may: where the run still was when it was given up."""
     drained: bool = False
     """Whether it ended by itself: nothing told it to stop, and what its sources held is read."""
+    story: FailureStory | None = None
+    """Of a failure of the pipeline itself, as far as the store can be read."""
 
     @property
     def ending(self) -> str:

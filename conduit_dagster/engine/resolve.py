@@ -106,9 +106,9 @@ def refusal(row: NackRow, window: NackWindow) -> ConduitError:
     place = f"{row.source}, position {row.position}"
     if window.threshold:
         message = f"nack threshold exceeded ({window.threshold} of {window.size} records): {row.message}"
-        fix = "look at the dead letters, mend the cause, and run again: it goes on with this record"
+        fix = "look at the dead letters, remove the cause, and run again: it goes on with this record"
         return FatalError(message, code="nacks.threshold_exceeded", place=place, node=row.node, fix=fix)
-    fix = "mend the record or the pipeline, or let nacked records go to the dead-letter queue (window-size: 0)"
+    fix = "correct the record or the pipeline, or let nacked records go to the dead-letter queue (window-size: 0)"
     kind = TransientError if row.by_destination else FatalError
     return kind(row.message, code=row.code, place=place, node=row.node, fix=fix)
 

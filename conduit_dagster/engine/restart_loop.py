@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.config.cron import first_tick, next_tick, utc
 from conduit_dagster.config.delivery import Trigger
+from conduit_dagster.engine.failure_story import story_of
 from conduit_dagster.engine.report import PendingRestart, RunProgress, RunResult
 from conduit_dagster.engine.run_options import RunRequest
 from conduit_dagster.engine.run_status import RunOrigin, end_waiting
@@ -168,7 +169,18 @@ class RestartLoop:
         ended = options.listen(self._bound, about, self._progress)
         result = run_pipeline(self._bound, session, self._database, options, self._stop, self._observe, self._progress)
         ended(result)
-        return result
+        return self._told(result)
+
+    def _told(self, result: RunResult) -> RunResult:
+        """Add the story of a failure. A run that was refused because another one goes on has none.
+
+        Nor has one that ended because of the store, or by force: the store would be asked while it may hang.
+        """
+        failed = result.status in (PipelineStatus.DEGRADED, PipelineStatus.RECOVERING)
+        if result.error is None or not failed or result.hung or result.error.code.startswith("state."):
+            return result
+        strategy, acked = self._bound.config.delivery.strategy, result.progress.acked
+        return replace(result, story=story_of(self._database, self._bound.id, strategy, acked))
 
     def _await(self, failure: int | None, at_ns: int, longest: float) -> Awaited:
         return await_restart(self._database, self._bound.id, failure, at_ns, longest, self._stop)

@@ -192,7 +192,7 @@ def _found(settings: PythonSettings, node: str) -> Callable[..., Any]:
             code="python.invalid",
             node=node,
             place=file,
-            fix="mend it; it may import what is installed, and no other module of the project",
+            fix="correct it; it may import what is installed, and no other module of the project",
         ) from error
     if not callable(function):
         message, fix = f"the module has no function {name}", f"def {name}(record): …"

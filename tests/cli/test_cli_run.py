@@ -135,6 +135,12 @@ def test_in_a_pipe_there_is_a_summary_and_no_escape_codes(shell, project: Path, 
     assert "orders: finished (all input read)" in ran.out
     assert "3 read, 2 acked (of them 0 filtered), 1 nacked, 1 dead-lettered" in ran.out
     assert "first-nack: degraded" in ran.out
+    for told in (
+        "since:  20",
+        "safe:   1 record was acked in this run; nothing is lost",
+        "pipelines history first-nack",
+    ):
+        assert told in ran.out
     assert "error json.decode.invalid" in ran.out
     assert "node:   first-nack:decode" in ran.out
     assert "Traceback" not in ran.out + ran.err

@@ -91,7 +91,7 @@ def _consumers(lock: PipelineLock, given: str | None) -> list[str]:
         raise refused(
             "offsets.dead_letters",
             "dead letters are neither skipped nor sent one by one: what was refused would be lost",
-            "mend the dead-letter queue and run again",
+            "repair the dead-letter queue and run again",
             node=node_id(lock.id, DEAD_LETTERS),
         )
     return [destination_node.id for destination_node in lock.pipeline.outputs]

@@ -1,0 +1,84 @@
+"""Since when a pipeline fails, and what is safe: the story of a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from lab.support import DECODE, Lab, destination, queue, source
+from pyspark.sql import SparkSession
+
+from conduit_dagster.config.project import Project
+from conduit_dagster.engine.catalogue import open_catalogue
+from conduit_dagster.engine.failure_story import FailureStory
+from conduit_dagster.engine.report import RunResult
+from conduit_dagster.engine.restart_loop import RestartLoop
+from conduit_dagster.engine.run_options import RunOptions, RunRequest
+from conduit_dagster.engine.stop import StopFlag
+from conduit_dagster.state.database import open_database
+from conduit_dagster.state.lease import acquire
+
+GOOD, BAD = {"i": 1}, "not json"
+
+
+@pytest.fixture
+def lab(tmp_path: Path, spark: SparkSession) -> Lab:
+    return Lab(tmp_path, spark)
+
+
+def run(lab: Lab, spark: SparkSession, strategy: str = "exactly-once", window: int = 1) -> RunResult:
+    lab.pipeline(
+        connectors=[source(), destination()],
+        processors=[DECODE],
+        delivery={"strategy": strategy},
+        **{"dead-letter-queue": queue(window, 0)},
+    )
+    project = Project.find(lab.root)
+    [bound] = open_catalogue(project).bound
+    with lab.store() as database:
+        request = RunRequest(bound, database, RunOptions.of(project, drain=True), StopFlag())
+        return RestartLoop(request).once(lambda: spark, None)
+
+
+def told(result: RunResult) -> FailureStory:
+    assert result.story is not None
+    return result.story
+
+
+def test_it_begins_with_the_first_failure_that_no_success_followed(lab: Lab, spark: SparkSession) -> None:
+    lab.write("in.jsonl", [GOOD, GOOD, BAD])
+    first = told(run(lab, spark))
+    assert first.safe == (
+        "2 records were acked in this run; nothing is lost: what is not acked is read or sent again, and delivered once"
+    )
+    again = told(run(lab, spark))
+    assert again.since_ns == first.since_ns
+    assert again.safe.startswith("no record was acked in this run; nothing is lost")
+    good = run(lab, spark, window=0)
+    assert (good.error, good.story) == (None, None)
+    lab.write("in.jsonl", [BAD], mode="a")
+    later = told(run(lab, spark))
+    assert later.since_ns > first.since_ns
+    assert later.since.endswith(" UTC")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [("at-least-once", "some of it may be delivered twice"), ("at-most-once", "is not sent again")],
+)
+def test_what_is_safe_depends_on_the_guarantee(lab: Lab, spark: SparkSession, strategy: str, words: str) -> None:
+    lab.write("in.jsonl", [BAD])
+    assert words in told(run(lab, spark, strategy)).safe
+
+
+def test_a_run_that_another_one_keeps_out_has_none(lab: Lab, spark: SparkSession) -> None:
+    lab.write("in.jsonl", [GOOD])
+    assert run(lab, spark).error is None
+    lease = acquire(open_database(Project.find(lab.root).state_url), "p", 30.0)
+    try:
+        result = run(lab, spark)
+    finally:
+        lease.release()
+    assert result.error is not None
+    assert result.error.code == "lease.held"
+    assert result.story is None
