@@ -171,14 +171,14 @@ def _nack_rate(look: RunSnapshot, queue: DeadLetterQueue, error: ConduitError | 
 
 def _ack_lag(look: RunSnapshot, max_wait: float, error: ConduitError | None) -> CheckResult:
     metadata: dict[str, Any] = {f"lag_{name}": f"{amount} {unit}" for name, (amount, unit) in look.lag.items()}
-    metadata |= {"seconds_since_ack": round(look.waited, 1)}
+    metadata |= {"seconds_waiting": round(look.waited, 1) if look.waiting else 0.0}
     if not look.waiting:
         text = "nothing waits" if look.lag else "lag unknown: no source reports it"
         return CheckResult(ACK_LAG, True, text, metadata)
     # a run that was refused because another one holds the lease says nothing about the waiting records
     if error is not None and not error.code.startswith("lease."):
         return CheckResult(ACK_LAG, False, "records wait, and the run has failed", metadata)
-    text = f"records wait, the last ack was {look.waited:.0f} s ago; the limit is {max_wait:.0f} s"
+    text = f"records wait, for {look.waited:.1f} s without an ack; the limit is {max_wait:g} s"
     return CheckResult(ACK_LAG, look.waited <= max_wait, text, metadata)
 
 

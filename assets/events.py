@@ -37,7 +37,8 @@ class RunSnapshot:
     batch_seconds: float
     """Duration of the newest step; 0 if there was none."""
     waited: float
-    """Seconds since the newest ack, or since the start of the run."""
+    """Seconds since the newest ack, or since the start of the run; if something waits, at most since it was first seen
+    to: what came a moment ago, after a quiet hour, has not waited for an hour."""
     sources: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     consumers: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
     letters: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -48,6 +49,8 @@ class RunSnapshot:
     """Number of open dead letters when the run began."""
     lag: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     """Amount waiting at each source that can tell, and its unit."""
+    failing: list[str] = field(default_factory=list[str])
+    """Sources that failed when they were asked how much waits."""
     gaps: list[str] = field(default_factory=list[str])
     history: list[Event] = field(default_factory=list[Event])
     """The newest events of the pipeline's history, in chronological order."""
@@ -62,6 +65,13 @@ class RunSnapshot:
         """Whether any source is known to have unread data."""
         return any(amount for amount, _ in self.lag.values())
 
+    def keeps(self, max_lag: float) -> bool:
+        """Return whether nothing has waited for ``max_lag`` seconds, as far as the sources can tell.
+
+        Something may wait at a source that fails; a source that never can tell is taken as read.
+        """
+        return self.waited < max_lag or not (self.waiting or self.failing)
+
 
 class Observer:
     """Receiver of the engine's reports, in its thread, that takes snapshots in another thread."""
@@ -74,6 +84,8 @@ class Observer:
         self._lock = threading.Lock()
         self._open_before = sum(row["letters"] for row in self._reasons())
         self._progress, self._batch, self._acked = RunProgress(), 0.0, time.monotonic()
+        self._first_seen: float | None = None
+        """When something was first seen to wait, after nothing did; None while nothing does."""
 
     def observe(self, step: StepReport, progress: RunProgress) -> None:
         """Record a finished step. Copies ``progress``, since the engine keeps changing it."""
@@ -88,18 +100,20 @@ class Observer:
     def look(self) -> RunSnapshot:
         """Take a snapshot of the store and the sources."""
         with self._lock:
-            progress, batch, waited = self._progress, self._batch, time.monotonic() - self._acked
+            progress, batch, acked, now = self._progress, self._batch, self._acked, time.monotonic()
         sources = {row["id"]: row for row in real_source_rows(self._database, self.bound.id)}
+        lag, failing = self._lag(sources)
         return RunSnapshot(
             progress,
             batch,
-            waited,
+            now - max(acked, self._first_seen_at(lag, failing, now)),
             sources,
             {row["id"]: row for row in consumer_rows(self._database, self.bound.id)},
             newest(self._database, self.bound.id, DeadLetterQuery(), _NEWEST),
             self._reasons(),
             self._open_before,
-            self._lag(sources),
+            lag,
+            failing,
             offset_gaps(self._database, self.bound.id),
             events(self._database, self.bound.id, _NEWEST),
         )
@@ -107,17 +121,28 @@ class Observer:
     def _reasons(self) -> list[dict[str, Any]]:
         return reasons(self._database, self.bound.id, DeadLetterQuery())
 
-    def _lag(self, sources: dict[str, dict[str, Any]]) -> dict[str, tuple[int, str]]:
+    def _first_seen_at(self, lag: dict[str, tuple[int, str]], failing: list[str], now: float) -> float:
+        """Return when what waits was first seen to; long ago if nothing waits."""
+        if any(amount for amount, _ in lag.values()):
+            self._first_seen = now if self._first_seen is None else self._first_seen
+        elif not failing:
+            self._first_seen = None
+        return 0.0 if self._first_seen is None else self._first_seen
+
+    def _lag(self, sources: dict[str, dict[str, Any]]) -> tuple[dict[str, tuple[int, str]], list[str]]:
+        """Return what waits at each source that can tell, and the sources that failed when they were asked."""
         found: dict[str, tuple[int, str]] = {}
+        failing: list[str] = []
         for source_node in self.pipeline.sources:
             row = sources.get(source_node.id)
             try:
                 amount = source_node.source.lag(row["position"] if row else source_node.source.initial())
             except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
                 amount = None
+                failing.append(source_node.id)
             if amount is not None:
                 found[source_node.id] = (amount, source_node.source.lag_unit)
-        return found
+        return found, failing
 
 
 _PLOTS = 10
@@ -137,7 +162,12 @@ def materializations(
         metadata = {**_destination(destination.id, look), **contents.get(destination.id, {})}
         yield dg.AssetMaterialization(keys.of(destination.id), metadata=metadata)
     yield dg.AssetMaterialization(keys.of(DEAD_LETTERS), metadata=_dead_letters(look))
-    yield dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
+    yield acks_materialization(keys, look)
+
+
+def acks_materialization(keys: AssetKeys, look: RunSnapshot) -> dg.AssetMaterialization:
+    """Return the event of the acks alone."""
+    return dg.AssetMaterialization(keys.of(ACKS), metadata=_acks(look))
 
 
 def _source(source: str, look: RunSnapshot) -> Metadata:

@@ -125,7 +125,7 @@ class _Specs:
         deps = [*self._destinations, self._key(DEAD_LETTERS)]
         text = f"How far the sources of pipeline {self._bound.id} are acked: up to there everything is handled."
         spec = self._spec(ACKS, "", deps, {"checkpoint"}, text, None)
-        return spec.replace_attributes(freshness_policy=freshness_policy(self._config.trigger))
+        return spec.replace_attributes(freshness_policy=freshness_policy(self._config))
 
     def _spec(
         self, name: str, where: str, deps: list[dg.AssetKey], kinds: set[str], text: str, plugin: str | None

@@ -44,7 +44,10 @@ _END = (
     "When a run ends to be started anew, since Dagster keeps about 3 KB for every event of a run; else "
     "CONDUIT_END_AFTER, else 24h."
 )
-_LAG = "How long records may wait for an ack before the check ack_lag fails; else CONDUIT_MAX_ACK_LAG, else 5m."
+_LAG = (
+    "How long records may wait for an ack before the check ack_lag fails; else delivery.max-lag of its file, "
+    "else CONDUIT_MAX_ACK_LAG, else 5m."
+)
 _duration: TypeAdapter[float] = TypeAdapter(PositiveDuration)
 
 
@@ -56,10 +59,15 @@ class RunConfig(dg.Config):
     end_after: str | None = Field(default=None, description=_END)
     max_ack_lag: str | None = Field(default=None, description=_LAG)
 
-    def seconds(self, name: str) -> float:
-        """Return the duration in a field, in seconds. Raises ``FatalError`` for an invalid one."""
-        variable = f"CONDUIT_{name.upper()}"
-        text = cast("str | None", getattr(self, name)) or os.environ.get(variable) or _DEFAULTS[name]
+    def seconds(self, name: str, of_file: float | None = None) -> float:
+        """Return the duration in a field, in seconds; else ``of_file``, else the environment's, else the default.
+
+        Raises ``FatalError`` for an invalid one.
+        """
+        own, variable = cast("str | None", getattr(self, name)), f"CONDUIT_{name.upper()}"
+        if not own and of_file is not None:
+            return of_file
+        text = own or os.environ.get(variable) or _DEFAULTS[name]
         try:
             return _duration.validate_python(text)
         except ValidationError as error:
@@ -128,12 +136,17 @@ def run_in_dagster(
         chosen = RunOptions.of(project, _drains(context, config, bound), about, listener_of(project))
         observer = Observer(bound, database)
         request = RunRequest(bound, database, chosen, StopFlag(), observer.observe)
-        intervals = Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag"))
-        reporter = RunReporter(context, loaded.keys, observer, intervals)
+        reporter = RunReporter(context, loaded.keys, observer, _intervals(config, bound))
         run = _Run(context, config.seconds("end_after"), request, reporter)
     except ConduitError as error:
         raise failure(error, "") from None
     yield from run.run(spark.spark_session)
+
+
+def _intervals(config: RunConfig, bound: BoundPipeline) -> Intervals:
+    max_lag = bound.config.delivery.max_lag
+    kept = max_lag if bound.config.trigger.kind == "continuous" else None
+    return Intervals(config.seconds("materialize_every"), config.seconds("max_ack_lag", max_lag), kept)
 
 
 class _HidingRenderer(NamedTuple):

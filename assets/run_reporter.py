@@ -18,7 +18,8 @@ from conduit_dagster.assets.asset_checks import (
     verdicts,
 )
 from conduit_dagster.assets.destination_contents import ContentsView
-from conduit_dagster.assets.events import Observer, RunSnapshot, materializations
+from conduit_dagster.assets.events import Observer, RunSnapshot, acks_materialization, materializations
+from conduit_dagster.assets.freshness import Heartbeat
 from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.report import RunResult
@@ -32,7 +33,9 @@ class Intervals(NamedTuple):
     every: float
     """Between two materialisations."""
     max_wait: float
-    """Longest time without an ack before the check of a consumer fails."""
+    """Longest time that records wait without an ack before the check ``ack_lag`` fails."""
+    max_lag: float | None = None
+    """What the file of a continuous pipeline allows, which an idle run shows that it keeps; None: it shows nothing."""
 
 
 class RunReporter:
@@ -47,10 +50,11 @@ class RunReporter:
     ) -> None:
         self._context, self._keys, self._observer = context, keys, observer
         self._bound, self._contents = observer.bound, ContentsView(observer.pipeline, keys)
-        self._every, self._max_wait = intervals
+        self._every, self._max_wait = intervals.every, intervals.max_wait
+        self._heartbeat = Heartbeat(intervals.max_lag, intervals.every)
         self._outcomes: dict[tuple[str, str], bool] = {}
         self._logged, self._begun = 0, False
-        self._due = time.monotonic() + self._every
+        self._due = self._heartbeat.next_look(time.monotonic())
 
     def begin(self) -> None:
         """Log every check at once, or the UI shows it as in progress for as long as the run lasts."""
@@ -58,19 +62,26 @@ class RunReporter:
 
     def tick(self) -> None:
         """Write after the first step, then at most once per interval. Called a few times a second."""
-        first = not self._begun and self._observer.steps > 0
-        if not first and time.monotonic() < self._due:
+        first, now = not self._begun and self._observer.steps > 0, time.monotonic()
+        if not first and now < self._due:
             return
-        self._begun, self._due = self._begun or first, time.monotonic() + self._every
+        self._begun, self._due = self._begun or first, now + self._every
         try:
-            self._write()
+            self._write(now)
         except Exception as error:  # noqa: BLE001  # see the class: the next interval tries again
             log.warning("events could not be written", pipeline=self._bound.id, cause=str(error))
+        else:
+            self._due = self._heartbeat.next_look(now)
 
-    def _write(self) -> None:
+    def _write(self, now: float) -> None:
         look = self._observer.look()
         if look.progress.steps != self._logged:
             self._materialize(look)
+            self._heartbeat.show(now)
+        elif self._heartbeat.is_due(look, now):
+            self._context.log_event(acks_materialization(self._keys, look))
+            self._heartbeat.show(now)
+            self._begun = True  # the first step has no event of its own so soon after this one
         self._check(self._verdicts(look, None))
         self._check_sources(look)
 

@@ -80,6 +80,9 @@ class DeliverySettings(Section):
     shutdown_timeout: Duration = 30.0
     """How long a graceful stop waits for the records in flight."""
 
+    max_lag: PositiveAge | None = None
+    """How long records may wait before they are acked, such as `10m`. Dagster shows what waits longer."""
+
     @model_validator(mode="after")
     def _drift_needs_records(self) -> Self:
         if self.drift and self.log == "positions":

@@ -66,6 +66,9 @@ class TestOurFields:
             ("delivery", "redelivery: one"),
             ("delivery", "log-retention: 7d"),
             ("delivery", "shutdown-timeout: 30"),
+            ("delivery", "max-lag: 0s"),
+            ("delivery", "max-lag: 10"),
+            ("delivery", "max-lag: soon"),
             ("recovery", "min-delay: 0s"),
             ("recovery", "max-delay: -1s"),
             ("recovery", "backoff-factor: 0.5"),
@@ -112,6 +115,10 @@ class TestOurFields:
         kept = parsed.pipelines[0].config.delivery.log_retention
         assert kept is not None
         assert (kept.time, kept.bytes) == (604_800, 10_000_000_000)
+
+    def test_max_lag_takes_days_and_is_none_by_default(self) -> None:
+        settings = [pipeline(text).pipelines[0].config.delivery for text in ("", "    delivery: {max-lag: 1d12h}\n")]
+        assert [one.max_lag for one in settings] == [None, 129_600]
 
     @pytest.mark.parametrize(
         "field",

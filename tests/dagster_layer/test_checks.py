@@ -8,9 +8,11 @@ from typing import Any
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
+from lab.waiting import wait_until
 
 from conduit_dagster.assets.asset_checks import CheckResult, verdicts
-from conduit_dagster.assets.events import RunSnapshot
+from conduit_dagster.assets.events import Observer, RunSnapshot
+from conduit_dagster.assets.run_op import RunConfig
 from conduit_dagster.assets.source_checks import readable_verdicts
 from conduit_dagster.config.project import Project
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
@@ -66,6 +68,47 @@ def test_the_acks_lag_when_something_waits_for_long(
     bound: BoundPipeline, lag: dict[str, tuple[int, str]], waited: float, passed: bool
 ) -> None:
     assert _passed(verdicts(bound, _look(waited, lag=lag), 60))["ack_lag"] is passed
+
+
+def test_the_limit_of_the_acks_is_the_runs_then_the_files_then_the_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CONDUIT_MAX_ACK_LAG", raising=False)
+    assert RunConfig().seconds("max_ack_lag") == 300
+    monkeypatch.setenv("CONDUIT_MAX_ACK_LAG", "2m")
+    assert RunConfig().seconds("max_ack_lag") == 120
+    assert RunConfig().seconds("max_ack_lag", 60.0) == 60
+    assert RunConfig(max_ack_lag="30s").seconds("max_ack_lag", 60.0) == 30
+
+
+@pytest.mark.parametrize(
+    ("lag", "failing", "waited", "kept"),
+    [
+        ({}, [], 99, True),
+        ({"in": (0, "bytes")}, [], 99, True),
+        (ONE, [], 59, True),
+        (ONE, [], 60, False),
+        ({}, ["in"], 59, True),
+        ({}, ["in"], 60, False),
+    ],
+)
+def test_a_lag_is_kept_while_nothing_waits_or_for_a_while(
+    lag: dict[str, tuple[int, str]], failing: list[str], waited: float, kept: bool
+) -> None:
+    """Something may wait at a source that fails when it is asked."""
+    assert _look(waited, lag=lag, failing=failing).keeps(60) is kept
+
+
+def test_what_came_after_a_quiet_time_has_not_waited_as_long(folder: Folder, bound: BoundPipeline) -> None:
+    observer = Observer(bound, folder.store)
+    wait_until(lambda: observer.look().waited > 0.2, "the pipeline has waited for a while", 10)
+    assert observer.look().waiting
+    content = (folder.root / "in.jsonl").read_bytes()
+    (folder.root / "in.jsonl").write_bytes(b"")
+    quiet = observer.look()
+    assert not quiet.waiting and quiet.waited > 0.2
+    (folder.root / "in.jsonl").write_bytes(content)
+    assert observer.look().waited < quiet.waited
 
 
 def test_what_waits_after_a_failed_run_is_lag(bound: BoundPipeline) -> None:

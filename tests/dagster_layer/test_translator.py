@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -191,18 +190,48 @@ def test_what_dagster_knows_of_a_data_set(folder: Folder, tmp_path: Path) -> Non
     assert [(column.name, column.type) for column in schema.columns] == [("n", "long"), ("price", "decimal(10,2)")]
 
 
-def _windows(folder: Folder, trigger: str) -> Iterator[Any]:
-    folder.numbers(trigger=trigger)
-    policy = _spec(load_pipelines(folder.root), "numbers", "acks").freshness_policy
-    yield None if policy is None else policy.fail_window.to_timedelta().total_seconds() / 60  # pyright: ignore[reportAttributeAccessIssue]
+def _windows(folder: Folder, trigger: str, max_lag: str | None = None) -> list[float | None] | None:
+    """When the acks warn and when they fail, in minutes."""
+    folder.numbers(trigger=trigger if max_lag is None else f"{trigger}\n    delivery: {{max-lag: {max_lag}}}")
+    policy: Any = _spec(load_pipelines(folder.root), "numbers", "acks").freshness_policy
+    if policy is None:
+        return None
+    windows = (policy.warn_window, policy.fail_window)
+    return [None if window is None else window.to_timedelta().total_seconds() / 60 for window in windows]
 
 
 @pytest.mark.parametrize(
     ("trigger", "minutes"),
-    [("available-now", None), ("continuous", None), ("{every: 10m}", 20), ('{cron: "0 4 * * *"}', 2_880)],
+    [
+        ("available-now", None),
+        ("continuous", None),
+        ("{every: 10m}", [15, 20]),
+        ('{cron: "0 4 * * *"}', [2_160, 2_880]),
+    ],
 )
-def test_timed_pipelines_have_a_freshness_policy(folder: Folder, trigger: str, minutes: float | None) -> None:
-    assert list(_windows(folder, trigger)) == [minutes]
+def test_timed_pipelines_have_a_freshness_policy(folder: Folder, trigger: str, minutes: list[float] | None) -> None:
+    assert _windows(folder, trigger) == minutes
+
+
+@pytest.mark.parametrize(
+    ("trigger", "max_lag", "minutes"),
+    [
+        ("available-now", "10m", None),
+        ("{every: 10m}", "5m", [10, 15]),
+        ('{cron: "0 4 * * *"}', "2d", [1_440, 4_320]),
+        ("{every: 1s}", "1ms", [1, 1 + 1 / 60]),
+        ("continuous", "10m", [10, 20]),
+        ("continuous", "45s", [1, 1.5]),
+        ("continuous", "30s", [None, 1]),
+        ("continuous", "1ms", [None, 1]),
+        ("continuous", "999999d", [999_999 * 1_440, 2 * 999_999 * 1_440]),
+    ],
+)
+def test_the_freshness_policy_follows_the_max_lag(
+    folder: Folder, trigger: str, max_lag: str, minutes: list[float | None] | None
+) -> None:
+    """Dagster's shortest window is a minute, and it refuses two equal ones."""
+    assert _windows(folder, trigger, max_lag) == (None if minutes is None else pytest.approx(minutes))
 
 
 def test_the_package_imports_dagster_only_when_it_is_asked_for() -> None:
