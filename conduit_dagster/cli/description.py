@@ -31,10 +31,22 @@ _NEWEST = 10
 Facts = dict[str, Any]
 
 
-def listed(catalogue: Catalogue, store: sa.Engine | None) -> list[Facts]:
-    """Return one row per pipeline in the files, then one per pipeline known only to the store."""
+SourceRows = dict[str, overview.Rows]
+"""Rows of sources, by pipeline."""
+
+
+def source_rows(store: sa.Engine | None) -> SourceRows:
+    """Return position and counts of each source, of every pipeline that ran."""
+    return {} if store is None else overview.every_source_row(store)
+
+
+def listed(catalogue: Catalogue, store: sa.Engine | None, sources: SourceRows | None = None) -> list[Facts]:
+    """Return one row per pipeline in the files, then one per pipeline known only to the store.
+
+    ``sources``: rows that were read already.
+    """
     known = {} if store is None else _rows(store)
-    sources = {} if store is None else overview.every_source_row(store)
+    sources = source_rows(store) if sources is None else sources
     names = dict.fromkeys([*(parsed.config.id for parsed in catalogue.loaded.pipelines), *known])
     letters = {} if store is None else open_counts(store)
     counts = {

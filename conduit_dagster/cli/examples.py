@@ -14,7 +14,7 @@ EXAMPLES: Final[dict[str, tuple[str, ...]]] = {
     "init": ("init shop", "init processor trim.text"),
     "metrics": ("metrics", "metrics --serve 127.0.0.1:9400"),
     "top": ("top", "top --once --json"),
-    "pipelines list": ("pipelines list", "pipelines list --json"),
+    "pipelines list": ("pipelines list --lag", "pipelines list --no-lag --json"),
     "pipelines describe": ("pipelines describe orders", "pipelines describe orders elsewhere/orders.yaml"),
     "pipelines start": ("pipelines start orders", "pipelines start orders --accept-new-state"),
     "pipelines stop": ("pipelines stop orders", "pipelines stop orders --force"),

@@ -15,6 +15,7 @@ from conduit_dagster.engine.operate.summaries import start_summary, stop_summary
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from conduit_dagster.cli.listed_lag import LagsFound
     from conduit_dagster.engine.catalogue import Catalogue
     from conduit_dagster.state.history import Event
 
@@ -22,10 +23,22 @@ app = typer.Typer(no_args_is_help=True, help="The project's pipelines.")
 Id = Annotated[str, typer.Argument(metavar="PIPELINE", help="The pipeline's id.")]
 
 
+AskLag = Annotated[
+    bool | None,
+    typer.Option(
+        "--lag/--no-lag",
+        help="Ask every source how much waits, however long that takes; or ask none.",
+        show_default="half a second for all",
+    ),
+]
+_LAG_SECONDS = 0.5
+"""How long all sources together may take to tell how much waits."""
+
+
 @app.command("list")
-def list_(paths: Paths = None, as_json: AsJson = False) -> None:
-    """All pipelines with their status and how many findings there are. Without PATH: the project's."""
-    perform("pipelines list", as_json, lambda: _list(paths or []))
+def list_(paths: Paths = None, ask_lag: AskLag = None, as_json: AsJson = False) -> None:
+    """All pipelines: status, what waits at their sources, how many findings there are. Without PATH: the project's."""
+    perform("pipelines list", as_json, lambda: _list(paths or [], ask_lag))
 
 
 @app.command("describe")
@@ -41,35 +54,53 @@ def _open(paths: list[str]) -> Catalogue:
     return open_catalogue(Project.find(Path.cwd()), paths)
 
 
-def _list(paths: list[str]) -> Outcome:
-    from conduit_dagster.cli.description import listed
+def _list(paths: list[str], ask_lag: bool | None) -> Outcome:
+    from conduit_dagster.cli.description import listed, source_rows
+    from conduit_dagster.cli.listed_lag import ask_lags
     from conduit_dagster.state.existing_store import existing_store
 
     catalogue = _open(paths)
-    rows = listed(catalogue, existing_store(catalogue.project))
-    summary = _summary(len(rows), len(catalogue.findings))
-    return Outcome(summary, {"pipelines": rows}, show=lambda console: _show_list(console, rows))
+    store = existing_store(catalogue.project)
+    sources = source_rows(store)
+    seconds = None if ask_lag else _LAG_SECONDS
+    lags = None if ask_lag is False else ask_lags(catalogue.bound, store, sources, seconds)
+    known = {} if lags is None else lags.known
+    rows = [{**row, "lag": known.get(row["id"])} for row in listed(catalogue, store, sources)]
+    summary = _summary(len(rows), len(catalogue.findings), 0 if lags is None else len(lags.open))
+    return Outcome(summary, {"pipelines": rows}, show=lambda console: _show_list(console, rows, lags))
 
 
-def _summary(pipelines: int, findings: int) -> str:
+def _summary(pipelines: int, findings: int, lags_open: int) -> str:
     from conduit_dagster.cli.terminal import count
 
     found = f", {count(findings, 'finding')}: conduit-dagster validate shows them" if findings else ""
-    return count(pipelines, "pipeline") + found
+    unasked = f"; the lag of {lags_open:,} was not found out in {_LAG_SECONDS:g} s: --lag asks all" if lags_open else ""
+    return count(pipelines, "pipeline") + found + unasked
 
 
-def _show_list(console: Console, rows: list[dict[str, Any]]) -> None:
+def _lag_cells(row: dict[str, Any], lags: LagsFound | None) -> list[str]:
+    """Return the cell of a pipeline's lag; none where the sources were not to be asked."""
+    from conduit_dagster.cli.listed_lag import lag_text
+
+    if lags is None:
+        return []
+    return ["?" if row["id"] in lags.open else lag_text(row["lag"])]
+
+
+def _show_list(console: Console, rows: list[dict[str, Any]], lags: LagsFound | None) -> None:
     from conduit_dagster.cli.moments import ago
     from conduit_dagster.cli.terminal import print_table, styled
 
     now_ns = time.time_ns()
-    columns = ("id", "status", "starts", "records", "dead letters", "last activity", "findings", "file", "error")
+    lag = () if lags is None else ("lag",)
+    columns = ("id", "status", "starts", "records", *lag, "dead letters", "last activity", "findings", "file", "error")
     cells = [
         (
             row["id"],
             styled(row["status"] or "", status_text(row, now_ns)),
             row["starts"] or "",
             f"{row['records']:,}",
+            *_lag_cells(row, lags),
             f"{row['dead_letters']:,}",
             ago(row["active_ns"], now_ns),
             row["findings"],

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 from lab.operating import fails_at_14
 from lab.scripted import Script
-from lab.support import Lab
+from lab.support import Lab, destination, source
+from lab.waiting import wait_until
 
 
 def test_list_does_not_create_the_state_store(run, project: Path) -> None:
@@ -98,3 +101,117 @@ def test_describe_tells_what_an_open_step_has_delivered(run, lab: Lab, script: S
     assert lab.run().error is None
     (out,) = run("pipelines", "describe", "p", "--json").envelope["result"]["destinations"]
     assert (out["open"], out["delivered"]) == (None, 16)
+
+
+WAITING = '''
+import time
+from pathlib import Path
+
+from conduit_dagster.sdk import ConnectorSettings, Source
+
+
+class Waiting(Source):
+    """A thousand records wait. Hangs while there is a file ``hang``; touches ``hangs`` when it does."""
+
+    name = "waiting"
+    Settings = ConnectorSettings
+    lag_unit = "records"
+
+    def initial(self):
+        return 0
+
+    def latest(self, start, limit, horizon=None):
+        return start
+
+    def split(self, start, end, n):
+        return []
+
+    def read(self, split, options):
+        yield from ()
+
+    def lag(self, position):
+        hang = Path(self.context.root, "hang")
+        while hang.exists():
+            Path(self.context.root, "hangs").touch()
+            time.sleep(0.02)
+        return 1000
+'''
+OF_PLUGIN: dict[str, Any] = {"id": "told", "type": "source", "plugin": "waiting", "settings": {}}
+
+
+def _waiting(lab: Lab, name: str, *sources: dict[str, Any]) -> None:
+    (lab.root / "plugins").mkdir(exist_ok=True)
+    (lab.root / "plugins" / "waiting.py").write_text(WAITING)
+    lab.pipeline(id=name, connectors=[*sources, destination("out", f"./{name}-out.jsonl")])
+
+
+def _lags(ran: Any) -> dict[str, Any]:
+    return {row["id"]: row["lag"] for row in ran.envelope["result"]["pipelines"]}
+
+
+def test_list_shows_what_waits_before_and_after_a_run(run, lab: Lab) -> None:
+    lab.write("in.jsonl", ["12345", "123"])
+    lab.pipeline(connectors=[source(), destination()])
+    assert _lags(run("pipelines", "list", "--json")) == {"p": {"bytes": 10}}
+    assert "   10 B   " in run("pipelines", "list").out
+    assert lab.run().error is None
+    assert _lags(run("pipelines", "list", "--json")) == {"p": {"bytes": 0}}
+    assert "   none   " in run("pipelines", "list").out
+    lab.write("in.jsonl", ["1" * 1_199_999], "a")
+    assert "   1.2 MB   " in run("pipelines", "list").out
+
+
+def test_list_adds_what_waits_in_one_unit(run, lab: Lab) -> None:
+    lab.write("in.jsonl", ["123"])
+    lab.write("more.jsonl", ["12345"])
+    _waiting(lab, "p", source(), {**source("./more.jsonl"), "id": "more"}, OF_PLUGIN)
+    assert _lags(run("pipelines", "list", "--json")) == {"p": {"bytes": 10, "records": 1000}}
+    assert "   10 B, 1,000 records   " in run("pipelines", "list").out
+
+
+def test_list_knows_no_lag_of_a_source_that_cannot_tell_or_fails(run, project: Path, pipeline) -> None:
+    """Nor of a pipeline that can't run, or is not there any more."""
+    (project / "in.jsonl").unlink()
+    endless = "plugin: generator, settings: {format.type: structured, format.options.n: int}"
+    text = pipeline("endless").replace("plugin: file, settings: {path: ./in.jsonl}", endless)
+    (project / "pipelines" / "endless.yaml").write_text(text)
+    (project / "pipelines" / "bad.yaml").write_text(pipeline("bad").replace("json.decode", "json.decod"))
+    ran = run("pipelines", "list", "--json")
+    assert _lags(ran) == {"bad": None, "endless": None, "orders": None}
+    assert "lag" not in ran.envelope["summary"]
+    assert "?" not in run("pipelines", "list").out
+
+
+def test_list_waits_for_no_source_that_hangs_unless_it_is_told_to(run, lab: Lab) -> None:
+    lab.write("in.jsonl", ["123"])
+    _waiting(lab, "hanging", OF_PLUGIN)
+    _waiting(lab, "quick", source())
+    hang = lab.root / "hang"
+    hang.touch()
+    ran = run("pipelines", "list", "--json")
+    assert _lags(ran) == {"hanging": None, "quick": {"bytes": 4}}
+    assert ran.envelope["summary"] == "2 pipelines; the lag of 1 was not found out in 0.5 s: --lag asks all"
+    shown = run("pipelines", "list").out
+    assert "   ?   " in shown and "--lag asks all" in shown
+    hangs = lab.root / "hangs"
+    hangs.unlink()
+
+    def release() -> None:
+        wait_until(hangs.exists, "the source hangs")
+        hang.unlink()
+
+    releasing = threading.Thread(target=release)
+    releasing.start()
+    ran = run("pipelines", "list", "--lag", "--json")
+    releasing.join()
+    assert _lags(ran) == {"hanging": {"records": 1000}, "quick": {"bytes": 4}}
+    assert ran.envelope["summary"] == "2 pipelines"
+
+
+def test_list_asks_no_source_if_told_not_to(run, lab: Lab) -> None:
+    _waiting(lab, "hanging", OF_PLUGIN)
+    (lab.root / "hang").touch()
+    ran = run("pipelines", "list", "--no-lag", "--json")
+    assert (_lags(ran), ran.envelope["summary"]) == ({"hanging": None}, "1 pipeline")
+    assert "lag" not in run("pipelines", "list", "--no-lag").out
+    assert not (lab.root / "hangs").exists()

@@ -210,14 +210,17 @@ def list_family(path: str) -> list[FoundFile]:
     itself = [current] if current is not None else []
     if local is None or not local.parent.is_dir():
         return itself
-    # a socket or pipe beside the file was named by nobody
-    siblings = (str(p) for p in local.parent.iterdir() if _is_rotated(p.name, local.name) and p.is_file())
-    rotated = sorted(_files(siblings), key=lambda found: (found.modified, found.name))
+    rotated = sorted(_files(_rotated(local)), key=lambda found: (found.modified, found.name))
     return _once([*rotated, *itself])
 
 
-def _is_rotated(name: str, base: str) -> bool:
-    return name.startswith((f"{base}.", f"{base}-")) and not name.endswith(_PACKED)
+def _rotated(local: Path) -> list[str]:
+    """Return the paths of a file's rotated ones. Their folder may hold thousands of others."""
+    begins = (f"{local.name}.", f"{local.name}-")
+    with os.scandir(local.parent) as entries:
+        # a socket or pipe beside the file was named by nobody
+        found = [one.name for one in entries if one.name.startswith(begins) and one.is_file()]
+    return [str(local.parent / name) for name in found if not name.endswith(_PACKED)]
 
 
 def _once(files: Iterable[FoundFile]) -> list[FoundFile]:
