@@ -103,7 +103,7 @@ def _require_own_folder(folder: Path, component: Path) -> None:
     if root.resolve() != component.resolve():
         raise FatalError(
             f"pipelines are written in {component / FILE}, but the project is {root}",
-            code="component.elsewhere",
+            code="config.elsewhere",
             place=str(component / FILE),
             fix="leave path out and put conduit.yaml beside defs.yaml, or move the pipelines to a file in the project",
         )

@@ -28,10 +28,10 @@ AskLag = Annotated[
     typer.Option(
         "--lag/--no-lag",
         help="Ask every source how much waits, however long that takes; or ask none.",
-        show_default="half a second for all",
+        show_default="0.3 s for all",
     ),
 ]
-_LAG_SECONDS = 0.5
+_LAG_SECONDS = 0.3
 """How long all sources together may take to tell how much waits."""
 
 

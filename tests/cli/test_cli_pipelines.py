@@ -190,7 +190,7 @@ def test_list_waits_for_no_source_that_hangs_unless_it_is_told_to(run, lab: Lab)
     hang.touch()
     ran = run("pipelines", "list", "--json")
     assert _lags(ran) == {"hanging": None, "quick": {"bytes": 4}}
-    assert ran.envelope["summary"] == "2 pipelines; the lag of 1 was not found out in 0.5 s: --lag asks all"
+    assert ran.envelope["summary"] == "2 pipelines; the lag of 1 was not found out in 0.3 s: --lag asks all"
     shown = run("pipelines", "list").out
     assert "   ?   " in shown and "--lag asks all" in shown
     hangs = lab.root / "hangs"

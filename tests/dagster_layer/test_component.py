@@ -53,6 +53,7 @@ INLINE = """
   strict: true
   pipelines:
     - id: inline
+      dead-letter-queue: {window-size: 0}
       connectors:
         - {id: in, type: source, plugin: file, settings: {path: data/people.jsonl, collection: people}}
         - {id: out, type: destination, plugin: file, settings: {path: inline.jsonl, sdk.record.format: payload/json}}
@@ -112,12 +113,18 @@ def _inline(folder: Folder, ingest: Path) -> None:
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("plugin: field.set", "name: field.set"))
     code, said = _dg(folder, "check", "defs")
     assert code == 1
-    assert "defs.yaml:18:" in said
+    assert "defs.yaml:19:" in said
     (ingest / "defs.yaml").write_text(DEFS + INLINE.replace("type: source", "type: sauce"))
     code, said = _dg(folder, "check", "yaml")
     assert code == 1
-    assert "defs.yaml:14" in said
+    assert "defs.yaml:15" in said
     assert "sauce" in said
+    (ingest / "defs.yaml").write_text(DEFS.replace("path: .", "path: pipelines/of/others") + INLINE)
+    (ingest / "conduit.yaml").rename(ingest / "pipelines" / "conduit.yaml")
+    code, said = _dg(folder, "check", "defs")
+    assert code == 1
+    assert "put conduit.yaml beside defs.yaml" in " ".join(said.split())
+    (ingest / "pipelines" / "conduit.yaml").rename(ingest / "conduit.yaml")
     (ingest / "defs.yaml").write_text(DEFS + INLINE)
     code, said = _dg(folder, "launch", "--assets", 'group:"inline_raw"')
     assert code == 0, said
