@@ -1,6 +1,7 @@
 """The partitioned Dagster job that sends destinations again what was logged within a time (``ID__backfill``)."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,8 +16,7 @@ from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, owned
 from conduit_dagster.engine.operate.rewind import RewindTarget
-from conduit_dagster.engine.operate.send_again import Resent, deliver_missed, send_again
-from conduit_dagster.engine.operate.source_positions import logs_of
+from conduit_dagster.engine.operate.send_again import Resent, deliver_missed, send_all_again
 from conduit_dagster.engine.operate.summaries import sent_range
 from conduit_dagster.engine.run_options import RunOptions
 from conduit_dagster.recovery.errors import ConduitError
@@ -49,7 +49,10 @@ def partitions_of(bound: BoundPipeline, now: datetime) -> dg.TimeWindowPartition
         return None
     first = (now - timedelta(seconds=retention.time)).replace(minute=0, second=0, microsecond=0)
     begin = first if retention.partitions == "hourly" else first.replace(hour=0)
-    begin = begin.replace(day=1) if retention.partitions == "monthly" else begin
+    if retention.partitions == "monthly":
+        begin = begin.replace(day=1)
+    elif retention.partitions == "weekly":
+        begin -= timedelta(days=begin.isoweekday() % 7)  # Dagster's weeks begin on Sunday
     return _KINDS[retention.partitions](start_date=begin, timezone="UTC", end_offset=1)  # type: ignore[call-arg]
 
 
@@ -85,8 +88,10 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
             bound = read_again(loaded.id, loaded.file, conduit_state.project)
             session, options = conduit_spark.spark_session, RunOptions.of(conduit_state.project)
             with owned(bound, conduit_state.database, options, lambda: session, operator_of(context)) as lock:
-                found = list(_ranges(lock, conduit_state.database, config, context.partition_time_window))
-                delivered = {} if config.dry_run else deliver_missed(lock)
+                # what an earlier backfill has left comes first: nothing is registered while a destination is away
+                left = {} if config.dry_run else deliver_missed(lock)
+                found = _ranges(lock, conduit_state.database, config, context.partition_time_window)
+                delivered = left if config.dry_run else _summed(left, deliver_missed(lock))
         except ConduitError as error:
             if error.code == _HELD and config.wait:
                 context.log.info(f"{error.message}; looking again in {_AGAIN} s")
@@ -100,14 +105,18 @@ def _op(loaded: LoadedPipeline, name: str) -> dg.OpDefinition:
 
 def _ranges(
     lock: PipelineLock, database: sa.Engine, config: BackfillConfig, window: dg.TimeWindow
-) -> Iterator[dict[str, Any]]:
-    """Have each destination sent each log's range again; yield the facts."""
-    start, end = (RewindTarget("time", round(at.timestamp() * 1e9)) for at in (window.start, window.end))
-    logged = [view.source for view in logs_of(database, lock.id, lock.options.log_url)]
-    for source in [config.source] if config.source else logged or [None]:
-        for destination in config.destinations or [node.id for node in lock.pipeline.outputs]:
-            facts = send_again(lock, database, source, Resent(destination, start, end), config.dry_run)
-            yield {**facts, "dry_run": config.dry_run}
+) -> list[dict[str, Any]]:
+    """Have each destination sent each log's range again, all or none; return the facts."""
+    start, end = (RewindTarget("kept_time", round(at.timestamp() * 1e9)) for at in (window.start, window.end))
+    sources = [config.source] if config.source else [node.id for node in lock.pipeline.sources]
+    destinations = config.destinations or [node.id for node in lock.pipeline.outputs]
+    wanted = [(source, Resent(destination, start, end)) for source in sources for destination in destinations]
+    found = send_all_again(lock, database, wanted, dry_run=config.dry_run)
+    return [{**facts, "dry_run": config.dry_run} for facts in found]
+
+
+def _summed(*every: dict[str, int]) -> dict[str, int]:
+    return dict(sum((Counter(one) for one in every), Counter[str]()))
 
 
 def _told(

@@ -43,18 +43,17 @@ class ContentsView:
 
     def metadata(self) -> dict[str, Metadata]:
         """Return the metadata of each destination, by id. Takes two seconds at most, also where one doesn't answer."""
-        found: dict[str, Contents] = {}
+        found: dict[str, Metadata] = {}
         if not self._hangs:
             name = f"preview of {self._pipeline.program.pipeline}"
             self._hangs = not within(lambda: self._ask(found), _SECONDS, name)
-        known = dict(found)
-        return {node.id: self._of(node, known.get(node.id, Contents())) for node in self._pipeline.outputs}
+        return {node.id: {} for node in self._pipeline.outputs} | dict(found)
 
-    def _ask(self, found: dict[str, Contents]) -> None:
+    def _ask(self, found: dict[str, Metadata]) -> None:
         for node in self._pipeline.outputs:
             destination = node.destination
             try:
-                found[node.id] = Contents(destination.row_count(), destination.preview(_ROWS))
+                found[node.id] = self._of(node, Contents(destination.row_count(), destination.preview(_ROWS)))
             except Exception as error:  # noqa: BLE001  # whatever it raises here, its records are delivered
                 log.debug("no preview of a destination", node=node.node, cause=hide(str(error)))
             finally:
@@ -65,10 +64,13 @@ class ContentsView:
         columns = {name: node.destination.field_of(name) for name in chain(declared, *found.rows)}
         ways = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
         facts: Metadata = {} if found.number is None else {"dagster/row_count": found.number}
-        if lineage := _lineage(ways, columns, self._keys):
+        # a join puts all fields of a source into one that has the source's name
+        is_join = self._pipeline.program.fan_in == "join"
+        lineage = {} if is_join else _lineage(ways, columns, self._keys)
+        if lineage:
             facts["dagster/column_lineage"] = dg.TableColumnLineage(lineage)
         if found.rows:
-            redacted = _Redacted(self._pipeline.program.redact, list(ways.values()))
+            redacted = _Redacted(self._pipeline.program.redact, list(ways.values()), is_join)
             facts["preview"] = _table(found.rows, {name: redacted.covers(field) for name, field in columns.items()})
         return facts
 
@@ -100,12 +102,12 @@ def _lineage(
 class _Redacted:
     """Tells which columns may hold what the pipeline redacts, under whatever name it is there."""
 
-    def __init__(self, fields: Sequence[str], ways: Sequence[Sequence[Step]]) -> None:
+    def __init__(self, fields: Sequence[str], ways: Sequence[Sequence[Step]], is_join: bool) -> None:
         references = [Reference.parse(text) for text in fields]
         self._names = {one.path[0] for one in references if one.path}
         self._ways = ways
         # a whole part, or metadata: which columns it has gone into can't be told
-        self._everything = any(not one.path or one.root == "metadata" for one in references)
+        self._everything = any(is_join or not one.path or one.root == "metadata" for one in references)
 
     def covers(self, field: str | None) -> bool:
         """Return whether the column of this field is to be masked; one of which that can't be told is."""

@@ -62,8 +62,8 @@ class RunSnapshot:
 
     @property
     def waiting(self) -> bool:
-        """Whether any source is known to have unread data."""
-        return any(amount for amount, _ in self.lag.values())
+        """Whether anything is known not to be acked: unread at a source, or logged and not delivered."""
+        return _anything(self.sources, self.lag)
 
     def keeps(self, max_lag: float) -> bool:
         """Return whether nothing has waited for ``max_lag`` seconds, as far as the sources can tell.
@@ -71,6 +71,10 @@ class RunSnapshot:
         Something may wait at a source that fails; a source that never can tell is taken as read.
         """
         return self.waited < max_lag or not (self.waiting or self.failing)
+
+
+def _anything(sources: Mapping[str, Mapping[str, Any]], lag: Mapping[str, tuple[int, str]]) -> bool:
+    return any(amount for amount, _ in lag.values()) or any(row.get("undelivered") for row in sources.values())
 
 
 class Observer:
@@ -106,7 +110,7 @@ class Observer:
         return RunSnapshot(
             progress,
             batch,
-            now - max(acked, self._first_seen_at(lag, failing, now)),
+            now - max(acked, self._first_seen_at(_anything(sources, lag), failing, now)),
             sources,
             {row["id"]: row for row in consumer_rows(self._database, self.bound.id)},
             newest(self._database, self.bound.id, DeadLetterQuery(), _NEWEST),
@@ -121,9 +125,9 @@ class Observer:
     def _reasons(self) -> list[dict[str, Any]]:
         return reasons(self._database, self.bound.id, DeadLetterQuery())
 
-    def _first_seen_at(self, lag: dict[str, tuple[int, str]], failing: list[str], now: float) -> float:
+    def _first_seen_at(self, waiting: bool, failing: list[str], now: float) -> float:
         """Return when what waits was first seen to; long ago if nothing waits."""
-        if any(amount for amount, _ in lag.values()):
+        if waiting:
             self._first_seen = now if self._first_seen is None else self._first_seen
         elif not failing:
             self._first_seen = None

@@ -81,7 +81,10 @@ class RewindConfig(OperatorConfig):
     )
     until_offset: int | None = Field(default=None, description="With into: the first record that is not sent again.")
     until_time: str | None = Field(default=None, description="With into: only what was logged before; as to_time.")
-    force: bool = Field(default=False, description="Also forward: what lies between is never delivered.")
+    force: bool = Field(
+        default=False,
+        description="Also forward: what lies between is never delivered. With into: give up what is left of a range.",
+    )
     dry_run: bool = Field(default=False, description=_DRY_RUN)
     accept_new_state: bool = Field(default=False, description=_ACCEPT_NEW)
 
@@ -172,7 +175,7 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
                 if resent is None:
                     facts = rewind(*held, config.source, target, config.force, config.dry_run)
                 else:
-                    facts = send_again(*held, config.source, resent, config.dry_run)
+                    facts = send_again(*held, config.source, resent, config.force, config.dry_run)
             facts |= {"dry_run": config.dry_run}
             asset, summary = ("source", rewind_summary) if resent is None else ("destination", send_again_summary)
             reports.report(context, one, facts[asset], summary(facts), facts)

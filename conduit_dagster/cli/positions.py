@@ -53,7 +53,10 @@ UntilOffset = Annotated[
 UntilTime = Annotated[
     str | None, typer.Option("--until-time", metavar="AGE|TIME", help="With --into: only what was logged before.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="Also forward: what lies between is never delivered.")]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Also forward: what lies between is never delivered. With --into: give up a range."),
+]
 
 
 @app.command("show")
@@ -85,7 +88,7 @@ def rewind(
         one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
         end = _end(until_offset, until_time)
         if into is not None:
-            return _send_again(one, source, _resent(into, wish, end), dry_run)
+            return _send_again(one, source, _resent(into, wish, end), force, dry_run)
         if end is not None:
             raise usage_error("only one destination can be sent a range", "until", "name it with --into DESTINATION")
         return _rewind(one, source, wish, force, dry_run)
@@ -167,12 +170,12 @@ def _resent(destination: str, start: RewindTarget, end: RewindTarget | None) -> 
     return Resent(destination, start, end)
 
 
-def _send_again(one: Subject, source: str | None, wanted: Resent, dry_run: bool) -> Outcome:
+def _send_again(one: Subject, source: str | None, wanted: Resent, force: bool, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.send_again import send_again
     from conduit_dagster.engine.operate.summaries import send_again_summary
 
     def work(lock: PipelineLock, database: sa.Engine) -> Facts:
-        return send_again(lock, database, source, wanted, dry_run)
+        return send_again(lock, database, source, wanted, force, dry_run)
 
     return operated(one, work, send_again_summary, dry_run)
 

@@ -8,7 +8,21 @@ import msgspec
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import compile_program
+from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.pipeline_state import PipelineState
+
+
+def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
+    """Raise ``FatalError`` (``positions.remembering``) if a destination is to be sent again what would be dropped."""
+    pending = [one for one in state.sources.values() if one.is_sent_again and one.position < one.unit["upto"]]
+    if pending and bound.compiled.remembering:
+        nodes = ", ".join(bound.compiled.remembering)
+        raise FatalError(
+            f"{pending[0].late} is to be sent records again, and {nodes} would take them for duplicates",
+            code="positions.remembering",
+            node=bound.id,
+            fix="remove it from the file until they are sent",
+        )
 
 
 def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:

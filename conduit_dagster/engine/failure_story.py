@@ -21,6 +21,10 @@ _REST: Final[dict[Strategy, str]] = {
 }
 
 
+_GONE: Final = ("gone", "gap", "pruned")
+"""Last words of the codes of errors that say that something is gone."""
+
+
 class FailureStory(NamedTuple):
     """What is to be told of a failure beside its error."""
 
@@ -34,17 +38,20 @@ class FailureStory(NamedTuple):
         return datetime.fromtimestamp(self.since_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int) -> FailureStory | None:
+def story_of(database: sa.Engine, pipeline: str, strategy: Strategy, acked: int, code: str = "") -> FailureStory | None:
     """Return the story of a pipeline that has just failed. None where the store does not tell.
 
-    ``acked``: records that this run has acked.
+    ``acked``: records that this run has acked; ``code``: of its error.
     """
     try:
         since = _failing_since(database, pipeline)
     except (ConduitError, SQLAlchemyError):
         return None
     records = {0: "no record was", 1: "1 record was"}.get(acked, f"{acked:,} records were")
-    return None if since is None else FailureStory(since, f"{records} acked in this run; {_REST[strategy]}")
+    rest = _REST[strategy]
+    if code.replace(".", "_").split("_")[-1] in _GONE:
+        rest = "what the error names is gone; " + rest.removeprefix("nothing is lost: ")
+    return None if since is None else FailureStory(since, f"{records} acked in this run; {rest}")
 
 
 def _failing_since(database: sa.Engine, pipeline: str) -> int | None:

@@ -180,7 +180,7 @@ class RestartLoop:
         if result.error is None or not failed or result.hung or result.error.code.startswith("state."):
             return result
         strategy, acked = self._bound.config.delivery.strategy, result.progress.acked
-        return replace(result, story=story_of(self._database, self._bound.id, strategy, acked))
+        return replace(result, story=story_of(self._database, self._bound.id, strategy, acked, str(result.error.code)))
 
     def _await(self, failure: int | None, at_ns: int, longest: float) -> Awaited:
         return await_restart(self._database, self._bound.id, failure, at_ns, longest, self._stop)

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
-from conduit_dagster.engine.catch_up import with_open_catch_ups
+from conduit_dagster.engine.catch_up import require_no_memory, with_open_catch_ups
 from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
@@ -145,6 +145,7 @@ class _Run:
             # those of the file as well: they are asked how far they are
             attach_kept(self._pipeline, self._store)
             state = self._store.load()
+            require_no_memory(self._bound, state)
             self._bound = with_open_catch_ups(with_open_replay(self._bound, state), state)
             self._pipeline = self._bound.compiled
             attach_kept(self._pipeline, self._store)

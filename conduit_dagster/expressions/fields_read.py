@@ -10,18 +10,20 @@ from typing import Final
 _ACTION: Final = re.compile(r"\{\{(.*?)\}\}", re.DOTALL)
 _TEXT: Final = re.compile(r'"(?:[^"\\]|\\.)*"|`[^`]*`')
 _FIELD: Final = re.compile(r"\.Payload\.After\.([A-Za-z_]\w*)(?:\.\w+)*")
-_HARMLESS: Final = re.compile(r"\.(?:Metadata|Operation)\b(?:\.\w+)*")
+_HARMLESS: Final = re.compile(r"\.Operation\b")
 _UNCLEAR: Final = re.compile(r"\$|(?<!\w)\.|\b(?:range|with|define|template|block)\b")
 """What may stand for a field, or for a document, that the text does not name."""
 
-_PARTS: Final = frozenset({"before", "key", "position"})
+_PARTS: Final = frozenset({"before", "key", "metadata", "position"})
 
 
 def template_fields(text: str) -> frozenset[str] | None:
     """Return the top-level fields that a Go template reads; None if its text doesn't show them.
 
-    Metadata and the operation count as no field. A whole payload, a key and a position can't be shown.
+    The operation counts as no field. What metadata, a key and a payload before hold may come from any field.
     """
+    if any("}}" in quoted for quoted in _TEXT.findall(text)):
+        return None
     actions = [_TEXT.sub('""', action) for action in _ACTION.findall(text)]
     rest = [_HARMLESS.sub("", _FIELD.sub("", action)) for action in actions]
     if any(map(_UNCLEAR.search, rest)):

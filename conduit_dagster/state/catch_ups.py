@@ -45,6 +45,17 @@ def pending_from(connection: sa.Connection, pipeline: str, source: str) -> int |
     return min(left, default=None)
 
 
+def merged(ranges: Sequence[range]) -> list[tuple[int, int]]:
+    """Return the same offsets as first and end of as few ranges as there can be."""
+    found: list[tuple[int, int]] = []
+    for one in sorted((one for one in ranges if one), key=lambda one: one.start):
+        if found and one.start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], one.stop))
+        else:
+            found.append((one.start, one.stop))
+    return found
+
+
 class CatchUps:
     """The catch-ups of one pipeline, within a transaction."""
 
@@ -70,37 +81,40 @@ class CatchUps:
     def send_again(self, wanted: CatchUp, by: str) -> int:
         """Have a known destination sent a range again; return the generation of its deliveries.
 
-        Only where its last catch-up from this source has ended.
+        What is left of its last catch-up from this source is given up.
         """
-        last = next((unit for name, unit, _ in _stored(self._connection, self._id) if name == wanted.name), None)
-        before = [] if last is None else [[sent.start, sent.stop] for sent in sent_ranges(last)]
+        last = next((one for one in _stored(self._connection, self._id) if one[0] == wanted.name), None)
+        before = list[tuple[int, int]]()
+        if last is not None:
+            _, unit, position = last
+            self._tell_rest(unit, position)
+            before = merged(sent_ranges({**unit, "upto": min(position, unit["upto"])}))
         self._connection.execute(sa.delete(sources).where(*self._source(wanted.name)))
         generation = self._begin(wanted, before, SENT_AGAIN)
         detail = {"consumer": wanted.destination, "source": wanted.source, "first": wanted.first, "upto": wanted.upto}
         record_event(self._connection, self._id, "sent_again", **detail, generation=generation, by=by)
         return generation
 
-    def _begin(self, wanted: CatchUp, before: Sequence[Sequence[int]], *marks: str) -> int:
+    def _begin(self, wanted: CatchUp, before: Sequence[tuple[int, int]], *marks: str) -> int:
         promised = {"destination": wanted.destination, "first": wanted.first, "upto": wanted.upto}
-        earlier = {_BEFORE: before} if before else {}
-        unit = json.dumps(
-            {"plugin": CATCH_UP, "source": wanted.source, **promised, **earlier, **dict.fromkeys(marks, True)}
-        )
+        named = {"plugin": CATCH_UP, "source": wanted.source, **promised, **dict.fromkeys(marks, True)}
+        unit = json.dumps({**named, **({_BEFORE: before} if before else {})})
         fresh = {"records": wanted.first, "acked": 0, "filtered": 0, "nacked": 0}
         # never an earlier generation: the destination must get everything again
-        generation = Generations(self._connection, self._id).new(wanted.name, unit)
+        generation = Generations(self._connection, self._id).new(wanted.name, json.dumps(named))
         values = {"pipeline": self._id, "source": wanted.name, "unit": unit, "position": json.dumps(wanted.first)}
         self._connection.execute(sources.insert().values(**values, **fresh, generation=generation))
         return generation
 
     def drop_others(self, present: set[str]) -> None:
-        """End catch-ups that nothing asks for any more; record what was left of them in the history.
+        """End catch-ups that the file asks for no more; record what was left of them in the history.
 
+        What an operator asked for stays: it is sent once the file has its source and its log again.
         The range that one has sent stays known while its consumer is in the file: a replayed dead letter must not send
         that destination a record that it already got from the log.
         """
         for name, unit, position in _stored(self._connection, self._id):
-            if name not in present:
+            if name not in present and not unit.get(SENT_AGAIN):
                 self._tell_rest(unit, position)
                 self._change(name, {**unit, "upto": min(position, unit["upto"])})
 

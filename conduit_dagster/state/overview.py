@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from conduit_dagster.state.database import reading
+from conduit_dagster.state.log_store import LogState
 from conduit_dagster.state.pipeline_state import REPLAY
 from conduit_dagster.state.tables import (
     collections,
@@ -77,7 +78,8 @@ def _only(query: sa.Select[Any], table: sa.Table, pipeline: str | None) -> sa.Se
 def real_source_rows(engine: sa.Engine, pipeline: str) -> Rows:
     """Return :func:`source_rows`, but with one row per source of the file, with its own position.
 
-    The position of a logged source is where its log ends; a source of a join has the join's counts.
+    The position of a logged source is where its log ends, and ``undelivered`` how many of its records are logged and
+    not handled; a source of a join has the join's counts.
     """
     return _real_source_rows(engine, pipeline).get(pipeline, [])
 
@@ -88,23 +90,31 @@ def every_source_row(engine: sa.Engine) -> dict[str, Rows]:
 
 
 def _real_source_rows(engine: sa.Engine, pipeline: str | None) -> dict[str, Rows]:
-    logged: dict[str, dict[str, Any]] = {}
+    logged: dict[str, dict[str, LogState]] = {}
     with reading(engine) as connection:
         for row in connection.execute(_only(sa.select(logs), logs, pipeline)).mappings():
-            logged.setdefault(row["pipeline"], {})[row["source"]] = json.loads(row["position"])
+            end = LogState(row["next_offset"], json.loads(row["position"]))
+            logged.setdefault(row["pipeline"], {})[row["source"]] = end
         found = _source_rows(connection, pipeline)
     return {name: _real(rows, logged.get(name, {})) for name, rows in found.items()}
 
 
-def _real(found: Rows, logged: dict[str, Any]) -> Rows:
+def _real(found: Rows, logged: dict[str, LogState]) -> Rows:
     rows = {row["id"]: row for row in found}
+    handled = {name: rows[name]["position"] for name in logged if name in rows}
     joins = [row for name, row in rows.items() if name not in logged and isinstance(row["position"], dict)]
     for join in joins:
         if logged and set(join["position"]) <= set(logged):
             del rows[join["id"]]
             counts = {name: join[name] for name in ("records", "acked", "filtered", "nacked")}
             rows.update({name: {**rows[name], **counts} for name in join["position"]})
-    return [{**row, "position": logged.get(name, row["position"])} for name, row in rows.items()]
+            handled.update(join["position"])
+    ends = {
+        name: {"position": end.position, "undelivered": max(0, end.next_offset - handled[name])}
+        for name, end in logged.items()
+        if name in handled
+    }
+    return [{**row, "undelivered": 0, **ends.get(name, {})} for name, row in rows.items()]
 
 
 def consumer_rows(engine: sa.Engine, pipeline: str) -> list[dict[str, Any]]:

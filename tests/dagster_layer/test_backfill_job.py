@@ -80,6 +80,12 @@ def test_a_partition_is_sent_again_at_once_to_one_destination_or_to_all(ran: Fol
     assert [one.event for one in events(ran.store, "orders", 100)].count("sent_again") == 3
 
 
+def test_a_backfill_that_is_refused_sends_nothing(ran: Folder) -> None:
+    assert not _backfill(ran, _today(), destinations=["out", "oout"]).success
+    assert ran.run("orders").success
+    assert _numbers(ran, "out") == [0, 1, 2, 3]
+
+
 def test_an_hour_has_only_what_was_logged_in_it(folder: Folder, spark: Any) -> None:
     _write(folder, "hourly")
     folder.append(range(2))
@@ -131,10 +137,19 @@ def _says(folder: Folder, text: str) -> bool:
 
 @pytest.mark.parametrize(
     ("kind", "first"),
-    [("hourly", "2026-11-22-14:00"), ("daily", "2026-11-22"), ("weekly", "2026-11-22"), ("monthly", "2026-11-01")],
+    [
+        ("hourly", "2026-11-22-14:00"),
+        ("daily", "2026-11-22"),
+        ("weekly", "2026-11-22"),
+        ("weekly 4d", "2026-11-15"),
+        ("monthly", "2026-11-01"),
+    ],
 )
 def test_partitions_reach_as_far_back_as_the_log(folder: Folder, kind: str, first: str) -> None:
-    _write(folder, kind)
+    """The three days before a Wednesday begin on a Sunday; four days before it is the week before."""
+    _write(folder, kind.partition(" ")[0])
+    file = folder.root / "pipelines" / "orders.yaml"
+    file.write_text(file.read_text().replace("time: 3d", f"time: {kind.partition(' ')[2] or '3d'}"))
     bound = open_catalogue(Project.find(folder.root, {})).bound[0]
     now = datetime(2026, 11, 25, 14, 30, tzinfo=UTC)
     partitions = partitions_of(bound, now)

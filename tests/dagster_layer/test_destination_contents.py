@@ -145,6 +145,37 @@ def test_a_destination_that_fails_or_hangs_is_left_out(tmp_path: Path, monkeypat
     assert asked == [1]
 
 
+def test_what_went_through_metadata_is_masked(tmp_path: Path) -> None:
+    keep = '{id: keep, plugin: field.set, settings: {field: .Metadata.tmp, value: "{{ .Payload.After.ssn }}"}}'
+    back = '{id: back, plugin: field.set, settings: {field: .Payload.After.who, value: "{{ .Metadata.tmp }}"}}'
+    (tmp_path / "out.jsonl").write_text('{"id": 1, "ssn": "123-45", "who": "123-45"}\n')
+    pipeline = _compiled(tmp_path, processors=", ".join([DECODE, keep, back]), redact="[.Payload.After.ssn]")
+    assert _shown(pipeline)["rows"] == [{"id": "1", "ssn": "[redacted]", "who": "[redacted]"}]
+
+
+def test_a_join_has_no_lineage_and_shows_nothing_redacted(tmp_path: Path) -> None:
+    """A source's fields lie within the one that has its name."""
+    (tmp_path / "out.jsonl").write_text('{"a": {"id": 1, "ssn": "123-45"}, "b": {"id": 1}}\n')
+    text = TEXT.format(plugin="file", settings=JSON, processors=DECODE, redact="[.Payload.After.ssn]")
+    second = "      - {id: b, type: source, plugin: file, settings: {path: b.jsonl}}\n"
+    text = text.replace("    connectors:\n", f"    fan-in: join\n    connectors:\n{second}").replace("id: in", "id: a")
+    [bound] = bind_all(parse_text(text, "p.yaml").pipelines, tmp_path, project_plugins(tmp_path), False, {})
+    shown = _shown(compile_program(bound.program))
+    assert shown["lineage"] is None
+    assert shown["rows"] == [{"a": "[redacted]", "b": "[redacted]"}]
+
+
+def test_an_error_of_a_processor_about_itself_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out.jsonl").write_text('{"id": 1}\n')
+    pipeline = _compiled(tmp_path)
+
+    def fails(field: str) -> Any:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(pipeline.nodes[0], "made_of", fails)
+    assert ContentsView(pipeline, AssetKeys("people")).metadata() == {"out": {}}
+
+
 @pytest.mark.parametrize("plugin", ["parquet", "delta"])
 @pytest.mark.usefixtures("spark")
 def test_a_run_shows_them(folder: Folder, plugin: str) -> None:

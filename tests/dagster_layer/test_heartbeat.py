@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
+from lab.scripted import Script, scripted
+from lab.support import DECODE, Lab, queue, source
 from lab.waiting import wait_until
+from pyspark.sql import SparkSession
 
-from conduit_dagster.assets.events import RunSnapshot
+from conduit_dagster.assets.events import Observer, RunSnapshot
 from conduit_dagster.assets.freshness import Heartbeat
 from conduit_dagster.cli.main import main
 from conduit_dagster.engine.report import RunProgress
@@ -149,3 +153,26 @@ def test_a_pipeline_without_a_max_lag_shows_them_at_the_end_only(idle: Idle) -> 
         wait_until(lambda: idle.asked >= asked + 5, "it was looked at again and again")
         assert idle.shown() == 0
     assert idle.shown() == 1
+
+
+@pytest.mark.parametrize("log", ["positions", "records"])
+def test_what_is_read_and_not_delivered_waits(tmp_path: Path, spark: SparkSession, log: str) -> None:
+    """Also where it is logged, so that nothing is left at the source."""
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    script = Script(lab)
+    script.says("out", outage=[1])
+    lab.pipeline(
+        connectors=[source(), scripted()], processors=[DECODE], delivery={"log": log}, **{"dead-letter-queue": queue()}
+    )
+    assert lab.run().error is not None
+    [bound] = lab.catalogue().bound
+    with lab.store() as database:
+        look = Observer(bound, database).look()
+    assert (look.waiting, look.keeps(0.0)) == (True, False)
+    assert look.lag["in"] == (0 if log == "records" else 27, "bytes")
+    script.says("out")
+    assert lab.run().error is None
+    with lab.store() as database:
+        look = Observer(bound, database).look()
+    assert (look.waiting, look.keeps(0.0)) == (False, True)

@@ -71,6 +71,17 @@ def test_what_is_safe_depends_on_the_guarantee(lab: Lab, spark: SparkSession, st
     assert words in told(run(lab, spark, strategy)).safe
 
 
+def test_what_is_gone_is_not_said_to_be_safe(lab: Lab, spark: SparkSession) -> None:
+    lab.write("in.jsonl", [GOOD, GOOD, BAD])
+    told(run(lab, spark))
+    lab.write("in.jsonl", [GOOD])
+    result = run(lab, spark)
+    assert result.error is not None
+    assert result.error.code == "file.range_gone"
+    assert "nothing is lost" not in told(result).safe
+    assert "what the error names is gone" in told(result).safe
+
+
 def test_a_run_that_another_one_keeps_out_has_none(lab: Lab, spark: SparkSession) -> None:
     lab.write("in.jsonl", [GOOD])
     assert run(lab, spark).error is None

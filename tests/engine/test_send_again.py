@@ -12,9 +12,10 @@ from lab.support import DECODE, Crashes, Lab, destination, processor, queue, sou
 from pyspark.sql import SparkSession
 
 from conduit_dagster.engine.operate.rewind import RewindTarget, rewind
-from conduit_dagster.engine.operate.send_again import Resent, send_again
+from conduit_dagster.engine.operate.send_again import Resent, send_again, send_all_again
 from conduit_dagster.engine.operate.subject import subject
 from conduit_dagster.recovery.errors import FatalError
+from conduit_dagster.state.catch_ups import merged
 
 pytestmark = pytest.mark.slow
 START = RewindTarget("start")
@@ -204,6 +205,8 @@ def test_refusals(lab: Lab, crashes: Crashes) -> None:
     once = processor("once", "deduplicate", key="after.i", **{"window.records": "9"})
     build(lab, destination("second"), processors=[once])
     assert refusal(lab, START) == "positions.remembering"
+    build(lab, destination("second"), delivery={"log": "positions"})
+    assert refusal(lab, START) == "log.positions_only"
 
 
 def test_it_needs_a_log(tmp_path: Path, spark: SparkSession) -> None:
@@ -242,3 +245,114 @@ def test_ranges_of_two_sources(tmp_path: Path, spark: SparkSession, fan_in: str)
     rows = [row["i"] for row in lab.documents("second.jsonl")]
     assert sorted(rows[8:]) == ["a3", "b2", "b3"]
     assert len(lab.documents("out.jsonl")) == 8
+
+
+def two_sources(lab: Lab, *names: str, log: str = "records") -> None:
+    lab.pipeline(
+        connectors=[source(f"./{name}.jsonl", id=name) for name in names] + [destination(), destination("second")],
+        processors=[DECODE],
+        delivery={"log": log, "strategy": "exactly-once"},
+        **{"dead-letter-queue": queue()},
+    )
+
+
+@pytest.fixture
+def pair(tmp_path: Path, spark: SparkSession) -> Lab:
+    """A pipeline of two sources that has delivered three records of each."""
+    lab = Lab(tmp_path, spark)
+    for place, name in enumerate("ab"):
+        lab.write(f"{name}.jsonl", [{"i": place * 10 + i} for i in range(3)])
+    two_sources(lab, "a", "b")
+    assert lab.run().error is None
+    return lab
+
+
+def of_b(lock: Any, database: Any) -> Any:
+    return send_again(lock, database, "b", Resent("second", START))
+
+
+def test_a_source_that_left_the_file_is_refused(pair: Lab) -> None:
+    two_sources(pair, "a")
+    with pytest.raises(FatalError) as refused:
+        operate(pair, of_b)
+    assert refused.value.code == "usage.unknown_source"
+
+
+def test_a_source_that_leaves_the_file_later_is_sent_when_it_is_back(pair: Lab) -> None:
+    assert operate(pair, of_b)["records"] == 3
+    two_sources(pair, "a")
+    assert pair.run().error is None
+    assert sorted(numbers(pair)) == [0, 1, 2, 10, 11, 12]
+    two_sources(pair, "a", "b")
+    assert pair.run().error is None
+    assert sorted(numbers(pair)) == [0, 1, 2, 10, 10, 11, 11, 12, 12]
+    assert events(pair, "catch_up_dropped") == []
+
+
+def test_it_is_sent_when_the_log_is_switched_on_again(pair: Lab) -> None:
+    assert operate(pair, of_b)["records"] == 3
+    two_sources(pair, "a", "b", log="positions")
+    assert pair.run().error is None
+    assert len(numbers(pair)) == 6
+    two_sources(pair, "a", "b")
+    assert pair.run().error is None
+    assert sorted(numbers(pair)) == [0, 1, 2, 10, 10, 11, 11, 12, 12]
+
+
+def test_several_are_registered_together_or_not_at_all(lab: Lab) -> None:
+    wanted = [(None, Resent(name, START)) for name in ("out", "third")]
+    with pytest.raises(FatalError):
+        operate(lab, lambda lock, database: send_all_again(lock, database, wanted))
+    assert lab.run().progress.read == 0
+    assert numbers(lab, "out") == list(range(40))
+
+
+def test_what_is_left_can_be_given_up(lab: Lab) -> None:
+    again(lab, at(3))
+    facts = again(lab, at(38), force=True)
+    assert (facts["first"], facts["changed"]) == (38, True)
+    assert lab.run().error is None
+    assert numbers(lab) == [*range(40), 38, 39]
+    [dropped] = events(lab, "catch_up_dropped")
+    assert (dropped["consumer"], dropped["first"], dropped["upto"]) == ("second", 3, 40)
+    again(lab, START)
+    assert again(lab, at(40), force=True)["changed"] is True
+    assert lab.run().progress.read == 0
+    assert again(lab, at(40), force=True)["changed"] is False
+
+
+def test_deduplicate_is_refused_while_something_is_left(lab: Lab) -> None:
+    again(lab, at(38))
+    once = processor("once", "deduplicate", key="after.i", **{"window.records": "9"})
+    build(lab, destination("second"), processors=[once])
+    result = lab.run()
+    assert result.error is not None
+    assert result.error.code == "positions.remembering"
+    build(lab, destination("second"))
+    assert lab.run().error is None
+    assert numbers(lab) == [*range(40), 38, 39]
+
+
+def test_a_letter_that_is_not_indexed_yet_is_struck_off(tmp_path: Path, spark: SparkSession, crashes: Crashes) -> None:
+    lab = Lab(tmp_path, spark)
+    lab.write("in.jsonl", [{"i": i} for i in range(3)])
+    bad = processor("bad", "error", "after.i == 1", message="bad")
+    build(lab, {**destination("second"), "processors": [bad]}, delivery={"strategy": "at-most-once"})
+    crashes(lab, "after-prepare")
+    build(lab, destination("second"), delivery={"strategy": "at-most-once"})
+    again(lab, START)
+    assert lab.run().error is None
+    # the killed delivery's place in the file is filled with line ends
+    sent = [line for line in lab.lines("second.jsonl") if line]
+    assert sorted(sent) == ['{"i":0}', '{"i":1}', '{"i":2}']
+    with pytest.raises(FatalError) as none:
+        lab.replay()
+    assert none.value.code == "dead_letters.none"
+    assert [line for line in lab.lines("second.jsonl") if line] == sent
+
+
+def test_ranges_are_merged() -> None:
+    assert merged([range(5, 9), range(3), range(3, 5), range(20, 20), range(12, 14), range(13, 15)]) == [
+        (0, 9),
+        (12, 15),
+    ]

@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from conduit_dagster.engine.operate.source_positions import LogView
 
 
-def offset_since(log: LogView, at_ns: int) -> int:
+def offset_since(log: LogView, at_ns: int, as_kept: bool = False) -> int:
     """Return the offset of the first entry that was logged at a time or after it; the log's end if there is none.
 
     Reads the times of all entries before it. Where the clock was set back, the first such entry counts: what was logged
     before the time may come again, and nothing is left out. Raises ``FatalError`` (``log.gone``) if the log may have
-    held older entries of that time.
+    held older entries of that time, unless what it has is enough (``as_kept``).
     """
     first, end = log.whole_from(), log.state().next_offset
     found = _first_since(log, first, -(-at_ns // 1000))
     place = end if found is None else found
-    if first and place == first:
+    if first and place == first and not as_kept:
         raise refused(
             "log.gone",
             f"the log of {log.source} holds every record from offset {first} on; some of those before are gone, and may"

@@ -99,7 +99,8 @@ def _is_behind(source: Source, known: Any, wanted: Any) -> bool:
 class RewindTarget:
     """Target of a rewind."""
 
-    kind: Literal["start", "position", "offset", "time"]
+    kind: Literal["start", "position", "offset", "time", "kept_time"]
+    """``kept_time``: from what the log still has of a time on."""
     value: Any = None
     """A position, an offset, or a time in ns since the epoch."""
 
@@ -185,6 +186,8 @@ def offset_in(log: LogView, wish: RewindTarget, lock: PipelineLock) -> int:
         return first
     if wish.kind == "time":
         return offset_since(log, wish.value)
+    if wish.kind == "kept_time":
+        return offset_since(log, wish.value, as_kept=True)
     if not isinstance(wish.value, int) or isinstance(wish.value, bool) or wish.value < 0:
         message = f"{wish.value!r} is no position in the log of {log.source}: it is an offset, {first} to {end}"
         raise refused("positions.invalid", message, "give the offset of the first record that is to come again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,12 +15,12 @@ from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
 from conduit_dagster.engine.operate.replay import finish_open_steps
 from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, require_no_step
-from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of
+from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of, no_log
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.state.catch_ups import CatchUp, CatchUps
 from conduit_dagster.state.dead_letters import forget_missed_between
 from conduit_dagster.state.overview import consumer_rows
-from conduit_dagster.state.pipeline_state import PipelineState
+from conduit_dagster.state.pipeline_state import PipelineState, SourceState
 
 Facts = dict[str, Any]
 
@@ -35,29 +36,51 @@ class Resent(NamedTuple):
 
 
 def send_again(
-    lock: PipelineLock, database: sa.Engine, source: str | None, wanted: Resent, dry_run: bool = False
+    lock: PipelineLock,
+    database: sa.Engine,
+    source: str | None,
+    wanted: Resent,
+    force: bool = False,
+    dry_run: bool = False,
 ) -> Facts:
     """Have the next run send one destination a range of a source's log again, with new delivery hashes.
 
     What the destination did not take the first time is among it: of open dead letters it is struck off, so that their
-    replay does not send it those records once more. Raises ``FatalError`` (``positions.*``, ``log.*``, ``usage.*``).
+    replay does not send it those records once more. ``force`` gives up what is left of an earlier range. Raises
+    ``FatalError`` (``positions.*``, ``log.*``, ``usage.*``).
     """
+    [facts] = send_all_again(lock, database, [(source, wanted)], force, dry_run)
+    return facts
+
+
+def send_all_again(
+    lock: PipelineLock,
+    database: sa.Engine,
+    every: Sequence[tuple[str | None, Resent]],
+    force: bool = False,
+    dry_run: bool = False,
+) -> list[Facts]:
+    """Do so for several sources and destinations: all of them, or, where one is refused, none."""
+    if not dry_run:
+        lock.loop()  # an at-most-once step is done before its dead letters are indexed: those are struck off as well
     state = lock.store.load()
     require_no_step(lock, state)
-    found = _found(lock, database, state, source, wanted)
-    generation = None
-    if found.first < found.upto and not dry_run:
-        generation = _apply(lock, found)
-    return {
-        "pipeline": lock.id,
-        "source": found.source,
-        "destination": found.destination,
-        "changed": found.first < found.upto,
-        "first": found.first,
-        "upto": found.upto,
-        "records": max(0, found.upto - found.first),
-        "generation": generation,
-    }
+    found = [_found(lock, database, state, source, wanted, force) for source, wanted in every]
+    changes = [one for one in found if one.first < one.upto or (force and _is_pending(state, one.name))]
+    generations = {} if dry_run else _apply(lock, changes)
+    return [
+        {
+            "pipeline": lock.id,
+            "source": one.source,
+            "destination": one.destination,
+            "changed": one in changes,
+            "first": one.first,
+            "upto": one.upto,
+            "records": max(0, one.upto - one.first),
+            "generation": generations.get(one.name),
+        }
+        for one in found
+    ]
 
 
 def deliver_missed(lock: PipelineLock) -> dict[str, int]:
@@ -82,27 +105,32 @@ def deliver_missed(lock: PipelineLock) -> dict[str, int]:
 
 
 def _found(
-    lock: PipelineLock, database: sa.Engine, state: PipelineState, source: str | None, wanted: Resent
+    lock: PipelineLock, database: sa.Engine, state: PipelineState, source: str | None, wanted: Resent, force: bool
 ) -> CatchUp:
     log = _log(lock, database, state, source)
     _require_able(lock)
     destination = _destination(lock, database, wanted.destination)
     name = catch_up_id(log.source, destination)
-    _require_ended(lock, state, name, destination)
+    if not force and _is_pending(state, name):
+        raise _pending(lock, state.sources[name], destination)
     stands: int = state.sources[log.source].position
     first = offset_in(log, wanted.start, lock)
     upto = stands if wanted.end is None else min(stands, offset_in(log, wanted.end, lock))
-    return CatchUp(name, log.source, destination, first, upto)
+    return CatchUp(name, log.source, destination, min(first, stands), max(first, upto))
 
 
 def _log(lock: PipelineLock, database: sa.Engine, state: PipelineState, source: str | None) -> LogView:
-    if joined_of(state):
+    """Return the log, which the pipeline's file must still have: what nothing reads would never be sent."""
+    if joined_of(state) or lock.pipeline.program.fan_in == "join":
         raise refused(
             "positions.joined",
             "the sources of a join are read together: one destination can't be sent them again by itself",
             "rewind the join, which all destinations are sent",
         )
-    return log_of(database, lock.id, lock.options.log_url, source)
+    if lock.pipeline.program.log != "records":
+        raise no_log(lock.id)
+    known = [node.id for node in lock.pipeline.sources]
+    return log_of(database, lock.id, lock.options.log_url, chosen("source", source, known, lock.id))
 
 
 def _require_able(lock: PipelineLock) -> None:
@@ -126,21 +154,29 @@ def _destination(lock: PipelineLock, database: sa.Engine, name: str) -> str:
     return name
 
 
-def _require_ended(lock: PipelineLock, state: PipelineState, name: str, destination: str) -> None:
+def _is_pending(state: PipelineState, name: str) -> bool:
     last = state.sources.get(name)
-    if last is not None and last.late and last.position < last.unit["upto"]:
-        raise refused(
-            "positions.catching_up",
-            f"{destination} is still sent offsets {last.position} to {last.unit['upto'] - 1} again",
-            f"let it end: conduit-dagster run --once, or conduit-dagster pipelines start {lock.id}",
-        )
+    return last is not None and bool(last.late) and last.position < last.unit["upto"]
 
 
-def _apply(lock: PipelineLock, found: CatchUp) -> int:
-    def work(connection: sa.Connection) -> int:
+def _pending(lock: PipelineLock, last: SourceState, destination: str) -> Exception:
+    return refused(
+        "positions.catching_up",
+        f"{destination} is still sent offsets {last.position} to {last.unit['upto'] - 1} again",
+        "let it end: conduit-dagster run --once; --force (in a job force: true) gives up what is left, and takes this",
+    )
+
+
+def _apply(lock: PipelineLock, every: Sequence[CatchUp]) -> dict[str, int]:
+    """Register the ranges in one transaction; return their generations by the id of their sources."""
+
+    def work(connection: sa.Connection) -> dict[str, int]:
         drop_planned(connection, lock.id)
-        offsets = range(found.first, found.upto)
-        forget_missed_between(connection, lock.id, found.destination, (found.source, found.name), offsets)
-        return CatchUps(connection, lock.id).send_again(found, lock.by)
+        catch_ups, found = CatchUps(connection, lock.id), dict[str, int]()
+        for one in every:
+            offsets = range(one.first, one.upto)
+            forget_missed_between(connection, lock.id, one.destination, (one.source, one.name), offsets)
+            found[one.name] = catch_ups.send_again(one, lock.by)
+        return found
 
-    return lock.store.transactions.run(work)
+    return lock.store.transactions.run(work) if every else {}
