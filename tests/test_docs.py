@@ -59,7 +59,7 @@ def test_yaml_in_the_documentation_is_yaml(page: Path) -> None:
             assert list(yaml.safe_load_all(text))
 
 
-def _commands() -> Iterator[tuple[str, str]]:
+def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         text = page.read_text()
         lines = re.findall(r"^(?: {4}|)conduit-dagster (.+)$", text, re.MULTILINE)
@@ -79,7 +79,7 @@ def test_every_verb_has_two_examples() -> None:
 _EXAMPLES = {("examples.py", line) for examples in EXAMPLES.values() for line in examples}
 
 
-@pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(_commands())))
+@pytest.mark.parametrize(("page", "line"), sorted(_EXAMPLES | set(commands())))
 def test_commands_in_the_documentation_exist(page: str, line: str) -> None:
     """Their verbs and options; values are not looked at."""
     command: Any = typer.main.get_command(app)
