@@ -37,6 +37,7 @@ _FATAL: Final = {
     "nacks": "threshold_exceeded",
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "forced_stop invalid",
+    "positions": "remembering",
     "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
     "processor": "error",
     "python": "invalid unreadable",
