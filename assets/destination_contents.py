@@ -5,8 +5,9 @@ Dagster shows them at the destination's asset. They are looked up after the reco
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import dagster as dg
 import structlog
@@ -24,13 +25,6 @@ _ROWS = 5
 _SECONDS = 2.0
 _LONGEST = 200
 Metadata = dict[str, Any]
-
-
-class Contents(NamedTuple):
-    """What was found at a destination."""
-
-    number: int | None = None
-    rows: Sequence[Mapping[str, Any]] = ()
 
 
 class ContentsView:
@@ -53,25 +47,26 @@ class ContentsView:
         for node in self._pipeline.outputs:
             destination = node.destination
             try:
-                found[node.id] = self._of(node, Contents(destination.row_count(), destination.preview(_ROWS)))
+                found[node.id] = self._of(node, destination.row_count(), destination.preview(_ROWS))
             except Exception as error:  # noqa: BLE001  # whatever it raises here, its records are delivered
                 log.debug("no preview of a destination", node=node.node, cause=hide(str(error)))
             finally:
-                destination.close()
+                with suppress(Exception):
+                    destination.close()
 
-    def _of(self, node: DestinationNode, found: Contents) -> Metadata:
+    def _of(self, node: DestinationNode, number: int | None, rows: Sequence[Mapping[str, Any]]) -> Metadata:
         declared = (name for name, _ in node.destination.declared_columns)
-        columns = {name: node.destination.field_of(name) for name in chain(declared, *found.rows)}
+        columns = {name: node.destination.field_of(name) for name in chain(declared, *rows)}
         ways = {one.id: [*one.nodes, *self._pipeline.nodes, *node.nodes] for one in self._pipeline.sources}
-        facts: Metadata = {} if found.number is None else {"dagster/row_count": found.number}
+        facts: Metadata = {} if number is None else {"dagster/row_count": number}
         # a join puts all fields of a source into one that has the source's name
         is_join = self._pipeline.program.fan_in == "join"
         lineage = {} if is_join else _lineage(ways, columns, self._keys)
         if lineage:
             facts["dagster/column_lineage"] = dg.TableColumnLineage(lineage)
-        if found.rows:
+        if rows:
             redacted = _Redacted(self._pipeline.program.redact, list(ways.values()), is_join)
-            facts["preview"] = _table(found.rows, {name: redacted.covers(field) for name, field in columns.items()})
+            facts["preview"] = _table(rows, {name: redacted.covers(field) for name, field in columns.items()})
         return facts
 
 

@@ -137,10 +137,10 @@ class Observer:
         """Return what waits at each source that can tell, and the sources that failed when they were asked."""
         found: dict[str, tuple[int, str]] = {}
         failing: list[str] = []
+        known = {name: row["position"] for name, row in sources.items()}
         for source_node in self.pipeline.sources:
-            row = sources.get(source_node.id)
             try:
-                amount = source_node.source.lag(row["position"] if row else source_node.source.initial())
+                amount = source_node.lag(known)
             except Exception:  # noqa: BLE001  # a source that is away is the engine's business; here its lag is unknown
                 amount = None
                 failing.append(source_node.id)

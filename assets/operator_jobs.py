@@ -19,10 +19,9 @@ from conduit_dagster.assets.names import ACKS, GROUP, short
 from conduit_dagster.assets.run_op import failure, operator_of
 from conduit_dagster.assets.translator import AssetKeys
 from conduit_dagster.engine.operate.log_compaction import compact
-from conduit_dagster.engine.operate.operator_errors import refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock
 from conduit_dagster.engine.operate.rewind import RewindTarget, only_target, rewind
-from conduit_dagster.engine.operate.send_again import Resent, send_again
+from conduit_dagster.engine.operate.send_again import Resent, resent, send_again
 from conduit_dagster.engine.operate.source_positions import moment
 from conduit_dagster.engine.operate.subject import Subject, subject
 from conduit_dagster.engine.operate.summaries import (
@@ -104,12 +103,7 @@ class RewindConfig(OperatorConfig):
             *([RewindTarget("offset", self.until_offset)] if self.until_offset is not None else []),
             *([RewindTarget("time", moment(self.until_time, time.time_ns(), "until_time"))] if self.until_time else []),
         ]
-        if self.into is None:
-            if ends:
-                raise refused("usage.until", "only one destination can be sent a range", "name it in into")
-            return None
-        end = only_target(ends, "give one of until_offset and until_time") if ends else None
-        return Resent(self.into, self.target(), end)
+        return resent(self.into, self.target(), ends, "until_offset and until_time")
 
 
 class CompactConfig(OperatorConfig):
@@ -170,14 +164,14 @@ def _rewind_op(reports: _Reports) -> dg.OpDefinition:
     def rewind_source(context: dg.OpExecutionContext, config: RewindConfig, conduit_state: StateResource) -> None:
         """Let a source continue from another place."""
         with _operating(context, config, conduit_state, config.accept_new_state) as one:
-            resent, target = config.resent(), config.target()
+            target, wanted = config.target(), config.resent()
             with _held(context, conduit_state, one) as held:
-                if resent is None:
+                if wanted is None:
                     facts = rewind(*held, config.source, target, config.force, config.dry_run)
                 else:
-                    facts = send_again(*held, config.source, resent, config.force, config.dry_run)
+                    facts = send_again(*held, config.source, wanted, config.force, config.dry_run)
             facts |= {"dry_run": config.dry_run}
-            asset, summary = ("source", rewind_summary) if resent is None else ("destination", send_again_summary)
+            asset, summary = ("source", rewind_summary) if wanted is None else ("destination", send_again_summary)
             reports.report(context, one, facts[asset], summary(facts), facts)
 
     return rewind_source

@@ -4,7 +4,7 @@ A source is an external asset: no run materialises it, so that a run which fails
 does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import dagster as dg
@@ -22,7 +22,6 @@ from conduit_dagster.node_ids import node_id
 from conduit_dagster.recovery.classify import blamed
 from conduit_dagster.recovery.errors import ConduitError
 from conduit_dagster.resources.spark_resource import StateResource
-from conduit_dagster.sdk import Source
 from conduit_dagster.state.overview import real_source_rows
 
 READABLE = "readable"
@@ -97,7 +96,7 @@ def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> Ch
         database = state.database
         known = {row["id"]: row["position"] for row in real_source_rows(database, bound.id)}
         attach_kept_to_look(bound.compiled, database)
-        lag = blamed(node_id(bound.id, source), _lag, node.source, known, source)
+        lag = blamed(node_id(bound.id, source), node.lag, known)
     except ConduitError as error:
         return _unreadable(source, error)
     finally:
@@ -105,7 +104,3 @@ def _asked(bound: BoundPipeline | None, source: str, state: StateResource) -> Ch
     if lag is None:
         return CheckResult(READABLE, False, "it can't tell how much waits: only a run finds out", {}, source=source)
     return _readable(source, _TELLS, **{f"lag_{node.source.lag_unit}": lag})
-
-
-def _lag(source: Source, known: Mapping[str, Any], name: str) -> int | None:
-    return source.lag(known[name] if name in known else source.initial())

@@ -92,10 +92,12 @@ class _Question:
         return None
 
     def _total(self, bound: BoundPipeline) -> Lag | None:
-        at = {row["id"]: row["position"] for row in self._positions.get(bound.id, ())}
-        total: Lag = {}
+        rows = self._positions.get(bound.id, ())
+        known, logged = {row["id"]: row["position"] for row in rows}, sum(row["undelivered"] for row in rows)
+        # what is logged waits as well, though not at its source
+        total: Lag = {"records": logged} if logged else {}
         for node in bound.compiled.sources:
-            lag = node.source.lag(at[node.id] if node.id in at else node.source.initial())
+            lag = node.lag(known)
             if lag is None:
                 return None
             total[node.source.lag_unit] = total.get(node.source.lag_unit, 0) + lag

@@ -17,7 +17,7 @@ from conduit_dagster.cli.operate import (
     subject,
     subjects,
 )
-from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform, usage_error
+from conduit_dagster.cli.verb import AcceptNewState, AsJson, Outcome, perform
 from conduit_dagster.engine.operate.summaries import on_one_line, rewind_summary
 
 if TYPE_CHECKING:
@@ -85,12 +85,12 @@ def rewind(
     """Let a source go on from an earlier place: its records are read and delivered again, under new names."""
 
     def work() -> Outcome:
+        from conduit_dagster.engine.operate.send_again import resent
+
         one, wish = subject(pipeline, files, accept_new), _wish(to_start, to, to_offset, to_time)
-        end = _end(until_offset, until_time)
-        if into is not None:
-            return _send_again(one, source, _resent(into, wish, end), force, dry_run)
-        if end is not None:
-            raise usage_error("only one destination can be sent a range", "until", "name it with --into DESTINATION")
+        wanted = resent(into, wish, _ends(until_offset, until_time), "--until-offset N and --until-time TIME")
+        if wanted is not None:
+            return _send_again(one, source, wanted, force, dry_run)
         return _rewind(one, source, wish, force, dry_run)
 
     perform("positions rewind", as_json, work)
@@ -164,12 +164,6 @@ def _rewind(one: Subject, source: str | None, wish: RewindTarget, force: bool, d
     return operated(one, work, rewind_summary, dry_run)
 
 
-def _resent(destination: str, start: RewindTarget, end: RewindTarget | None) -> Resent:
-    from conduit_dagster.engine.operate.send_again import Resent
-
-    return Resent(destination, start, end)
-
-
 def _send_again(one: Subject, source: str | None, wanted: Resent, force: bool, dry_run: bool) -> Outcome:
     from conduit_dagster.engine.operate.send_again import send_again
     from conduit_dagster.engine.operate.summaries import send_again_summary
@@ -180,15 +174,14 @@ def _send_again(one: Subject, source: str | None, wanted: Resent, force: bool, d
     return operated(one, work, send_again_summary, dry_run)
 
 
-def _end(offset: int | None, at: str | None) -> RewindTarget | None:
-    from conduit_dagster.engine.operate.rewind import RewindTarget, only_target
+def _ends(offset: int | None, at: str | None) -> list[RewindTarget]:
+    from conduit_dagster.engine.operate.rewind import RewindTarget
     from conduit_dagster.engine.operate.source_positions import moment
 
-    ends = [
+    return [
         *([RewindTarget("offset", offset)] if offset is not None else []),
         *([RewindTarget("time", moment(at, time.time_ns(), "--until-time"))] if at is not None else []),
     ]
-    return only_target(ends, "give one of --until-offset N and --until-time TIME") if ends else None
 
 
 def _wish(to_start: bool, to: str | None, to_offset: int | None, to_time: str | None) -> RewindTarget:

@@ -8,6 +8,7 @@ import msgspec
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.compiled_pipeline import compile_program
+from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.recovery.errors import FatalError
 from conduit_dagster.state.pipeline_state import PipelineState
 
@@ -23,6 +24,11 @@ def require_no_memory(bound: BoundPipeline, state: PipelineState) -> None:
             node=bound.id,
             fix="remove it from the file until they are sent",
         )
+
+
+def with_open_work(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:
+    """Return the pipeline with the sources of what it has to finish: a prepared replay, and ranges sent again."""
+    return with_open_catch_ups(with_open_replay(bound, state), state)
 
 
 def with_open_catch_ups(bound: BoundPipeline, state: PipelineState) -> BoundPipeline:

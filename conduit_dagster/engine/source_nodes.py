@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conduit_dagster.engine.dead_letters.replay_source import ReplaySource, replay_id
@@ -10,7 +10,7 @@ from conduit_dagster.engine.join_source import JoinSource
 from conduit_dagster.engine.log_source import CatchUpSource, LogSource, catch_up_id
 from conduit_dagster.engine.nodes import Step
 from conduit_dagster.engine.program import Program
-from conduit_dagster.sdk import Source
+from conduit_dagster.sdk import Position, Source
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,13 @@ class SourceNode:
     nodes: Sequence[Step]
     edits: int = 0
     """How many of the nodes are edits of a replay."""
+
+    def lag(self, known: Mapping[str, Position]) -> int | None:
+        """Return how much waits behind its position in ``known``, or behind its beginning if it has none there.
+
+        None if the source can't tell; raises what the source raises.
+        """
+        return self.source.lag(known[self.id] if self.id in known else self.source.initial())
 
     @property
     def is_replay(self) -> bool:

@@ -12,8 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from conduit_dagster.engine.appender import Appender
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
 from conduit_dagster.engine.bounded import RunHung, bounded, watching, within
-from conduit_dagster.engine.catch_up import require_no_memory, with_open_catch_ups
-from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
+from conduit_dagster.engine.catch_up import require_no_memory, with_open_work
 from conduit_dagster.engine.idle_wait import IdleWait
 from conduit_dagster.engine.loop import InFlightSteps, StepLoop
 from conduit_dagster.engine.recover import start_up
@@ -146,7 +145,7 @@ class _Run:
             attach_kept(self._pipeline, self._store)
             state = self._store.load()
             require_no_memory(self._bound, state)
-            self._bound = with_open_catch_ups(with_open_replay(self._bound, state), state)
+            self._bound = with_open_work(self._bound, state)
             self._pipeline = self._bound.compiled
             attach_kept(self._pipeline, self._store)
             self.acks = SourceAcks(self._pipeline)

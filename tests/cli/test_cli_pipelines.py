@@ -6,7 +6,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from lab.operating import fails_at_14
+from lab.idle_source import install
+from lab.operating import RECORDS, after_bulk_error, fails_at_14
 from lab.scripted import Script
 from lab.support import Lab, destination, source
 from lab.waiting import wait_until
@@ -103,45 +104,17 @@ def test_describe_tells_what_an_open_step_has_delivered(run, lab: Lab, script: S
     assert (out["open"], out["delivered"]) == (None, 16)
 
 
-WAITING = '''
-import time
-from pathlib import Path
-
-from conduit_dagster.sdk import ConnectorSettings, Source
-
-
-class Waiting(Source):
-    """A thousand records wait. Hangs while there is a file ``hang``; touches ``hangs`` when it does."""
-
-    name = "waiting"
-    Settings = ConnectorSettings
-    lag_unit = "records"
-
-    def initial(self):
-        return 0
-
-    def latest(self, start, limit, horizon=None):
-        return start
-
-    def split(self, start, end, n):
-        return []
-
-    def read(self, split, options):
-        yield from ()
-
-    def lag(self, position):
-        hang = Path(self.context.root, "hang")
-        while hang.exists():
-            Path(self.context.root, "hangs").touch()
-            time.sleep(0.02)
-        return 1000
-'''
+WAITING = """
+while (root / "hang").exists():
+    (root / "hangs").touch()
+    time.sleep(0.02)
+return 1000
+"""
 OF_PLUGIN: dict[str, Any] = {"id": "told", "type": "source", "plugin": "waiting", "settings": {}}
 
 
 def _waiting(lab: Lab, name: str, *sources: dict[str, Any]) -> None:
-    (lab.root / "plugins").mkdir(exist_ok=True)
-    (lab.root / "plugins" / "waiting.py").write_text(WAITING)
+    install(lab.root, "waiting", WAITING)
     lab.pipeline(id=name, connectors=[*sources, destination("out", f"./{name}-out.jsonl")])
 
 
@@ -159,6 +132,11 @@ def test_list_shows_what_waits_before_and_after_a_run(run, lab: Lab) -> None:
     assert "   none   " in run("pipelines", "list").out
     lab.write("in.jsonl", ["1" * 1_199_999], "a")
     assert "   1.2 MB   " in run("pipelines", "list").out
+
+
+def test_what_is_logged_and_not_delivered_waits(run, lab: Lab, script: Script) -> None:
+    after_bulk_error(lab, script, delivery=RECORDS)
+    assert _lags(run("pipelines", "list", "--json")) == {"p": {"records": 7, "bytes": 0}}
 
 
 def test_list_adds_what_waits_in_one_unit(run, lab: Lab) -> None:

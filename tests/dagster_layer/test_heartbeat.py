@@ -10,6 +10,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 from dagster_layer.project_folder import Folder
+from lab.idle_source import install
 from lab.scripted import Script, scripted
 from lab.support import DECODE, Lab, queue, source
 from lab.waiting import wait_until
@@ -22,36 +23,11 @@ from conduit_dagster.engine.report import RunProgress
 from conduit_dagster.state.overview import pipeline_rows
 
 pytestmark = pytest.mark.usefixtures("spark")
-TELLING = '''
-from pathlib import Path
-
-from conduit_dagster.sdk import ConnectorSettings, Source
-
-
-class Telling(Source):
-    """Has nothing to read; how much waits is in a file."""
-
-    name = "telling"
-    Settings = ConnectorSettings
-    lag_unit = "records"
-
-    def initial(self):
-        return 0
-
-    def latest(self, start, limit, horizon=None):
-        return start
-
-    def split(self, start, end, n):
-        return []
-
-    def read(self, split, options):
-        yield from ()
-
-    def lag(self, position):
-        with Path(self.context.root, "asked").open("a") as file:
-            file.write(".")
-        return int(Path(self.context.root, "waits").read_text())
-'''
+TELLING = """
+with (root / "asked").open("a") as file:
+    file.write(".")
+return int((root / "waits").read_text())
+"""
 ACKS, OUT = dg.AssetKey(["numbers", "acks"]), dg.AssetKey(["numbers", "out"])
 
 
@@ -60,8 +36,7 @@ class Idle:
 
     def __init__(self, folder: Folder) -> None:
         self.folder = folder
-        (folder.root / "plugins").mkdir()
-        (folder.root / "plugins" / "telling.py").write_text(TELLING)
+        install(folder.root, "telling", TELLING)
 
     def write(self, max_lag: str) -> None:
         self.folder.numbers(0, trigger=f"continuous\n    delivery: {{max-lag: {max_lag}}}")

@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
+from conduit_dagster.connectors.file.listing import HIDDEN
+
 MOST_FILES: Final = 200
 """Of more files rows are not counted: it would take more than a moment."""
 _MOST_BYTES: Final = 32 << 20
@@ -19,7 +21,7 @@ _TAIL: Final = 1 << 16
 def visible_files(path: Path) -> list[str]:
     """Return the files of a folder of parts by name, at most one more than :data:`MOST_FILES`; or the file itself.
 
-    Names that begin with ``.`` or ``_`` are hidden, as Spark's readers have it.
+    Hidden ones are left out.
     """
     if not path.is_dir():
         return [str(path)] if path.is_file() else []
@@ -29,14 +31,14 @@ def visible_files(path: Path) -> list[str]:
 def newest_file(path: Path) -> str | None:
     """Return the last visible file by name, the newest of a folder of parts; None if there is none."""
     if path.is_dir():
-        entries = sorted((entry for entry in path.iterdir() if entry.name[0] not in "._"), reverse=True)
+        entries = sorted((entry for entry in path.iterdir() if entry.name[0] not in HIDDEN), reverse=True)
         return next((found for entry in entries if (found := newest_file(entry))), None)
     return str(path) if path.is_file() else None
 
 
 def _below(folder: Path) -> Iterator[str]:
     for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-        if entry.name[0] in "._":
+        if entry.name[0] in HIDDEN:
             continue
         if entry.is_dir():
             yield from _below(Path(entry.path))

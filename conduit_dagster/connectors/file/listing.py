@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -97,6 +97,8 @@ def require_local(path: str) -> None:
         )
 
 
+HIDDEN: Final = "._"
+"""First characters of names that are hidden, as for Spark's readers."""
 FolderEntry = tuple[str, int]
 """Path and inode of an entry of a folder, not examined: it may be a folder, or gone.
 
@@ -151,11 +153,11 @@ class FolderEntries:
         """Return the entries as they are now."""
         if self._folder is None:
             names = sorted(glob.glob(self._pattern, root_dir=self._root))  # noqa: PTH207  # no absolute pattern there
-            shown = (name for name in names if not name.rpartition("/")[2].startswith((".", "_")))
+            shown = (name for name in names if not name.rpartition("/")[2].startswith(tuple(HIDDEN)))
             return [(os.path.join(self._root, name), 0) for name in shown]  # noqa: PTH118
         try:
             with os.scandir(self._folder) as entries:
-                shown = (entry for entry in entries if entry.name[0] not in "._")
+                shown = (entry for entry in entries if entry.name[0] not in HIDDEN)
                 found = sorted((entry.name, 0 if entry.is_symlink() else entry.inode()) for entry in shown)
         except OSError:
             return []  # as a glob: it may be made later

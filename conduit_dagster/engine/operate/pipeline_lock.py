@@ -13,9 +13,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from conduit_dagster.engine.bound_pipeline import BoundPipeline
-from conduit_dagster.engine.catch_up import with_open_catch_ups
+from conduit_dagster.engine.catch_up import with_open_work
 from conduit_dagster.engine.compiled_pipeline import CompiledPipeline
-from conduit_dagster.engine.dead_letters.replay_route import with_open_replay
 from conduit_dagster.engine.loop import StepLoop
 from conduit_dagster.engine.operate.operator_errors import never_ran
 from conduit_dagster.engine.registering import attach_kept, attach_logs
@@ -106,7 +105,7 @@ def owned(
         store = PipelineStore(database, lease, options.patience)
         open_with(spark)
         state = store.load()
-        bound = with_open_catch_ups(with_open_replay(bound, state), state)
+        bound = with_open_work(bound, state)
         attach_kept(bound.compiled, store)
         yield PipelineLock(bound, store, options, LazyJobs(spark, bound.id), by)
     finally:

@@ -14,7 +14,7 @@ from conduit_dagster.engine.log_source import catch_up_id
 from conduit_dagster.engine.operate.operator_errors import chosen, refused
 from conduit_dagster.engine.operate.pipeline_lock import PipelineLock, drop_planned
 from conduit_dagster.engine.operate.replay import finish_open_steps
-from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, require_no_step
+from conduit_dagster.engine.operate.rewind import RewindTarget, offset_in, only_target, require_no_step
 from conduit_dagster.engine.operate.source_positions import LogView, joined_of, log_of, no_log
 from conduit_dagster.engine.report import StepReport
 from conduit_dagster.state.catch_ups import CatchUp, CatchUps
@@ -33,6 +33,17 @@ class Resent(NamedTuple):
     """From where: the start of the log, an offset or a time."""
     end: RewindTarget | None = None
     """The first record that is not sent again; None: up to where the source stands."""
+
+
+def resent(into: str | None, start: RewindTarget, ends: Sequence[RewindTarget], choices: str) -> Resent | None:
+    """Return what one destination is to be sent again; None if a rewind is for all.
+
+    ``ends``: those that were named; ``choices``: the names that they have. Raises ``FatalError`` (``usage.*``).
+    """
+    if into is None and ends:
+        raise refused("usage.until", "only one destination can be sent a range", "name it: into DESTINATION")
+    end = only_target(ends, f"give one of {choices}") if ends else None
+    return None if into is None else Resent(into, start, end)
 
 
 def send_again(
