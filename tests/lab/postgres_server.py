@@ -23,6 +23,9 @@ _SETTINGS = (
     "listen_addresses=127.0.0.1",
     "unix_socket_directories=",
     "shared_buffers=16MB",
+    "wal_level=logical",
+    "max_wal_senders=40",
+    "max_replication_slots=40",
     "max_connections=100",
     "lc_messages=C",
 )

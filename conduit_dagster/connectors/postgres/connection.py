@@ -8,13 +8,15 @@ import time
 import weakref
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Protocol
 
 import psycopg
 from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
-from conduit_dagster.connectors.postgres.settings import PostgresDestinationSettings, conninfo
+from conduit_dagster.connectors.postgres.settings import conninfo
 from conduit_dagster.connectors.postgres.sqlstates import DatabaseErrors
+from conduit_dagster.recovery.errors import ConduitError
 
 Connection = psycopg.Connection[TupleRow]
 _IDLE = 1.0
@@ -24,19 +26,60 @@ _KEEPALIVES = {"keepalives_idle": "30", "keepalives_interval": "10", "keepalives
 _DURABLE = "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
 
 
+class ConnectionErrors(Protocol):
+    """Translation of database errors, as source and destination need it."""
+
+    def connecting(self, error: psycopg.Error) -> ConduitError:
+        """Return the error of a failed connection."""
+        ...
+
+    def verdict(self, error: psycopg.Error) -> Exception:
+        """Return the error of a failed statement."""
+        ...
+
+
+class ServerSettings(Protocol):
+    """Settings that source and destination have in common."""
+
+    @property
+    def url(self) -> str:
+        """URL of the database, with its password."""
+        ...
+
+    @property
+    def connect_timeout(self) -> float:
+        """Seconds that connecting may take."""
+        ...
+
+    @property
+    def statement_timeout(self) -> float:
+        """Seconds that a statement may take; 0: no limit."""
+        ...
+
+    @property
+    def lock_timeout(self) -> float:
+        """Seconds to wait for a lock; 0: no limit."""
+        ...
+
+
 def application(full_id: str) -> str:
     """Return the application name of one destination's connections on the server, without their epoch."""
     return f"conduit:{hashlib.sha256(full_id.encode()).hexdigest()[:12]}"
 
 
-def connect(settings: PostgresDestinationSettings, verdicts: DatabaseErrors, name: str) -> Connection:
-    """Connect in autocommit mode. Raises a ``ConduitError`` without secrets."""
-    parameters: dict[str, str] = {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url)}
-    # psycopg's own prepared statements break behind a pooler
+def parameters(settings: ServerSettings, name: str) -> dict[str, str]:
+    """Return libpq's parameters of a connection with this application name."""
     timeout = max(2, round(settings.connect_timeout))
     own = {"application_name": name, "client_encoding": "UTF8", "connect_timeout": str(timeout)}
+    return {**_KEEPALIVES, "tcp_user_timeout": "60000", **conninfo(settings.url), **own}
+
+
+def connect(settings: ServerSettings, verdicts: ConnectionErrors, name: str) -> Connection:
+    """Connect in autocommit mode. Raises a ``ConduitError`` without secrets."""
     try:
-        connection = psycopg.connect(make_conninfo(**{**parameters, **own}), autocommit=True, prepare_threshold=None)
+        # psycopg's own prepared statements break behind a pooler
+        found = make_conninfo(**parameters(settings, name))
+        connection = psycopg.connect(found, autocommit=True, prepare_threshold=None)
     except psycopg.Error as error:
         # "from None": a traceback would show libpq's unredacted text
         raise verdicts.connecting(error) from None
@@ -48,7 +91,7 @@ def connect(settings: PostgresDestinationSettings, verdicts: DatabaseErrors, nam
     return connection
 
 
-def _prepare(connection: Connection, settings: PostgresDestinationSettings) -> None:
+def _prepare(connection: Connection, settings: ServerSettings) -> None:
     connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     for name, seconds in (("statement_timeout", settings.statement_timeout), ("lock_timeout", settings.lock_timeout)):
         connection.execute("SELECT set_config(%s, %s, false)", (name, f"{round(seconds * 1000)}ms"))
@@ -58,7 +101,7 @@ def _prepare(connection: Connection, settings: PostgresDestinationSettings) -> N
 class Session:
     """One connection of one destination, used by one thread at a time."""
 
-    def __init__(self, settings: PostgresDestinationSettings, verdicts: DatabaseErrors, name: str) -> None:
+    def __init__(self, settings: ServerSettings, verdicts: ConnectionErrors, name: str) -> None:
         self._settings = settings
         self._verdicts = verdicts
         self._name = name

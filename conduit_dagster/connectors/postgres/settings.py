@@ -178,17 +178,18 @@ def renamed(text: str) -> dict[str, str]:
     return made
 
 
-def _refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
+def refused(kind: LiteralString, message: str, fix: str | None) -> PydanticCustomError:
+    """Return the error of a setting, for a validator to raise."""
     return PydanticCustomError(kind, "{message}", {"message": message, "fix": fix})
 
 
 def _table(text: str) -> str:
     if not text.strip():
-        raise _refused("table", "the table is empty", "name a table, or a template that gives its name")
+        raise refused("table", "the table is empty", "name a table, or a template that gives its name")
     try:
         compile_template(text)
     except ExpressionError as error:
-        raise _refused("expression", error.message, error.fix) from None
+        raise refused("expression", error.message, error.fix) from None
     return text
 
 
@@ -196,7 +197,7 @@ def _mapping(text: str) -> str:
     try:
         renamed(text)
     except ValueError as error:
-        raise _refused("mapping", str(error), "write it as name:column,other:column2") from None
+        raise refused("mapping", str(error), "write it as name:column,other:column2") from None
     return text
 
 
@@ -246,7 +247,7 @@ class PostgresDestinationSettings(ConnectorSettings):
         try:
             conninfo(self.url)
         except ValueError as error:
-            raise _refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
+            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
         return self
 
     @property

@@ -1,0 +1,132 @@
+"""PostgreSQL's logical replication messages (plugin ``pgoutput``, protocol version 2): relations and tuples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from conduit_dagster.connectors.postgres.row_values import Decode, text
+
+BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
+_NULL, _UNCHANGED, _TEXT = b"nut"
+_NEW, _OLD_KEY, _OLD_ROW = b"NKO"
+_FULL = ord("f")
+_EPOCH_2000: Final = 946_684_800_000_000
+"""Microseconds between 1970 and 2000."""
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = _Unchanged()
+"""A large value (TOAST) that an update did not touch, and that the server did not send."""
+
+
+class Begin(NamedTuple):
+    """The beginning of a transaction, which was committed long since."""
+
+    lsn: int
+    """Where its commit record begins: transactions come in this order."""
+    committed_ns: int
+    xid: int
+
+
+def read_begin(message: bytes) -> Begin:
+    """Read the first message of a transaction."""
+    number = int.from_bytes
+    micros = number(message[9:17], "big", signed=True) + _EPOCH_2000
+    return Begin(number(message[1:9], "big"), micros * 1_000, number(message[17:21], "big"))
+
+
+@dataclass(slots=True)
+class Relation:
+    """A table as the messages after its own one refer to it; the server describes it anew after it was altered."""
+
+    oid: int
+    name: str
+    """``schema.table``."""
+    names: list[str]
+    types: list[int]
+    key: list[int]
+    """Places of the columns that identify a row; none: changes name no row."""
+    sends_rows: bool
+    """``REPLICA IDENTITY FULL``: what was there before comes whole."""
+    decoders: list[Decode] = field(default_factory=list[Decode])
+
+    @property
+    def key_names(self) -> list[str]:
+        """Names of the columns that identify a row."""
+        return [self.names[place] for place in self.key]
+
+
+def read_relation(message: bytes, keys: Callable[[str], Sequence[str]]) -> Relation:
+    """Read a table's description. ``keys`` gives the key's columns where the server marks all columns, or none."""
+    schema_end = message.index(0, 5)
+    name_end = message.index(0, schema_end + 1)
+    name = f"{message[5:schema_end].decode() or 'pg_catalog'}.{message[schema_end + 1 : name_end].decode()}"
+    is_full, at = message[name_end + 1] == _FULL, name_end + 4
+    names, types, marked = list[str](), list[int](), list[int]()
+    for place in range(int.from_bytes(message[name_end + 2 : at], "big")):
+        end = message.index(0, at + 1)
+        if message[at] & 1:
+            marked.append(place)
+        names.append(message[at + 1 : end].decode())
+        types.append(int.from_bytes(message[end + 1 : end + 5], "big"))
+        at = end + 9
+    if is_full or not marked:
+        marked = [names.index(column) for column in keys(name) if column in names]
+    return Relation(int.from_bytes(message[1:5], "big"), name, names, types, marked, is_full)
+
+
+def read_tuple(message: bytes, at: int, decoders: Sequence[Decode]) -> tuple[list[Any], int]:
+    """Read the columns that begin at ``at``; return their values and where the next ones begin."""
+    at += 2
+    values: list[Any] = []
+    for decode in decoders:
+        kind = message[at]
+        if kind == _TEXT:
+            end = at + 5 + int.from_bytes(message[at + 1 : at + 5], "big")
+            values.append(decode(message[at + 5 : end]))
+            at = end
+        else:
+            values.append(UNCHANGED if kind == _UNCHANGED else None)
+            at += 1
+    return values, at
+
+
+class RowChange(NamedTuple):
+    """An insert, update or delete of one row."""
+
+    old: list[Any] | None
+    """The row before it, as far as the server sends it; other columns than the key's are None unless ``is_row``."""
+    is_row: bool
+    """Whether ``old`` is the whole row."""
+    new: list[Any] | None
+    """The row after it."""
+
+
+def read_change(message: bytes, decoders: Sequence[Decode]) -> RowChange:
+    """Read an insert, update or delete; ``decoders`` of the relation's columns."""
+    mark, old, new, at = message[5], None, None, 6
+    is_row = mark == _OLD_ROW
+    if mark != _NEW:
+        old, at = read_tuple(message, at, decoders)
+        if message[0] == DELETE:
+            return RowChange(old, is_row, None)
+        at += 1
+    new, _ = read_tuple(message, at, decoders)
+    return RowChange(old, is_row, new)
+
+
+def read_texts(message: bytes, width: int) -> RowChange:
+    """Read a change with its values as text."""
+    return read_change(message, [text] * width)
+
+
+def read_truncated(message: bytes) -> list[int]:
+    """Return the OIDs of the tables that a truncate empties."""
+    count = int.from_bytes(message[1:5], "big")
+    return [int.from_bytes(message[6 + 4 * i : 10 + 4 * i], "big") for i in range(count)]

@@ -1,0 +1,101 @@
+"""The stream of a replication slot's changes: a range of it, as often as it is asked for, until that is confirmed."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+from psycopg.errors import error_from_result
+
+from conduit_dagster.connectors.postgres.pgoutput import BEGIN
+from conduit_dagster.connectors.postgres.row_values import SESSION
+from conduit_dagster.connectors.postgres.source_position import format_lsn
+
+_DATA, _KEEPALIVE = b"wk"
+_HEADER = 25
+_PING = 0.01
+"""Seconds without a message after which the server is asked how far it is: it says so by itself every 30 s only."""
+PATIENCE = 120.0
+"""Seconds without any answer after which the server counts as gone."""
+
+
+class ReplicationStream:
+    """One connection that reads a slot. Only one at a time may read it."""
+
+    def __init__(self, parameters: dict[str, str]) -> None:
+        """Connect. Raises ``psycopg.OperationalError``."""
+        url = make_conninfo(**{**parameters, "replication": "database"})
+        self._connection = pq.PGconn.connect(url.encode())
+        if self._connection.status != pq.ConnStatus.OK:
+            said = self._connection.error_message.decode(errors="replace")
+            self.close()
+            raise psycopg.OperationalError(said)
+
+    def close(self) -> None:
+        """Close the connection; the server then releases the slot."""
+        self._connection.finish()
+
+    def start(self, slot: str, publication: str, start: int) -> None:
+        """Have the slot's changes sent, from transactions on that commit at ``start``. Raises ``psycopg.Error``."""
+        for name, value in SESSION.items():
+            if name != "client_encoding":
+                self._execute(f"SET {name} = '{value}'")
+        escaped = publication.replace('"', '""').replace("'", "''")
+        options = f"proto_version '2', publication_names '\"{escaped}\"'"
+        self._execute(f"START_REPLICATION SLOT {slot} LOGICAL {format_lsn(start)} ({options})")
+
+    def _execute(self, command: str) -> None:
+        result = self._connection.exec_(command.encode())
+        if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COPY_BOTH):
+            raise error_from_result(result)
+
+    def messages(self, end: int, confirmed: int) -> Iterator[bytes]:
+        """Yield the messages of all transactions that commit before ``end``, which must be in the WAL already.
+
+        ``confirmed``: the server may forget what commits before it; 0: it keeps what it has. Raises ``psycopg.Error``.
+        """
+        self._report(confirmed)
+        get = self._connection.get_copy_data
+        while True:
+            size, data = get(1)
+            if size > 0:
+                kind = data[0]
+                if kind == _DATA:
+                    message = bytes(data[_HEADER:])
+                    if message[0] == BEGIN and int.from_bytes(message[1:9], "big") >= end:
+                        return
+                    yield message
+                elif kind == _KEEPALIVE and int.from_bytes(data[1:9], "big") >= end:
+                    # all that the server has decoded up to there was sent before it
+                    return
+            elif size == 0:
+                self._wait(confirmed)
+            else:
+                self._ended()
+
+    def _report(self, confirmed: int) -> None:
+        """Tell the server what is confirmed, and ask how far it is."""
+        lsn = confirmed.to_bytes(8, "big")
+        with suppress(BlockingIOError):
+            self._connection.put_copy_data(b"r" + lsn * 3 + bytes(8) + b"\x01")
+            self._connection.flush()
+
+    def _wait(self, confirmed: int) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not select.select([self._connection.socket], [], [], _PING)[0]:
+            if time.monotonic() > deadline:
+                raise psycopg.OperationalError(f"the server has not answered for {PATIENCE:.0f} s")
+            self._report(confirmed)
+        self._connection.consume_input()
+
+    def _ended(self) -> None:
+        result = self._connection.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            raise error_from_result(result)
+        said = self._connection.error_message.decode(errors="replace").strip()
+        raise psycopg.OperationalError(said or "the server ended the stream")

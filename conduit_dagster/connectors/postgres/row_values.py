@@ -1,0 +1,156 @@
+"""Values of PostgreSQL's text form as the values of a document."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+Decode = Callable[[bytes], Any]
+"""Makes a document's value of a column's text."""
+
+SESSION: Final = {
+    "DateStyle": "ISO, YMD",
+    "TimeZone": "UTC",
+    "IntervalStyle": "iso_8601",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "client_encoding": "UTF8",
+}
+"""Settings of a session under which values have the text that is decoded here."""
+
+_json = msgspec.json.Decoder().decode
+_ZONE = re.compile(r"(?<=\d)([+-]\d\d)(?::?(\d\d))?$")
+
+
+def text(value: bytes) -> str:
+    """Return text as it is."""
+    return value.decode()
+
+
+def _boolean(value: bytes) -> bool:
+    return value == b"t"
+
+
+def _number(value: bytes) -> float | str:
+    # JSON has no NaN and no infinities: they stay the text that PostgreSQL takes back
+    return value.decode() if value[-1:] in b"Nyf" else float(value)
+
+
+def _timestamp(value: bytes) -> str:
+    """Return ``2024-02-29T12:00:00``; what RFC 3339 can't say (infinity, BC) stays as PostgreSQL writes it."""
+    return value.decode().replace(" ", "T", 1) if len(value) < 32 and value[-1:].isdigit() else value.decode()
+
+
+def _zoned(value: bytes) -> str:
+    """Return ``2024-02-29T12:00:00Z``."""
+    if value.endswith(b"+00"):
+        return value[:-3].decode().replace(" ", "T", 1) + "Z"
+    return value.decode()
+
+
+def _document(value: bytes) -> Any:
+    try:
+        return _json(value)
+    except msgspec.DecodeError:
+        # PostgreSQL takes numbers that no float can hold; the text is still exact
+        return value.decode()
+
+
+class Dictionary:
+    """Decoder of ``hstore``: a document of texts."""
+
+    _PAIR = re.compile(r'"((?:[^"\\]|\\.)*)"=>(?:NULL|"((?:[^"\\]|\\.)*)")', re.DOTALL)
+    _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+    def __call__(self, value: bytes) -> dict[str, str | None]:
+        """Decode ``"a"=>"1", "b"=>NULL``."""
+        plain = self._ESCAPED.sub
+        return {
+            plain(r"\1", key): None if inner is None else plain(r"\1", inner)
+            for key, inner in ((found[1], found[2]) for found in self._PAIR.finditer(value.decode()))
+        }
+
+
+class Elements:
+    """Decoder of an array: a list, and lists of lists where it has several dimensions."""
+
+    _TOKEN = re.compile(r'[{}]|"((?:[^"\\]|\\.)*)"|([^{}",;]+)|[,;]', re.DOTALL)
+    _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+
+    def __init__(self, element: Decode) -> None:
+        self._element = element
+
+    def __call__(self, value: bytes) -> list[Any]:
+        """Decode ``{1,NULL,3}``; lower bounds other than 1, as in ``[0:2]={…}``, are left out."""
+        whole = value.decode()
+        open_ones: list[list[Any]] = [[]]
+        for token in self._TOKEN.finditer(whole, whole.index("{")):
+            mark = whole[token.start()]
+            if mark == "{":
+                open_ones.append([])
+            elif mark == "}":
+                done = open_ones.pop()
+                open_ones[-1].append(done)
+            elif mark not in ",;":
+                open_ones[-1].append(self._value(token))
+        return open_ones[0][0]
+
+    def _value(self, token: re.Match[str]) -> Any:
+        if token[1] is not None:
+            return self._element(self._ESCAPED.sub(r"\1", token[1]).encode())
+        return None if token[2] == "NULL" else self._element(token[2].encode())
+
+
+_INTEGERS = (20, 21, 23, 26, 28, 5069)
+_FLOATS = (700, 701)
+_DOCUMENTS = (114, 3802)
+_BASE: Final[dict[int, Decode]] = {
+    16: _boolean,
+    **dict.fromkeys(_INTEGERS, int),
+    **dict.fromkeys(_FLOATS, _number),
+    **dict.fromkeys(_DOCUMENTS, _document),
+    1114: _timestamp,
+    1184: _zoned,
+}
+"""Decoders by the type's OID; what is not here is text: numeric, dates, times, uuid, inet, ranges, bytea (``\\x…``)."""
+_ARRAYS: Final = {
+    1000: 16, 1005: 21, 1007: 23, 1016: 20, 1028: 26, 1021: 700, 1022: 701, 199: 114, 3807: 3802, 1115: 1114,
+    1185: 1184, 1001: 17, 1002: 18, 1003: 19, 1009: 25, 1014: 1042, 1015: 1043, 1041: 869, 651: 650, 1040: 829,
+    775: 774, 1182: 1082, 1183: 1083, 1270: 1266, 1187: 1186, 1231: 1700, 2951: 2950, 791: 790, 1561: 1560,
+    1563: 1562, 3905: 3904, 3907: 3906, 3909: 3908, 3911: 3910, 3913: 3912, 3927: 3926, 143: 142, 3643: 3614,
+    3645: 3615, 1017: 600, 1018: 601, 1019: 602, 1027: 604, 719: 718, 629: 628, 4073: 4072,
+}  # fmt: skip
+"""Element types of the built-in array types; boxes, the only ones that ``;`` separates, stay text."""
+FIRST_OWN = 16_384
+"""OIDs from here on are of types that somebody created: only the catalogue knows what they are."""
+
+
+class OwnType(NamedTuple):
+    """What the catalogue says of a type that somebody created."""
+
+    kind: str
+    """``pg_type.typtype``: ``d`` a domain, ``b`` a base type, ``e`` an enum, ``c`` a composite, ``r`` a range."""
+    name: str
+    base: int
+    """The type of a domain's values, else 0."""
+    element: int
+    """The type of an array's elements, else 0."""
+
+
+def decoder_of(oid: int, own_type: Callable[[int], OwnType | None]) -> Decode:
+    """Return the decoder of a type; ``own_type`` looks one up that somebody created."""
+    if oid < FIRST_OWN:
+        if oid in _ARRAYS:
+            return Elements(decoder_of(_ARRAYS[oid], own_type))
+        return _BASE.get(oid, text)
+    found = own_type(oid)
+    if found is None:
+        return text
+    if found.kind == "d":
+        return decoder_of(found.base, own_type)
+    if found.element:
+        return Elements(decoder_of(found.element, own_type))
+    return Dictionary() if found.name == "hstore" else text

@@ -1,0 +1,209 @@
+"""What a task reads of a split: rows of a table under the driver's snapshot, or a range of the slot's stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import msgspec
+import psycopg
+
+from conduit_dagster.connectors.postgres.changes import Catalog, Changes, StreamRange
+from conduit_dagster.connectors.postgres.connection import Connection, connect, parameters
+from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines
+from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
+from conduit_dagster.connectors.postgres.row_values import SESSION
+from conduit_dagster.connectors.postgres.seen_changes import SeenChanges
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_position import (
+    PostgresPosition,
+    Region,
+    StreamPoint,
+    format_lsn,
+    parse_position,
+)
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn
+from conduit_dagster.connectors.postgres.type_catalog import TypeCatalog
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, Keys, ReadOptions, Split
+
+READER = "reader"
+"""Last part of the application name of a connection that reads the slot."""
+_PATIENCE = 30.0
+"""Seconds to wait for a slot that somebody else reads."""
+_OURS = 3.0
+"""Seconds after which another reader of ours is ended: its task has died, or is a frozen owner's."""
+_PAUSE = 0.05
+_END_READER = """
+    SELECT pg_terminate_backend(a.pid) FROM pg_replication_slots s JOIN pg_stat_activity a ON a.pid = s.active_pid
+    WHERE s.slot_name = %s AND a.application_name = %s
+"""
+
+
+class CopyDetail(msgspec.Struct):
+    """What a task needs to know of its part of a table."""
+
+    table: TableName
+    key: list[KeyColumn]
+    columns: list[tuple[str, int]]
+    after: list[str] | None
+    upto: list[str] | None
+    snapshot: str
+    """The snapshot as the server exports it."""
+    name: str
+    """The snapshot in positions."""
+
+
+class StreamDetail(msgspec.Struct):
+    """What a task needs to know of its range of the stream."""
+
+    end: StreamPoint
+    confirmed: int
+    """The server may forget what commits before it: all of it is delivered, and the position is durable."""
+
+
+def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> Connection:
+    """Connect with values as text in the form that is decoded here. Raises a ``ConduitError``."""
+    connection = connect(settings, errors, name)
+    for key, value in SESSION.items():
+        connection.execute("SELECT set_config(%s, %s, false)", (key, value))
+    return connection
+
+
+class SplitReader:
+    """Reader of one split, in a task."""
+
+    def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, application: str) -> None:
+        self._settings = settings
+        self._errors = errors
+        self._application = application
+
+    def blocks(self, split: Split, options: ReadOptions) -> Iterator[Block]:
+        """Yield the split's records. Raises a ``ConduitError``."""
+        position = parse_position(split.start)
+        try:
+            if "table" in split.detail:
+                yield from self._rows(position, msgspec.convert(split.detail, CopyDetail), options)
+            else:
+                yield from self._changes(position, msgspec.convert(split.detail, StreamDetail), options)
+        except psycopg.Error as error:
+            # "from None": a traceback would show libpq's unredacted text
+            raise self._errors.verdict(error) from None
+
+    def _session(self) -> Connection:
+        return open_session(self._settings, self._errors, f"{self._application}:task")
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def _rows(self, begin: PostgresPosition, detail: CopyDetail, options: ReadOptions) -> Iterator[Block]:
+        columns = [name for name, _ in detail.columns]
+        part = TablePart(detail.table, detail.key, columns, detail.after, detail.upto)
+        with closing(self._session()) as connection, TypeCatalog(self._session) as catalog:
+            decoders = [catalog.decoder(oid) for _, oid in detail.columns]
+            rows = RowRecords(part, decoders, options.keys >= Keys.POSITIONS)
+            lines: list[bytes] = []
+            size = 0
+            for line in copy_lines(connection, part, detail.snapshot):
+                lines.append(line)
+                size += len(line)
+                if size >= options.block_bytes or len(lines) >= options.block_records:
+                    yield _block_of_rows(rows, lines, begin, detail)
+                    lines, size = [], 0
+            if lines:
+                yield _block_of_rows(rows, lines, begin, detail)
+
+    # -- changes ------------------------------------------------------------------------------------------------
+
+    def _changes(self, begin: PostgresPosition, detail: StreamDetail, options: ReadOptions) -> Iterator[Block]:
+        start, end = begin.point, detail.end
+        with TypeCatalog(self._session) as catalog, self._stream(start.lsn) as stream:
+            seen = SeenChanges(begin, catalog.not_behind)
+            known = Catalog(self._is_read, catalog.decoder, catalog.keys)
+            changes = Changes(known, seen, StreamRange(start, end), options.keys >= Keys.POSITIONS)
+            size = 0
+            for message in stream.messages(end.lsn + (1 if end.changes else 0), detail.confirmed):
+                changes.feed(message)
+                size += len(message)
+                if size >= options.block_bytes or len(changes.records) >= options.block_records:
+                    yield from _block_of_changes(changes, begin)
+                    size = 0
+                if changes.is_over:
+                    break
+            yield from _block_of_changes(changes, begin)
+
+    def _is_read(self, table: str) -> bool:
+        names = self._settings.named_tables
+        if names is None:
+            return table.startswith(f"{self._settings.db_schema}.")
+        return table in map(str, names)
+
+    @contextmanager
+    def _stream(self, start: int) -> Generator[ReplicationStream]:
+        name = f"{self._application}:{READER}"
+        begun = time.monotonic()
+        while True:
+            try:
+                stream = ReplicationStream(parameters(self._settings, name))
+            except psycopg.Error as error:
+                raise self._errors.connecting(error) from None
+            try:
+                stream.start(self._settings.slot, self._settings.publication, start)
+                break
+            except psycopg.errors.ObjectInUse:
+                stream.close()
+                self._take_over(name, time.monotonic() - begun)
+            except BaseException:
+                stream.close()
+                raise
+        with closing(stream):
+            yield stream
+
+    def _take_over(self, name: str, waited: float) -> None:
+        """Wait for a slot that is read at this moment; end a reader of ours that stays. Raises after half a minute."""
+        if waited > _PATIENCE:
+            fix = "give each reader a slot of its own; see SELECT active_pid FROM pg_replication_slots on the server"
+            raise self._errors.waiting(f"the replication slot {self._settings.slot} is being read by another", fix)
+        if waited > _OURS:
+            with closing(self._session()) as connection:
+                connection.execute(_END_READER, (self._settings.slot, name))
+        time.sleep(_PAUSE)
+
+
+def _block_of_rows(rows: RowRecords, lines: list[bytes], begin: PostgresPosition, detail: CopyDetail) -> Block:
+    def boundary(place: int) -> dict[str, Any]:
+        return begin.with_region(str(detail.table), Region(rows.key_texts(lines[place]), detail.name)).to_json()
+
+    def positions() -> list[Any]:
+        return list(map(rows.position, lines))
+
+    records = list(map(rows.record, lines))
+    return Block(records, boundary, _completing(lambda place: rows.position(lines[place])), positions=positions)
+
+
+def _block_of_changes(changes: Changes, begin: PostgresPosition) -> Iterator[Block]:
+    records, points = changes.take()
+    if not records:
+        return
+
+    def boundary(place: int) -> dict[str, Any]:
+        return begin.at(*points[place]).to_json()
+
+    def position(place: int) -> str:
+        lsn, index = points[place]
+        return f"{format_lsn(lsn)}/{index}"
+
+    def positions() -> list[Any]:
+        return list(map(position, range(len(points))))
+
+    yield Block(records, boundary, _completing(position), positions=positions)
+
+
+def _completing(position: Callable[[int], str]) -> Callable[[int, Record], None]:
+    def complete(place: int, record: Record) -> None:
+        record.position = position(place)
+
+    return complete

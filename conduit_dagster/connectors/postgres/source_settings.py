@@ -1,0 +1,94 @@
+"""Settings of the ``postgres`` source, with the names of Conduit's."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from conduit_dagster.config.scalars import Duration, PositiveDuration
+from conduit_dagster.connectors.postgres.settings import TableName, conninfo, listed, refused, table_name
+from conduit_dagster.sdk import ConnectorSettings
+
+ALL_TABLES = "*"
+_SLOT = re.compile(r"^[a-z0-9_]{1,63}$")
+
+
+def _tables(text: str) -> str:
+    names = listed(text)
+    if not names:
+        raise refused("tables", "no table is named", "name tables, separated by commas, or * for all of a schema")
+    if ALL_TABLES in names and len(names) > 1:
+        raise refused("tables", "* stands for all tables, and others are named beside it", "name one or the other")
+    try:
+        for name in names:
+            if name != ALL_TABLES:
+                table_name(name, "public")
+    except ValueError as error:
+        raise refused("tables", str(error), 'write a table as name, schema.name or "Name"') from None
+    return text
+
+
+def _slot(text: str) -> str:
+    if not _SLOT.match(text):
+        message = f"{text!r} is not a name for a replication slot"
+        raise refused("slot", message, "use small letters, digits and _, 63 at most")
+    return text
+
+
+class PostgresSourceSettings(ConnectorSettings):
+    """Reads tables of a PostgreSQL database: their rows first, then every change, by logical replication."""
+
+    model_config = ConfigDict(hide_input_in_errors=True)
+
+    url: str = Field(repr=False)
+    """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
+    tables: Annotated[str, AfterValidator(_tables)]
+    """The tables, separated by commas; ``schema.table`` names its schema as well. ``*``: all of ``schema``."""
+    db_schema: str = Field("public", alias="schema")
+    """The schema of tables that name none, and of ``*``."""
+    snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")
+    """``initial``: all rows are copied, then changes are read; ``never``: only changes, from the first run on;
+    ``initial_only``: the rows are copied, and that is all."""
+    snapshot_fetch_size: int = Field(50_000, alias="snapshot.fetchSize", ge=1)
+    """Accepted for Conduit's files: rows are read in a stream, not fetch by fetch."""
+    cdc_mode: Literal["auto", "logrepl"] = Field("auto", alias="cdcMode")
+    """How changes are read: by logical replication, whichever of the two is named."""
+    publication: str = Field("conduitpub", alias="logrepl.publicationName")
+    """The publication. It is made for ``tables`` if there is none of this name; one that others made is used as it is,
+    and must have all tables."""
+    slot: Annotated[str, AfterValidator(_slot)] = Field("conduitslot", alias="logrepl.slotName")
+    """The replication slot. It is made where there is none of this name. No two pipelines may share one."""
+    auto_cleanup: bool = Field(True, alias="logrepl.autoCleanup")
+    """Accepted for Conduit's files: a slot is never dropped by a pipeline, since changes would be lost with it."""
+    with_avro_schema: bool = Field(True, alias="logrepl.withAvroSchema")
+    """Accepted for Conduit's files: records carry no schema here."""
+    heartbeat: Duration = Field(60.0)
+    """How long the server keeps WAL in which nothing of ours was found; 0s: until something is."""
+    connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")
+    """How long connecting may take."""
+    statement_timeout: Duration = Field(0.0, alias="statement-timeout")
+    """How long one statement may run, such as the one that looks where a large table is to be cut; 0s: no limit."""
+    lock_timeout: Duration = Field(60.0, alias="lock-timeout")
+    """How long to wait for a lock; 0s: forever."""
+
+    @model_validator(mode="after")
+    def _check(self) -> PostgresSourceSettings:
+        # not a field validator: a finding about a field shows its value, which is a secret
+        try:
+            conninfo(self.url)
+        except ValueError as error:
+            raise refused("url", str(error), "write it as postgresql://user:password@host:5432/database") from None
+        return self
+
+    @property
+    def named_tables(self) -> tuple[TableName, ...] | None:
+        """The tables that are named, in that order; None: all."""
+        names = listed(self.tables)
+        return None if ALL_TABLES in names else tuple(dict.fromkeys(table_name(n, self.db_schema) for n in names))
+
+
+def as_source(settings: Any) -> PostgresSourceSettings:
+    """Return the settings as the source's own model."""
+    return cast(PostgresSourceSettings, settings)

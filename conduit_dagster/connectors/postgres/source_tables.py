@@ -1,0 +1,93 @@
+"""The tables that a source reads: which they are, their columns and their keys, from the catalogue."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from psycopg import sql
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.settings import TableName
+
+_ALL = """
+    SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %s AND c.relkind IN ('r', 'p') AND NOT c.relispartition AND c.relpersistence = 'p'
+    ORDER BY c.relname
+"""
+# a key's columns in the order of its index; the collation decides how they are ordered
+_KEY = """
+    SELECT a.attname, format_type(a.atttypid, NULL) || CASE WHEN l.oid IS NULL THEN ''
+               ELSE ' COLLATE ' || quote_ident(ln.nspname) || '.' || quote_ident(l.collname) END
+    FROM pg_index i
+    CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    JOIN pg_type t ON t.oid = a.atttypid
+    LEFT JOIN pg_collation l ON l.oid = a.attcollation
+    LEFT JOIN pg_namespace ln ON ln.oid = l.collnamespace
+    WHERE i.indrelid = %s::regclass AND (i.indisprimary OR i.indisreplident) AND k.place <= i.indnkeyatts
+      AND i.indexrelid = (
+          SELECT j.indexrelid FROM pg_index j WHERE j.indrelid = i.indrelid AND (j.indisprimary OR j.indisreplident)
+          ORDER BY j.indisreplident DESC LIMIT 1)
+    ORDER BY k.place
+"""
+# generated columns are not in the stream of changes either
+_COLUMNS = """
+    SELECT a.attname, a.atttypid::int8 FROM pg_attribute a
+    WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+"""
+_EXISTS = "SELECT to_regclass(%s) IS NOT NULL"
+
+
+class KeyColumn(NamedTuple):
+    """A column of a table's key."""
+
+    name: str
+    type: str
+    """As SQL, with the collation that orders it."""
+
+
+def all_tables(connection: Connection, schema: str) -> list[TableName]:
+    """Return the tables of a schema; of a partitioned one the whole, not its parts."""
+    return [TableName(*row) for row in connection.execute(_ALL, (schema,))]
+
+
+def table_exists(connection: Connection, table: TableName) -> bool:
+    """Return whether there is such a table."""
+    row = connection.execute(_EXISTS, (quoted(table),)).fetchone()
+    return bool(row and row[0])
+
+
+def key_of(connection: Connection, table: TableName) -> list[KeyColumn]:
+    """Return the columns of the replica identity's index, else of the primary key; none if there is neither."""
+    return [KeyColumn(*row) for row in connection.execute(_KEY, (quoted(table),))]
+
+
+def columns_of(connection: Connection, table: TableName) -> list[tuple[str, int]]:
+    """Return name and type (OID) of each column that can be written."""
+    return [(name, int(oid)) for name, oid in connection.execute(_COLUMNS, (quoted(table),))]
+
+
+def quoted(table: TableName) -> str:
+    """Return a table's name as SQL text."""
+    return table.quoted.as_string(None)
+
+
+def key_range(key: list[KeyColumn], after: list[str] | None, upto: list[str] | None) -> sql.Composable:
+    """Return the condition for rows behind a key, up to another one; None: from the first, to the last."""
+    columns = sql.SQL(", ").join(sql.Identifier(column.name) for column in key)
+    bounds = [
+        sql.SQL("({}) {} ({})").format(columns, sign, literals(bound, [column.type for column in key]))
+        for sign, bound in ((sql.SQL(">"), after), (sql.SQL("<="), upto))
+        if bound is not None
+    ]
+    return sql.SQL(" AND ").join(bounds) if bounds else sql.SQL("true")
+
+
+def literals(key: list[str] | tuple[str, ...], types: list[str]) -> sql.Composed:
+    """Return a key's values as SQL, each of its column's type."""
+    made = [sql.SQL("{}::{}").format(sql.Literal(value), _type(kind)) for value, kind in zip(key, types, strict=True)]
+    return sql.SQL(", ").join(made)
+
+
+def _type(kind: str) -> sql.SQL:
+    return sql.SQL(kind)  # pyright: ignore[reportArgumentType]  # as the catalogue quotes it

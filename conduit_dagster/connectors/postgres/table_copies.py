@@ -1,0 +1,130 @@
+"""Which tables are still to be copied, and how much of them is the next step's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.source_errors import SourceErrors
+from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
+from conduit_dagster.connectors.postgres.source_reader import CopyDetail, open_session
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.connectors.postgres.source_tables import columns_of, key_of
+from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
+from conduit_dagster.sdk import Limit, Split
+
+
+class TableCopies:
+    """The copies of one run. Their snapshot is taken with the first and held until the last one is delivered."""
+
+    def __init__(self, settings: PostgresSourceSettings, errors: SourceErrors, application: str) -> None:
+        self._settings = settings
+        self._errors = errors
+        self._application = application
+        self._tables: list[TableName] = []
+        self._snapshot: CopySnapshot | None = None
+        self._taken: set[str] = set()
+
+    def begin(self, connection: Connection, tables: Sequence[TableName], position: PostgresPosition) -> bool:
+        """Note the tables that are to be copied; return whether a first row of one is. Raises for one without a key.
+
+        Where some rows were copied before, the stream has stood still since.
+        """
+        wanted = [] if self._settings.snapshot_mode == "never" else list(tables)
+        self._tables = [table for table in wanted if not position.is_copied(str(table))]
+        if without := [str(table) for table in self._tables if not key_of(connection, table)]:
+            message = f"a table without a primary key can't be copied: {', '.join(without)}"
+            fix = (
+                "add one, or ALTER TABLE … REPLICA IDENTITY USING INDEX …; or leave the table out of the setting tables"
+            )
+            raise self._errors.unfit("no_key", message, fix)
+        return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
+
+    def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:
+        """Return the position after the next rows; ``position`` itself if all were copied."""
+        left = limit.records
+        for table in self._tables:
+            if position.is_copied(str(table)):
+                continue
+            snapshot = self._held()
+            keyed, after = self._keyed(snapshot, table), position.copied_upto(str(table))
+            rows = min(left, max(1, limit.bytes // snapshot.width(keyed, after)))
+            cut = snapshot.next_cut(keyed, after, rows)
+            position = position.with_region(str(table), Region(cut.upto, snapshot.name))
+            position = msgspec.structs.replace(
+                position, snapshots={**position.snapshots, snapshot.name: snapshot.bound}
+            )
+            left -= cut.rows
+            if cut.upto is not None or left <= 0:
+                break
+        return position
+
+    def _held(self) -> CopySnapshot:
+        if self._snapshot is None:
+            self._snapshot = CopySnapshot(open_session(self._settings, self._errors, self._application))
+            self._taken.add(self._snapshot.name)
+        return self._snapshot
+
+    @staticmethod
+    def _keyed(snapshot: CopySnapshot, table: TableName) -> KeyedTable:
+        return KeyedTable(table, key_of(snapshot.connection, table))
+
+    def split(self, start: PostgresPosition, end: PostgresPosition, n: int) -> list[Split]:
+        """Return the parts of the tables that a range copies. Raises ``TransientError`` if their snapshot is lost."""
+        tables = _copied_between(start, end)
+        if not tables:
+            return []
+        names = {end.copied[table][-1].snapshot for table in tables}
+        held = self._snapshot.name if self._snapshot else ""
+        if held not in names and names & self._taken:
+            raise self._errors.waiting("the copy's snapshot is gone", "nothing was lost; the rows are planned again")
+        # what an earlier run has planned is read again for comparison only: what is published has a digest
+        snapshot = self._held()
+        splits: list[Split] = []
+        begin = msgspec.structs.replace(start, server=end.server, lsn=end.lsn, snapshots=end.snapshots)
+        ordinal = 0
+        for table in tables:
+            keyed = self._keyed(snapshot, _name_of(table))
+            columns = columns_of(snapshot.connection, keyed.name)
+            after, upto = start.copied_upto(table), end.copied_upto(table)
+            name, width, rows = end.copied[table][-1].snapshot, snapshot.width(keyed, after), 0
+            for cut in snapshot.cuts(keyed, after, upto, n):
+                detail = CopyDetail(keyed.name, keyed.key, columns, after, cut.upto, snapshot.exported, name)
+                count = cut.rows - rows
+                splits.append(Split(begin.to_json(), ordinal, count, count * width, msgspec.to_builtins(detail)))
+                begin = begin.with_region(table, Region(cut.upto, name))
+                after, rows, ordinal = cut.upto, cut.rows, ordinal + count
+        return splits
+
+    def gives_up(self, start: PostgresPosition, end: PostgresPosition) -> bool:
+        """Return whether a range copies rows under a snapshot that this run does not hold."""
+        held = self._snapshot.name if self._snapshot else ""
+        return any(end.copied[table][-1].snapshot != held for table in _copied_between(start, end))
+
+    def release(self, position: PostgresPosition) -> None:
+        """Give the snapshot back once all that was copied under it is delivered."""
+        if self._snapshot is not None and all(position.is_copied(str(table)) for table in self._tables):
+            self.close()
+
+    def close(self) -> None:
+        """Give the snapshot back."""
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
+
+
+def _copied_between(start: PostgresPosition, end: PostgresPosition) -> list[str]:
+    """Return the tables of which rows are copied in a range."""
+    return [
+        table
+        for table, regions in end.copied.items()
+        if not start.is_copied(table) and (table not in start.copied or start.copied_upto(table) != regions[-1].upto)
+    ]
+
+
+def _name_of(table: str) -> TableName:
+    schema, _, name = table.partition(".")
+    return TableName(schema, name)

@@ -1,0 +1,109 @@
+"""The driver's side of copying tables: one snapshot that all tasks see, and where the copies are cut."""
+
+from __future__ import annotations
+
+import secrets
+from typing import NamedTuple
+
+from psycopg import sql
+
+from conduit_dagster.connectors.postgres.connection import Connection
+from conduit_dagster.connectors.postgres.settings import TableName
+from conduit_dagster.connectors.postgres.source_position import SnapshotBound
+from conduit_dagster.connectors.postgres.source_tables import KeyColumn, key_range
+
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
+_UNTIL = """
+    SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_insert_lsn() END)::text
+"""
+_AT = "SELECT {texts} FROM {table} WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
+_COUNT = "SELECT count(*) FROM {table} WHERE {range}"
+_WIDTH = """
+    SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
+        SELECT * FROM {table} WHERE {range} ORDER BY {columns} LIMIT 200) x
+"""
+
+
+class KeyedTable(NamedTuple):
+    """A table with its key, in whose order it is copied."""
+
+    name: TableName
+    key: list[KeyColumn]
+
+
+class Cut(NamedTuple):
+    """A place in a table."""
+
+    rows: int
+    """How many rows lie before it, from where was asked."""
+    upto: list[str] | None
+    """The last row's key, as text; None: the table's end."""
+
+
+class CopySnapshot:
+    """A transaction that holds one snapshot of the database for as long as a run copies tables.
+
+    It is not held over a restart: what is copied under another one is told apart by ``bound``.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Take the snapshot on a connection of its own. Raises ``psycopg.Error``."""
+        self.connection = connection
+        """Only what this transaction does is asked on it."""
+        self.name = secrets.token_hex(6)
+        connection.execute("SET idle_in_transaction_session_timeout = 0")
+        connection.execute(_BEGIN)
+        exported = connection.execute(_EXPORT).fetchone()
+        until = connection.execute(_UNTIL).fetchone()
+        assert exported is not None and until is not None
+        self.exported = str(exported[0])
+        """What a task names in ``SET TRANSACTION SNAPSHOT``."""
+        self.bound = SnapshotBound(str(exported[1]), str(until[0]))
+
+    def close(self) -> None:
+        """End the transaction."""
+        self.connection.close()
+
+    def next_cut(self, table: KeyedTable, after: list[str] | None, rows: int) -> Cut:
+        """Return the place at most so many rows further on."""
+        found = self._at(table, after, None, rows - 1)
+        return Cut(self._count(table, after, None), None) if found is None else Cut(rows, found)
+
+    def width(self, table: KeyedTable, after: list[str] | None) -> int:
+        """Return about how many bytes the next rows have each."""
+        row = self._one(_WIDTH, table, after)
+        return max(1, int(str(row[0]))) if row else 1
+
+    def cuts(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, n: int) -> list[Cut]:
+        """Return at most ``n`` places that cut a range of a table into about equal parts, the last one at its end."""
+        total = self._count(table, after, upto)
+        every = max(1, -(-total // n))
+        inner = [Cut(rows, self._at(table, after, upto, rows - 1)) for rows in range(every, total, every)]
+        return [*inner, Cut(total, upto)]
+
+    def _at(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None, skip: int) -> list[str] | None:
+        row = self._one(_AT, table, after, upto, skip=sql.Literal(skip))
+        return None if row is None else [str(value) for value in row]
+
+    def _count(self, table: KeyedTable, after: list[str] | None, upto: list[str] | None) -> int:
+        row = self._one(_COUNT, table, after, upto)
+        assert row is not None
+        return int(str(row[0]))
+
+    def _one(
+        self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None = None, **more: sql.Literal
+    ) -> tuple[object, ...] | None:
+        return self.connection.execute(self._filled(text, table, after, upto, **more)).fetchone()
+
+    def _filled(
+        self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None, **more: sql.Literal
+    ) -> sql.Composed:
+        names = [sql.Identifier(column.name) for column in table.key]
+        return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are in this file
+            texts=sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
+            columns=sql.SQL(", ").join(names),
+            table=table.name.quoted,
+            range=key_range(table.key, after, upto),
+            **more,
+        )

@@ -1,0 +1,107 @@
+"""A postgres source on a database of its own, read step by step as the engine does, but without it."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from conduit_dagster.connectors.postgres.source import PostgresSource
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.expressions import Clock
+from conduit_dagster.record import Record
+from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, Source, Split
+
+WHOLE = Limit(10**6, 10**9)
+
+
+class PostgresReading:
+    """A database, and sources that read it. Slot and publication have names of their own."""
+
+    def __init__(self, url: str, root: Path) -> None:
+        self.url = url
+        self.root = root
+        self.name = f"t_{secrets.token_hex(6)}"
+        self.sources: list[PostgresSource] = []
+
+    def source(self, pipeline: str = "p", **settings: Any) -> PostgresSource:
+        """A source, as a process of its own would make it; settings by the names in the code."""
+        values = {
+            "url": self.url, "tables": "*", "logrepl.slotName": self.name, "logrepl.publicationName": self.name,
+            **settings,
+        }  # fmt: skip
+        context = ConnectorContext(pipeline, "in", str(self.root), Clock())
+        made = PostgresSource(PostgresSourceSettings.model_validate(values), context)
+        self.sources.append(made)
+        return made
+
+    def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Runs a statement on a connection of its own."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def wal(self) -> int:
+        """Where the WAL ends."""
+        return int(self.execute("SELECT pg_wal_lsn_diff(pg_current_wal_flush_lsn(), '0/0')")[0][0])
+
+    def confirmed(self) -> int:
+        """What the slot may forget."""
+        query = "SELECT pg_wal_lsn_diff(confirmed_flush_lsn, '0/0') FROM pg_replication_slots WHERE slot_name = %s"
+        return int(self.execute(query, self.name)[0][0])
+
+    def close(self) -> None:
+        """Ends the sources, and drops the slot with whoever reads it."""
+        for source in self.sources:
+            source._copies.close()
+            source._session.close()
+        reader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
+        self.execute(f"{reader} AND active_pid IS NOT NULL", self.name)
+        drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
+        self.execute(drop, self.name)
+
+
+def blocks(source: Source, split: Split, options: ReadOptions | None = None) -> list[Block]:
+    """The blocks of a split."""
+    found = source.read(travelled(split), options or ReadOptions(block_records=7))
+    return [block if isinstance(block, Block) else Block.of(block) for block in found]
+
+
+def records_of(source: Source, start: Position, end: Position, n: int = 2) -> list[Record]:
+    """The records of a range."""
+    splits = source.split(travelled(start), travelled(end), n)
+    return [record for split in splits for block in blocks(source, split) for record in block.records]
+
+
+def drained(
+    source: Source, start: Position | None = None, limit: Limit = WHOLE, acks: bool = True
+) -> tuple[list[Record], Position]:
+    """All records from a position on, step by step until there is nothing new, and the position after them."""
+    position = source.initial() if start is None else start
+    found: list[Record] = []
+    horizon = source.horizon()
+    while (further := source.latest(travelled(position), limit, horizon)) != position:
+        found += records_of(source, position, further)
+        source.verify(travelled(position), travelled(further))
+        position = travelled(further)
+        if acks:
+            source.ack(position, 1)
+    return found, position
+
+
+def travelled(value: Any) -> Any:
+    """The value as it comes back from the state store, or in a task."""
+    if isinstance(value, Split):
+        return Split(travelled(value.start), value.ordinal, value.records, value.bytes, travelled(value.detail))
+    return json.loads(json.dumps(value))
+
+
+def told(record: Record) -> tuple[Any, ...]:
+    """What a record says, in short: operation, collection, key, before, after."""
+    return record.operation, record.collection, record.key, record.before, record.after
+
+
+ALL_KEYS = ReadOptions(Keys.ALL, block_records=7)
