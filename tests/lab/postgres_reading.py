@@ -16,6 +16,8 @@ from conduit_dagster.record import Record
 from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, Source, Split
 
 WHOLE = Limit(10**6, 10**9)
+_MOST = 20
+"""Sources that are open at a time: each has connections of its own."""
 
 
 class PostgresReading:
@@ -36,6 +38,8 @@ class PostgresReading:
         context = ConnectorContext(pipeline, "in", str(self.root), Clock())
         made = PostgresSource(PostgresSourceSettings.model_validate(values), context)
         self.sources.append(made)
+        if len(self.sources) > _MOST:
+            _end(self.sources.pop(0))
         return made
 
     def execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -56,12 +60,16 @@ class PostgresReading:
     def close(self) -> None:
         """Ends the sources, and drops the slot with whoever reads it."""
         for source in self.sources:
-            source._copies.close()
-            source._session.close()
+            _end(source)
         reader = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s"
         self.execute(f"{reader} AND active_pid IS NOT NULL", self.name)
         drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s"
         self.execute(drop, self.name)
+
+
+def _end(source: PostgresSource) -> None:
+    source._copies.close()
+    source._session.close()
 
 
 def blocks(source: Source, split: Split, options: ReadOptions | None = None) -> list[Block]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import sqlalchemy as sa
 from lab.commit_log_lab import LogLab
 from lab.conformance_runs import Make, context, run_check
 from lab.kept import MemoryValues, leave_at
+from lab.postgres_reading import PostgresReading
+from lab.postgres_server import PostgresServer
 from pyspark.sql import SparkSession
 
 from conduit_dagster.builtin_plugins import SOURCES
@@ -35,6 +38,13 @@ from conduit_dagster.sdk import (
 from conduit_dagster.state import tables
 from conduit_dagster.state.claim import project_store
 from conduit_dagster.testing.conformance import SourceConformance
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[PostgresReading]:
+    """A database of its own."""
+    with closing(PostgresReading(postgres_server.create_database(), tmp_path)) as made:
+        yield made
 
 
 class TestFile(SourceConformance):
@@ -106,6 +116,36 @@ class TestParquetLists(SourceConformance):
             return source
 
         return made
+
+
+class TestPostgresRows(SourceConformance):
+    """Each instance has a snapshot of its own, of tables that nobody changes."""
+
+    @pytest.fixture
+    def make(self, postgres: PostgresReading) -> Make:
+        postgres.execute(
+            "CREATE TABLE a (x text, y int, t text, PRIMARY KEY (y, x)); CREATE TABLE b (LIKE a INCLUDING ALL)"
+        )
+        for table in ("a", "b"):
+            postgres.execute(
+                f"INSERT INTO {table} SELECT chr(97 + i % 7), i / 7, repeat('é', i % 9) FROM generate_series(0, 29) i"
+            )
+        return lambda: postgres.source(snapshotMode="initial_only")
+
+
+class TestPostgresChanges(SourceConformance):
+    keeps_limit = False
+
+    @pytest.fixture
+    def make(self, postgres: PostgresReading) -> Make:
+        postgres.execute("CREATE TABLE a (id int PRIMARY KEY, t text)")
+        postgres.source(snapshotMode="never").latest({}, Limit(1, 1))
+        for first in range(0, 30, 5):
+            values = f"SELECT i, 'é' FROM generate_series({first}, {first + 4}) i"
+            postgres.execute(
+                f"INSERT INTO a {values}; UPDATE a SET t = '' WHERE id = {first}; DELETE FROM a WHERE id = {first}"
+            )
+        return lambda: postgres.source(snapshotMode="never")
 
 
 class TestSpark(SourceConformance):

@@ -77,7 +77,7 @@ class Dictionary:
 class Elements:
     """Decoder of an array: a list, and lists of lists where it has several dimensions."""
 
-    _TOKEN = re.compile(r'[{}]|"((?:[^"\\]|\\.)*)"|([^{}",;]+)|[,;]', re.DOTALL)
+    _TOKEN = re.compile(r'[{}]|"((?:[^"\\]|\\.)*)"|([^{}",]+)|,', re.DOTALL)
     _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 
     def __init__(self, element: Decode) -> None:
@@ -94,7 +94,7 @@ class Elements:
             elif mark == "}":
                 done = open_ones.pop()
                 open_ones[-1].append(done)
-            elif mark not in ",;":
+            elif mark != ",":
                 open_ones[-1].append(self._value(token))
         return open_ones[0][0]
 

@@ -14,8 +14,13 @@ from conduit_dagster.connectors.postgres.connection import Connection, Session, 
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
-from conduit_dagster.connectors.postgres.source_position import PostgresPosition, format_lsn, parse_position
-from conduit_dagster.connectors.postgres.source_reader import SplitReader, StreamDetail
+from conduit_dagster.connectors.postgres.source_position import (
+    PostgresPosition,
+    StreamPoint,
+    format_lsn,
+    parse_position,
+)
+from conduit_dagster.connectors.postgres.source_reader import SplitReader, StreamDetail, as_json
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings, as_source
 from conduit_dagster.connectors.postgres.source_tables import all_tables, table_exists
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
@@ -93,10 +98,14 @@ class PostgresSource(Source):
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
         with self._session.connection() as connection:
-            try:
-                return question(connection)
-            except psycopg.Error as error:
-                raise self._errors.verdict(error) from None
+            return self._translated(lambda: question(connection))
+
+    def _translated(self, action: Callable[[], T]) -> T:
+        try:
+            return action()
+        except psycopg.Error as error:
+            # "from None": a traceback would show libpq's unredacted text
+            raise self._errors.verdict(error) from None
 
     def horizon(self) -> Any:
         """Return the end of the WAL."""
@@ -130,6 +139,10 @@ class PostgresSource(Source):
             else:
                 lsn, is_new = self._slot.create(connection)
                 position = position.at(lsn)
+            if start.everything:
+                tables = [table for table in tables if str(table) in start.copied]
+            is_open = self._settings.named_tables is None and self._slot.is_open(connection)
+            position = msgspec.structs.replace(position, everything=is_open)
         if self._copies.begin(connection, tables, position) and not is_new:
             self._slot.wait_for_older(connection)
         self._is_ready = True
@@ -185,10 +198,16 @@ class PostgresSource(Source):
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Return parts of tables for all tasks, or the range of the stream for one."""
         before, after = parse_position(start), parse_position(end)
-        splits = self._copies.split(before, after, n)
-        if before.lsn and after.point > before.point:
-            detail = StreamDetail(after.point, self._acked)
-            splits.append(Split(start, 0, bytes=after.point.lsn - before.point.lsn, detail=msgspec.to_builtins(detail)))
+        splits = self._translated(lambda: self._copies.split(before, after, n))
+        begin = before.point
+        if not before.lsn and after.lsn:
+            # from the slot's beginning on: it has not moved yet
+            begin = StreamPoint(self._ask(self._slot.look).confirmed)
+        if after.point > begin:
+            ordinal = sum(split.records or 0 for split in splits)
+            at = msgspec.structs.replace(after, lsn=format_lsn(begin.lsn), index=begin.changes)
+            detail, size = StreamDetail(after.point, self._acked), after.point.lsn - begin.lsn
+            splits.append(Split((before if before.lsn else at).to_json(), ordinal, bytes=size, detail=as_json(detail)))
         return splits
 
     def gives_up(self, start: Position, end: Position) -> bool:
@@ -238,12 +257,19 @@ class PostgresSource(Source):
     # -- for people ---------------------------------------------------------------------------------------------
 
     def lag(self, position: Position) -> int | None:
-        """Return the bytes of WAL behind a position, other tables' included; None while tables are copied."""
+        """Return the bytes of WAL behind a position, other tables' included; 0 if nothing in it is ours.
+
+        None before the slot was made. Where others alone write, they count from 16 MiB on.
+        """
         known = parse_position(position)
-        if not known.lsn:
-            return None
-        flushed = self._ask(self._slot.look).flushed
-        return 0 if flushed <= self._looked else max(0, flushed - known.point.lsn)
+        return self._ask(lambda connection: self._lag(connection, known.point.lsn)) if known.lsn else None
+
+    def _lag(self, connection: Connection, lsn: int) -> int:
+        look = self._slot.look(connection)
+        behind = max(0, look.flushed - lsn)
+        if 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost and look.confirmed <= lsn:
+            return behind if self._slot.has_changes(connection, look.flushed) else 0
+        return behind
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
         """Return ``copy`` for tables that are being copied, ``complete`` for those that were."""

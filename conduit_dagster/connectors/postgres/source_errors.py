@@ -32,7 +32,9 @@ class SourceErrors:
         if state == "42501":
             return self._fatal("no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
         if state == "42704":
-            return self.slot_missing()
+            return self._no_publication(error) if "ubli" in _said(error) else self.slot_missing()
+        if state[:3] == "57P":
+            return self._transient("unreachable", _said(error), "is the server up? nothing was lost")
         if state == "55000":
             return self._fatal("slot_unusable", _said(error), "see docs/connectors/postgres.md, Troubleshooting")
         if state == "55006":
@@ -80,6 +82,13 @@ class SourceErrors:
     def waiting(self, message: str, fix: str) -> ConduitError:
         """Return the transient error for something that did not happen in time."""
         return self._transient("busy", message, fix)
+
+    def _no_publication(self, error: psycopg.Error) -> ConduitError:
+        """Return the error for a publication that is gone, or that is younger than the slot."""
+        fix = (
+            f"make the publication before the slot: SELECT pg_drop_replication_slot('{self._slot}'); then {START_OVER}"
+        )
+        return self._fatal("publication", _said(error), fix)
 
     def _fatal(self, code: str, message: str, fix: str) -> ConduitError:
         place = f"{self._server.place} {self._slot}"

@@ -53,6 +53,8 @@ class PostgresPosition(msgspec.Struct, frozen=True, omit_defaults=True):
     lsn: str = ""
     """Empty: no changes are read (``initial_only``), or the slot was not made yet."""
     index: int = 0
+    everything: bool = False
+    """All tables of the schema were read so far, and published from their creation on: the stream tells new ones."""
     copied: dict[str, list[Region]] = {}
     """By ``schema.table``; a table that is not here is not copied yet, or never, as ``snapshotMode`` says."""
     snapshots: dict[str, SnapshotBound] = {}

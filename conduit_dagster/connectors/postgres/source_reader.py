@@ -66,6 +66,11 @@ class StreamDetail(msgspec.Struct):
     """The server may forget what commits before it: all of it is delivered, and the position is durable."""
 
 
+def as_json(detail: CopyDetail | StreamDetail) -> dict[str, Any]:
+    """Return the detail of a split as a JSON object."""
+    return msgspec.json.decode(msgspec.json.encode(detail))
+
+
 def open_session(settings: PostgresSourceSettings, errors: SourceErrors, name: str) -> Connection:
     """Connect with values as text in the form that is decoded here. Raises a ``ConduitError``."""
     connection = connect(settings, errors, name)

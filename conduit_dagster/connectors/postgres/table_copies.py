@@ -10,7 +10,7 @@ from conduit_dagster.connectors.postgres.connection import Connection
 from conduit_dagster.connectors.postgres.settings import TableName
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import PostgresPosition, Region
-from conduit_dagster.connectors.postgres.source_reader import CopyDetail, open_session
+from conduit_dagster.connectors.postgres.source_reader import CopyDetail, as_json, open_session
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.connectors.postgres.source_tables import columns_of, key_of
 from conduit_dagster.connectors.postgres.table_copy import CopySnapshot, KeyedTable
@@ -94,7 +94,7 @@ class TableCopies:
             for cut in snapshot.cuts(keyed, after, upto, n):
                 detail = CopyDetail(keyed.name, keyed.key, columns, after, cut.upto, snapshot.exported, name)
                 count = cut.rows - rows
-                splits.append(Split(begin.to_json(), ordinal, count, count * width, msgspec.to_builtins(detail)))
+                splits.append(Split(begin.to_json(), ordinal, count, count * width, as_json(detail)))
                 begin = begin.with_region(table, Region(cut.upto, name))
                 after, rows, ordinal = cut.upto, cut.rows, ordinal + count
         return splits

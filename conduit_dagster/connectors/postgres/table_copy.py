@@ -17,11 +17,12 @@ _EXPORT = "SELECT pg_export_snapshot(), pg_current_snapshot()::text"
 _UNTIL = """
     SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_insert_lsn() END)::text
 """
-_AT = "SELECT {texts} FROM {table} WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
+# of the table: an output column that is cast to text has the same name, and would be what orders
+_AT = "SELECT {texts} FROM {table} t WHERE {range} ORDER BY {columns} OFFSET {skip} LIMIT 1"
 _COUNT = "SELECT count(*) FROM {table} WHERE {range}"
 _WIDTH = """
     SELECT coalesce(avg(pg_column_size(x.*)), 1)::int8 FROM (
-        SELECT * FROM {table} WHERE {range} ORDER BY {columns} LIMIT 200) x
+        SELECT * FROM {table} t WHERE {range} ORDER BY {columns} LIMIT 200) x
 """
 
 
@@ -99,7 +100,7 @@ class CopySnapshot:
     def _filled(
         self, text: str, table: KeyedTable, after: list[str] | None, upto: list[str] | None, **more: sql.Literal
     ) -> sql.Composed:
-        names = [sql.Identifier(column.name) for column in table.key]
+        names = [sql.Identifier("t", column.name) for column in table.key]
         return sql.SQL(text).format(  # pyright: ignore[reportArgumentType]  # all texts are in this file
             texts=sql.SQL(", ").join(sql.SQL("{}::text").format(name) for name in names),
             columns=sql.SQL(", ").join(names),

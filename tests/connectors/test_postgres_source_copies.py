@@ -1,0 +1,185 @@
+"""Copies of tables that are interrupted, and what the stream then leaves out: none twice, none lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pytest
+from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of, told, travelled
+
+from conduit_dagster.connectors.postgres.source import PostgresSource
+from conduit_dagster.recovery.errors import TransientError
+from conduit_dagster.sdk import Limit, Position
+
+TABLE = "CREATE TABLE a (id bigint PRIMARY KEY, v int NOT NULL)"
+WIDE = 10**9
+
+
+def half_copied(reading: PostgresReading) -> Position:
+    """Rows 1 to 5 of ten are copied, by a run that ended."""
+    reading.execute(f"{TABLE}; INSERT INTO a SELECT i, 0 FROM generate_series(1, 10) i")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(5, WIDE))
+    assert [one.key for one in records_of(source, source.initial(), end)] == [{"id": i} for i in range(1, 6)]
+    source.close()
+    return travelled(end)
+
+
+def rest(source: PostgresSource, position: Position) -> list[tuple[Any, ...]]:
+    """What follows, in short."""
+    return [told(record) for record in drained(source, position)[0]]
+
+
+def test_what_a_later_copy_shows_is_not_told_again(reading: PostgresReading) -> None:
+    position = half_copied(reading)
+    reading.execute(
+        "UPDATE a SET v = 1 WHERE id IN (2, 8); DELETE FROM a WHERE id IN (3, 9); INSERT INTO a VALUES (11, 7)"
+    )
+    assert rest(reading.source(), position) == [
+        *[("snapshot", "a", {"id": i}, None, {"id": i, "v": v}) for i, v in ((6, 0), (7, 0), (8, 1), (10, 0), (11, 7))],
+        ("update", "a", {"id": 2}, None, {"id": 2, "v": 1}),
+        ("delete", "a", {"id": 3}, {"id": 3}, None),
+    ]
+
+
+def test_a_row_that_moves_between_the_parts_is_neither_lost_nor_doubled(reading: PostgresReading) -> None:
+    """Row 4 becomes 12, which the second part shows: of the first part it is deleted. Row 8 becomes 0: created."""
+    position = half_copied(reading)
+    reading.execute("UPDATE a SET id = 12, v = 4 WHERE id = 4; UPDATE a SET id = 0, v = 8 WHERE id = 8")
+    assert rest(reading.source(), position) == [
+        *[("snapshot", "a", {"id": i}, None, {"id": i, "v": v}) for i, v in ((6, 0), (7, 0), (9, 0), (10, 0), (12, 4))],
+        ("delete", "a", {"id": 4}, {"id": 4}, None),
+        ("create", "a", {"id": 0}, None, {"id": 0, "v": 8}),
+    ]
+
+
+def test_a_transaction_that_was_open_when_the_copy_began_is_told(reading: PostgresReading) -> None:
+    """Although a later one, which the copy shows, was committed before it."""
+    position = half_copied(reading)
+    with closing(psycopg.connect(reading.url)) as early:
+        early.execute("INSERT INTO a VALUES (20, 1)")
+        reading.execute("INSERT INTO a VALUES (21, 2)")
+        source = reading.source()
+        end = source.latest(position, Limit(100, WIDE))
+        assert [one.key for one in records_of(source, position, end)] == [{"id": i} for i in (6, 7, 8, 9, 10, 21)]
+        early.commit()
+    assert rest(source, travelled(end)) == [("create", "a", {"id": 20}, None, {"id": 20, "v": 1})]
+
+
+def test_what_happens_while_tables_are_copied_follows(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; INSERT INTO a SELECT i, 0 FROM generate_series(1, 4) i")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(2, WIDE))
+    reading.execute("UPDATE a SET v = 1; INSERT INTO a VALUES (5, 1)")
+    found = records_of(source, source.initial(), end)
+    more, _ = drained(source, travelled(end))
+    assert [(one.operation, one.key, (one.after or {})["v"]) for one in found + more] == [  # type: ignore[index]
+        *[("snapshot", {"id": i}, 0) for i in range(1, 5)],
+        *[("update", {"id": i}, 1) for i in range(1, 5)],
+        ("create", {"id": 5}, 1),
+    ]
+
+
+def test_all_tables_are_copied_at_one_moment(reading: PostgresReading) -> None:
+    """However many steps it takes: a row that moves from one table to another is seen in one of them."""
+    reading.execute(f"{TABLE}; CREATE TABLE b (LIKE a INCLUDING ALL); INSERT INTO a VALUES (1, 1), (2, 2)")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(1, WIDE))
+    found = records_of(source, source.initial(), end)
+    reading.execute("BEGIN; INSERT INTO b SELECT * FROM a WHERE id = 2; DELETE FROM a WHERE id = 2; COMMIT")
+    more, _ = drained(source, travelled(end), Limit(1, WIDE))
+    assert [(one.operation, one.collection, one.key) for one in found + more] == [
+        ("snapshot", "a", {"id": 1}),
+        ("snapshot", "a", {"id": 2}),
+        ("create", "b", {"id": 2}),
+        ("delete", "a", {"id": 2}),
+    ]
+
+
+def test_a_table_that_is_added_later_is_copied_then(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; CREATE TABLE b (LIKE a INCLUDING ALL); INSERT INTO a VALUES (1, 1)")
+    source = reading.source(tables="a")
+    _, position = drained(source)
+    source.close()
+    reading.execute("INSERT INTO b VALUES (1, 1); INSERT INTO a VALUES (2, 2)")
+    source = reading.source(tables="a, b")
+    found, position = drained(source, position)
+    reading.execute("UPDATE b SET v = 3")
+    found += drained(source, position)[0]
+    assert [(one.operation, one.collection, one.key) for one in found] == [
+        ("snapshot", "b", {"id": 1}),
+        ("create", "a", {"id": 2}),
+        ("update", "b", {"id": 1}),
+    ]
+
+
+def test_a_table_that_is_created_later_is_copied_at_the_next_start(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1, 1)")
+    source = reading.source(tables="*")
+    _, position = drained(source)
+    reading.execute("CREATE TABLE b (LIKE a INCLUDING ALL); INSERT INTO b VALUES (1, 1)")
+    assert drained(source, position)[0] == []
+    source.close()
+    assert rest(reading.source(tables="*"), position) == [("snapshot", "b", {"id": 1}, None, {"id": 1, "v": 1})]
+
+
+def test_a_table_that_the_stream_has_told_from_its_creation_is_not_copied(reading: PostgresReading) -> None:
+    """A publication for all tables has each from its creation on."""
+    reading.execute(f"{TABLE}; CREATE PUBLICATION {reading.name} FOR ALL TABLES")
+    source = reading.source(tables="*")
+    _, position = drained(source)
+    reading.execute("CREATE TABLE b (LIKE a INCLUDING ALL); INSERT INTO b VALUES (1, 1)")
+    found, position = drained(source, position)
+    source.close()
+    reading.execute("UPDATE b SET v = 2")
+    found += drained(reading.source(tables="*"), position)[0]
+    assert [(one.operation, one.collection, one.key) for one in found] == [
+        ("create", "b", {"id": 1}),
+        ("update", "b", {"id": 1}),
+    ]
+    reading.execute(f"DROP PUBLICATION {reading.name}")
+
+
+def test_a_planned_copy_is_given_up_with_its_snapshot(reading: PostgresReading) -> None:
+    """The next run plans those rows again, under a snapshot of its own."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1, 1)")
+    source = reading.source()
+    end = travelled(source.latest(source.initial(), Limit(5, WIDE)))
+    assert not source.gives_up(source.initial(), end)
+    source.close()
+    later = reading.source()
+    assert later.gives_up(later.initial(), end)
+    _, position = drained(later)
+    reading.execute("INSERT INTO a VALUES (2, 2)")
+    assert not reading.source().gives_up(position, drained(later, position)[1])
+
+
+def test_a_copy_whose_snapshot_is_lost_is_never_read_under_another(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1, 1)")
+    source = reading.source()
+    end = source.latest(source.initial(), Limit(5, WIDE))
+    splits = source.split(source.initial(), end, 1)
+    ours = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname ="
+    reading.execute(f"{ours} current_database()")
+    reading.execute("INSERT INTO a VALUES (2, 2)")
+    with pytest.raises(TransientError):
+        list(source.read(splits[0], ALL_KEYS))
+    with pytest.raises(TransientError):
+        source.split(source.initial(), end, 1)
+    # what the engine does then: the run ends, and its step is planned anew
+    source.close()
+    assert [one.key for one in drained(source)[0]] == [{"id": 1}, {"id": 2}]
+
+
+def test_a_truncate_between_two_parts_of_a_copy_has_no_record(reading: PostgresReading) -> None:
+    position = half_copied(reading)
+    reading.execute("TRUNCATE a; INSERT INTO a VALUES (7, 7)")
+    source = reading.source()
+    end = source.latest(position, Limit(100, WIDE))
+    assert [one.key for one in records_of(source, position, end)] == [{"id": 7}]
+    end = travelled(end)
+    with pytest.raises(Exception, match="truncated between two parts") as caught:
+        drained(source, end)
+    assert getattr(caught.value, "code", "") == "postgres.truncated_copy"

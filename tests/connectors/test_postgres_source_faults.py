@@ -1,0 +1,237 @@
+"""What can go wrong with a server, a slot or a publication: one clear error, and nothing skipped."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from lab.postgres_reading import ALL_KEYS, PostgresReading, drained, records_of, travelled
+from lab.postgres_server import PostgresServer, installations
+from pydantic import ValidationError
+
+from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
+from conduit_dagster.recovery.errors import ConduitError, FatalError, TransientError
+from conduit_dagster.sdk import Limit
+
+TABLE = "CREATE TABLE a (id bigint PRIMARY KEY, t text)"
+FAR = Limit(10**6, 10**9)
+
+
+def code_of(error: pytest.ExceptionInfo[ConduitError]) -> str:
+    assert error.value.fix, "an error says what to do"
+    return str(error.value.code)
+
+
+def test_a_slot_that_is_gone_is_never_made_again_in_silence(reading: PostgresReading) -> None:
+    reading.execute(TABLE)
+    source = reading.source()
+    _, position = drained(source)
+    source.close()
+    reading.execute("SELECT pg_drop_replication_slot(%s)", reading.name)
+    for look in (lambda s: s.latest(position, FAR), lambda s: s.verify(position, position)):
+        with pytest.raises(FatalError) as caught:
+            look(reading.source())
+        assert code_of(caught) == "postgres.slot_missing" and "rewind" in str(caught.value.fix)
+
+
+def test_a_slot_that_somebody_else_read_on_is_fatal(reading: PostgresReading) -> None:
+    reading.execute(TABLE)
+    source = reading.source()
+    _, position = drained(source)
+    source.close()
+    reading.execute("INSERT INTO a VALUES (1)")
+    reading.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_flush_lsn())", reading.name)
+    with pytest.raises(FatalError) as caught:
+        reading.source().latest(position, FAR)
+    assert code_of(caught) == "postgres.slot_moved"
+
+
+def test_a_slot_of_another_pipeline_is_not_taken(reading: PostgresReading) -> None:
+    reading.execute(TABLE)
+    drained(reading.source("one"))
+    with pytest.raises(FatalError, match="one:in") as caught:
+        reading.source("two").latest({}, FAR)
+    assert code_of(caught) == "postgres.slot_taken"
+
+
+def test_a_slot_that_is_there_goes_on_where_it_is(reading: PostgresReading) -> None:
+    """Made by hand, or by a run that died before its first step: rows and changes are still told once."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (1); CREATE PUBLICATION {reading.name} FOR TABLE a")
+    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", reading.name)
+    reading.execute("INSERT INTO a VALUES (2)")
+    records, _ = drained(reading.source())
+    assert [one.key for one in records] == [{"id": 1}, {"id": 2}]
+
+
+def test_a_slot_of_another_plugin_is_named(reading: PostgresReading) -> None:
+    reading.execute(TABLE)
+    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", reading.name)
+    with pytest.raises(FatalError, match="test_decoding") as caught:
+        reading.source().latest({}, FAR)
+    assert code_of(caught) == "postgres.slot_unusable"
+
+
+def test_a_publication_of_others_must_have_all_tables(reading: PostgresReading) -> None:
+    reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); CREATE PUBLICATION {reading.name} FOR TABLE a")
+    with pytest.raises(FatalError) as caught:
+        reading.source(tables="a, b").latest({}, FAR)
+    assert code_of(caught) == "postgres.publication"
+    assert caught.value.fix == f'ALTER PUBLICATION "{reading.name}" ADD TABLE "public"."b"'
+    reading.execute(
+        f"ALTER PUBLICATION {reading.name} SET (publish = 'insert'); ALTER PUBLICATION {reading.name} ADD TABLE b"
+    )
+    with pytest.raises(FatalError, match="leaves out") as caught:
+        reading.source(tables="a, b").latest({}, FAR)
+
+
+def test_a_table_must_be_there_and_have_a_key_to_be_copied(reading: PostgresReading) -> None:
+    reading.execute("CREATE TABLE a (id int)")
+    with pytest.raises(FatalError, match=r"public\.nope") as caught:
+        reading.source(tables="a, nope").latest({}, FAR)
+    assert code_of(caught) == "postgres.no_table"
+    with pytest.raises(FatalError, match=r"primary key.*public\.a") as caught:
+        reading.source(tables="a").latest({}, FAR)
+    assert code_of(caught) == "postgres.no_key"
+
+
+def test_a_transaction_that_stays_open_is_named(reading: PostgresReading) -> None:
+    """A copy that began beside it could miss what it writes."""
+    reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY)")
+    source = reading.source(tables="a")
+    _, position = drained(source)
+    source.close()
+    with closing(psycopg.connect(reading.url)) as early:
+        early.execute("INSERT INTO a VALUES (1)")
+        with pytest.raises(TransientError, match="still open") as caught:
+            reading.source(tables="a, b", **{"lock-timeout": "0.2s"}).latest(position, FAR)
+        assert code_of(caught) == "postgres.busy"
+
+
+def test_two_readers_wait_for_each_other(reading: PostgresReading) -> None:
+    """The one that stays, as a frozen owner's task does, is ended by the next."""
+    reading.execute(f"{TABLE}; INSERT INTO a VALUES (0)")
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 40000) i")
+    end = source.latest(position, FAR)
+    (split,) = source.split(position, end, 1)
+    frozen = source.read(split, ALL_KEYS)
+    next(iter(frozen))
+    assert len(records_of(reading.source(), position, end)) == 40_000
+
+
+def test_a_connection_that_is_cut_gives_the_same_records_again(reading: PostgresReading) -> None:
+    reading.execute(TABLE)
+    source = reading.source()
+    _, position = drained(source)
+    reading.execute("INSERT INTO a SELECT i, repeat('x', 1000) FROM generate_series(1, 40000) i")
+    end = source.latest(position, FAR)
+    (split,) = source.split(position, end, 1)
+    found = iter(source.read(split, ALL_KEYS))
+    first = next(found)
+    reading.execute(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", reading.name
+    )
+    with pytest.raises(TransientError) as caught:
+        list(found)
+    assert code_of(caught) == "postgres.unreachable"
+    # the step is cut at a boundary amid the transaction, and the next one goes on there
+    bound = travelled(first.boundary(len(first.records) - 1))  # type: ignore[union-attr]
+    again = records_of(reading.source(), bound, end)
+    assert len(first.records) + len(again) == 40_000  # type: ignore[union-attr]
+    assert again[0].key == {"id": len(first.records) + 1}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        ({"url": "nope://secret@x"}, "url"),
+        ({"tables": " , "}, "tables"),
+        ({"tables": "*, a"}, "tables"),
+        ({"tables": "a."}, "tables"),
+        ({"logrepl.slotName": "Slot-1"}, "logrepl.slotName"),
+        ({"snapshotMode": "always"}, "snapshotMode"),
+        ({"cdcMode": "triggers"}, "cdcMode"),
+    ],
+)
+def test_settings_are_checked(change: dict[str, str], place: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        PostgresSourceSettings.model_validate({"url": "postgresql://u:secret@h/d", "tables": "a", **change})
+    assert "secret" not in str(caught.value)
+    (flaw,) = caught.value.errors()
+    assert flaw["loc"] in ((place,), ())
+
+
+def test_secrets_are_told_nowhere(reading: PostgresReading) -> None:
+    source = reading.source(url="postgresql://nobody:s3cret@127.0.0.1:1/d")
+    with pytest.raises(TransientError) as caught:
+        source.latest({}, FAR)
+    assert "s3cret" not in repr(caught.value) + str(caught.value) + repr(source.settings)
+
+
+class TestServer:
+    """Servers of their own, since they are broken on purpose."""
+
+    @pytest.fixture
+    def server(self) -> PostgresServer:
+        with closing(PostgresServer(installations()[0])) as made:
+            yield made  # type: ignore[misc]
+
+    @pytest.mark.slow
+    def test_another_cluster_is_told_apart(
+        self, server: PostgresServer, postgres_server: PostgresServer, tmp_path: Path
+    ) -> None:
+        with closing(PostgresReading(postgres_server.create_database(), tmp_path)) as first:
+            first.execute(TABLE)
+            _, position = drained(first.source())
+            with closing(PostgresReading(server.create_database(), tmp_path)) as second:
+                second.execute(TABLE)
+                with pytest.raises(FatalError) as caught:
+                    second.source().latest(position, FAR)
+                assert code_of(caught) == "postgres.other_server"
+
+    @pytest.mark.slow
+    def test_a_server_that_is_killed_and_started_goes_on(self, server: PostgresServer, tmp_path: Path) -> None:
+        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
+            reading.execute(f"{TABLE}; INSERT INTO a VALUES (1)")
+            source = reading.source()
+            records, position = drained(source)
+            reading.execute("INSERT INTO a VALUES (2)")
+            server.stop(immediate=True)
+            with pytest.raises(TransientError):
+                source.latest(position, FAR)
+            server.start()
+            reading.execute("INSERT INTO a VALUES (3)")
+            more, position = drained(source, position)
+            assert [one.key for one in records + more] == [{"id": i} for i in (1, 2, 3)]
+
+    @pytest.mark.slow
+    def test_a_slot_that_the_server_gave_up_is_named(self, server: PostgresServer, tmp_path: Path) -> None:
+        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
+            reading.execute(TABLE)
+            source = reading.source()
+            _, position = drained(source)
+            source.close()
+            reading.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
+            reading.execute("SELECT pg_reload_conf()")
+            lost = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s"
+            while reading.execute(lost, reading.name) != [("lost",)]:
+                reading.execute("INSERT INTO a SELECT 1, 'x' ON CONFLICT DO NOTHING")
+                reading.execute("SELECT pg_switch_wal()")
+                reading.execute("CHECKPOINT")
+            with pytest.raises(FatalError) as caught:
+                reading.source().latest(position, FAR)
+            assert code_of(caught) == "postgres.slot_lost"
+
+    @pytest.mark.slow
+    def test_rights_and_settings_of_the_server_are_named(self, server: PostgresServer, tmp_path: Path) -> None:
+        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
+            reading.execute(f"{TABLE}; CREATE USER poor PASSWORD 'p'; GRANT SELECT ON a TO poor")
+            reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a")
+            address = reading.url.partition("@")[2]
+            with pytest.raises(FatalError) as caught:
+                reading.source(url=f"postgresql://poor:p@{address}", tables="a").latest({}, FAR)
+            assert code_of(caught) == "postgres.no_privilege" and "REPLICATION" in str(caught.value.fix)
+            reading.execute("ALTER SYSTEM SET wal_level = replica")

@@ -1,0 +1,160 @@
+"""Values of every type, as rows that are copied and as changes: the same, exact, and what a column takes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lab.postgres_reading import PostgresReading, drained
+
+from conduit_dagster.connectors.postgres.copied_rows import unescaped
+from conduit_dagster.connectors.postgres.row_values import decoder_of
+
+CASES: list[tuple[str, str, Any]] = [
+    ("smallint", "-32768", -32768),
+    ("bigint", "9223372036854775807", 2**63 - 1),
+    ("oid", "4294967295", 2**32 - 1),
+    ("boolean", "true", True),
+    ("real", "1.5", 1.5),
+    ("float8", "0.1", 0.1),
+    ("float8", "'NaN'", "NaN"),
+    ("float8", "'-Infinity'", "-Infinity"),
+    ("numeric", "12345678901234567890.123456789", "12345678901234567890.123456789"),
+    ("numeric(10,2)", "1.5", "1.50"),
+    ("numeric", "'NaN'", "NaN"),
+    ("money", "'12.34'", "$12.34"),
+    ("text", "'é 😀'", "é 😀"),
+    ("char(4)", "'ab'", "ab  "),
+    ("bytea", r"'\x00ff'", r"\x00ff"),
+    ("date", "'2024-02-29'", "2024-02-29"),
+    ("time", "'12:34:56.789'", "12:34:56.789"),
+    ("timetz", "'12:34:56+02'", "12:34:56+02"),
+    ("timestamp", "'2024-02-29 12:34:56.789'", "2024-02-29T12:34:56.789"),
+    ("timestamptz", "'2024-02-29 12:34:56+02'", "2024-02-29T10:34:56Z"),
+    ("timestamptz", "'infinity'", "infinity"),
+    ("timestamp", "'0044-03-15 12:00:00 BC'", "0044-03-15 12:00:00 BC"),
+    ("interval", "'1 day 2 hours'", "P1DT2H"),
+    ("uuid", "'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("inet", "'10.0.0.1/8'", "10.0.0.1/8"),
+    ("macaddr", "'08:00:2b:01:02:03'", "08:00:2b:01:02:03"),
+    ("json", """'{"b": 1, "a": [1.5, null]}'""", {"b": 1, "a": [1.5, None]}),
+    ("jsonb", "'\"x\"'", "x"),
+    ("jsonb", "'1e400'", 10**400),
+    ("int[]", "'{1,NULL,3}'", [1, None, 3]),
+    ("text[]", """'{"a,b","c\\"d",NULL,"NULL",""}'""", ["a,b", 'c"d', None, "NULL", ""]),
+    ("text[][]", "'{{a,b},{c,d}}'", [["a", "b"], ["c", "d"]]),
+    ("timestamptz[]", "'{2024-02-29 12:00:00+00}'", ["2024-02-29T12:00:00Z"]),
+    ("jsonb[]", """array['{"a": 1}'::jsonb]""", [{"a": 1}]),
+    ("int4range", "'[1,5)'", "[1,5)"),
+    ("int4range[]", "array['[1,5)'::int4range]", ["[1,5)"]),
+    ("bit(3)", "B'101'", "101"),
+    ("point", "'(1,2)'", "(1,2)"),
+    ("box[]", "'{(1,1),(0,0)}'", "{(1,1),(0,0)}"),
+    ("xml", "'<a/>'", "<a/>"),
+    ("tsvector", "'a:1 b:2'", "'a':1 'b':2"),
+    ("mood", "'ok'", "ok"),
+    ("mood[]", "'{ok,sad}'", ["ok", "sad"]),
+    ("amount", "5", 5),
+    ("tags", "'{a,b}'", ["a", "b"]),
+    ("pair", "ROW(1, 'a b')", '(1,"a b")'),
+    ("floatrange", "'[1.5,2]'", "[1.5,2]"),
+]
+TYPES = """
+    CREATE TYPE mood AS ENUM ('ok', 'sad'); CREATE DOMAIN amount AS int CHECK (VALUE > 0);
+    CREATE DOMAIN tags AS text[]; CREATE TYPE pair AS (a int, b text);
+    CREATE TYPE floatrange AS RANGE (subtype = float8);
+"""
+
+
+def has_no(reading: PostgresReading, extension: str) -> bool:
+    query = "SELECT count(*) FROM pg_available_extensions WHERE name = %s"
+    return reading.execute(query, extension) == [(0,)]
+
+
+def test_every_type_comes_as_documented(reading: PostgresReading) -> None:
+    reading.execute(TYPES)
+    columns = ", ".join(f"c{i} {kind}" for i, (kind, _, _) in enumerate(CASES))
+    reading.execute(f"CREATE TABLE a (id int PRIMARY KEY, {columns})")
+    values = ", ".join(f"({literal})::{kind}" for kind, literal, _ in CASES)
+    reading.execute(f"INSERT INTO a VALUES (1, {values}); INSERT INTO a (id) VALUES (2)")
+    source = reading.source()
+    (copied, empty), position = drained(source)
+    reading.execute("UPDATE a SET id = id + 10")
+    (changed, nulls), _ = drained(source, position)
+    for record, number in ((copied, 1), (changed, 11)):
+        after: Any = record.after
+        found = {f"{kind} {literal}": after[f"c{i}"] for i, (kind, literal, _) in enumerate(CASES)}
+        assert found == {f"{kind} {literal}": value for kind, literal, value in CASES}
+        assert after["id"] == number
+    for record in (empty, nulls):
+        assert {value for name, value in (record.after or {}).items() if name != "id"} == {None}  # type: ignore[union-attr]
+    # and each is text that the column takes back
+    for i, (kind, _, value) in enumerate(CASES):
+        if isinstance(value, str) and kind != "jsonb":
+            same = f"SELECT %s::{kind}::text = c{i}::text FROM a WHERE id = 11"
+            assert reading.execute(same, value) == [(True,)], kind
+
+
+def test_hstore_is_a_document(reading: PostgresReading) -> None:
+    if has_no(reading, "hstore"):
+        pytest.skip("this server has no hstore")
+    reading.execute("CREATE EXTENSION hstore; CREATE TABLE a (id int PRIMARY KEY, h hstore, m hstore[])")
+    reading.execute("""INSERT INTO a VALUES (1, 'a=>1, "b c"=>NULL, "q"=>"x\\"y"', array['k=>v'::hstore])""")
+    (record,), _ = drained(reading.source())
+    assert record.after == {"id": 1, "h": {"a": "1", "b c": None, "q": 'x"y'}, "m": [{"k": "v"}]}
+
+
+def test_generated_columns_are_left_out(reading: PostgresReading) -> None:
+    """As they are of the stream of changes: a destination would not take them."""
+    reading.execute("CREATE TABLE a (id int PRIMARY KEY, d int GENERATED ALWAYS AS (id * 2) STORED)")
+    reading.execute("INSERT INTO a VALUES (1)")
+    source = reading.source()
+    copied, position = drained(source)
+    reading.execute("INSERT INTO a VALUES (2)")
+    assert [one.after for one in copied + drained(source, position)[0]] == [{"id": 1}, {"id": 2}]
+
+
+@settings(max_examples=300)
+@given(st.text(st.sampled_from("a\\\t\n\r\b\f\vN.é"), max_size=8))
+def test_escapes_of_copy_come_off(text: str) -> None:
+    marks = {"\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\"}
+    assert unescaped("".join(marks.get(one, one) for one in text).encode()) == text.encode()
+
+
+@pytest.fixture(scope="module")
+def connection(database: str) -> Any:
+    with psycopg.connect(database, autocommit=True) as made:
+        yield made
+
+
+NESTED = st.recursive(
+    st.lists(
+        st.one_of(st.none(), st.text(st.characters(codec="utf-8", exclude_characters="\0"))), min_size=1, max_size=4
+    ),
+    lambda inner: st.integers(1, 3).flatmap(lambda n: st.lists(inner, min_size=n, max_size=n)),
+    max_leaves=4,
+)
+
+
+def _is_even(value: Any) -> bool:
+    """Whether all lists of a level are of one length, as PostgreSQL wants it."""
+    if not any(isinstance(one, list) for one in value):
+        return True
+    return (
+        all(isinstance(one, list) and len(one) == len(value[0]) and _is_even(one) for one in value)
+        and len({_depth(one) for one in value}) == 1
+    )
+
+
+def _depth(value: Any) -> int:
+    return 1 + _depth(value[0]) if isinstance(value, list) else 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(value=NESTED.filter(_is_even))
+def test_any_array_of_texts_comes_back(connection: Any, value: Any) -> None:
+    text = connection.execute("SELECT %s::text[]::text", (value,)).fetchone()[0]
+    assert decoder_of(1009, lambda oid: None)(text.encode()) == value
