@@ -24,9 +24,9 @@ _SETTINGS = (
     "unix_socket_directories=",
     "shared_buffers=16MB",
     "wal_level=logical",
-    "max_wal_senders=40",
-    "max_replication_slots=40",
-    "max_connections=100",
+    "max_wal_senders=100",
+    "max_replication_slots=200",
+    "max_connections=200",
     "lc_messages=C",
 )
 

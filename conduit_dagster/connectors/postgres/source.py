@@ -29,8 +29,8 @@ from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Positio
 
 T = TypeVar("T")
 
-_BUSY = 1.0
-"""Seconds after changes were found in which none are looked for: a step without records costs little then."""
+_WAL_BYTES = 4
+"""Bytes of WAL in a step for each byte of its limit: the WAL holds indexes and other tables' rows as well."""
 _CONFIRM = 1.0
 """Seconds between two confirmations by the driver; a task that reads confirms as well."""
 _QUIET_BYTES = 16 << 20
@@ -64,7 +64,6 @@ class PostgresSource(Source):
     def _forget(self) -> None:
         """Forget what one run knows."""
         self._is_ready = False
-        self._busy_until = 0.0
         self._looked = 0
         self._moved = time.monotonic()
         self._acked, self._confirmed, self._tried = 0, 0, 0.0
@@ -175,25 +174,22 @@ class PostgresSource(Source):
         limit, horizon = bounds
         lsn = start.point.lsn
         there = look.flushed if horizon is None else min(look.flushed, _lsn_of(horizon))
-        upto = min(there, lsn + max(limit.bytes, 1))
-        if upto <= lsn or (upto == there and self._is_quiet(connection, lsn, upto)):
+        if there <= lsn or self._is_quiet(connection, lsn, there):
             return start
         self._moved = time.monotonic()
-        return start.at(upto).settled()
+        return start.at(min(there, lsn + _WAL_BYTES * limit.bytes)).settled()
 
     def _is_quiet(self, connection: Connection, lsn: int, upto: int) -> bool:
         """Return whether nothing of ours is in the WAL up to there, and it is not yet time to move on all the same."""
-        now = time.monotonic()
-        if now < self._busy_until:
+        # a longer stretch is read without a look: to look is to decode it, as to read it is
+        if upto - lsn >= _QUIET_BYTES or 0 < self._settings.heartbeat <= time.monotonic() - self._moved:
             return False
         if upto > self._looked:
             self._confirm(connection)
             if self._slot.has_changes(connection, upto):
-                self._busy_until = now + _BUSY
                 return False
             self._looked = upto
-        is_due = 0 < self._settings.heartbeat <= now - self._moved
-        return upto - lsn < _QUIET_BYTES and not is_due
+        return True
 
     def split(self, start: Position, end: Position, n: int) -> list[Split]:
         """Return parts of tables for all tasks, or the range of the stream for one."""

@@ -12,6 +12,8 @@ from engine.matrix.kill_round import Round, World
 
 _MOST = 75
 """Cases in one process."""
+_OF_A_TABLE = 2
+"""Connections of a source that reads a table: one to ask, and one that holds the snapshot of its copy."""
 _CONNECTIONS = 72
 """A pipeline that stands still keeps its connections, and a server counts them."""
 
@@ -37,7 +39,7 @@ def rounds(cases: Sequence[Case]) -> Iterator[Sequence[Case]]:
 def _connections(of: Combination) -> int:
     """Of a pipeline's destinations and its dead-letter queue."""
     kinds = [of.kind, of.kind, *([SECOND[of.kind]] if of.plan.second else [])]
-    return kinds.count("postgres")
+    return kinds.count("postgres") + (_OF_A_TABLE if of.plan.table else 0)
 
 
 def outcome(world: World, cases: Sequence[Case], must_die: bool = True) -> list[str]:

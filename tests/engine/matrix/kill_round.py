@@ -17,6 +17,7 @@ from engine.matrix.kill_scenarios import write_sources
 from engine.matrix.kill_verdicts import Verdict
 from lab.chain_lab import upstream
 from lab.kills import hooked
+from lab.postgres_tables import drop_slots
 from lab.support import Lab, destination, source
 from pyspark.sql import SparkSession
 
@@ -109,6 +110,8 @@ class Round:
                 verdict = verdicts[member.pipeline]
                 verdict.outputs(self._places(member.case.of), member.name)
                 verdict.store(ending(runs.database, member.pipeline))
+        if any(member.case.of.plan.table for member in self.members):
+            drop_slots(self._database)
         gc.collect()  # destinations that nobody has any more close their connections
         return [flaw for verdict in verdicts.values() for flaw in verdict.flaws]
 

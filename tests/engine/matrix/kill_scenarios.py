@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from engine.matrix.kill_destinations import PLACES, SECOND, Place, Row
 from lab.chain_lab import chained
+from lab.postgres_tables import WINDOW, make_table, table_settings
 from lab.support import DECODE, Lab, processor
 
 STEP = 10
@@ -18,6 +19,8 @@ FIRST = {"in": 0, "in2": 100}
 """The number of each source's first record."""
 _OF_A_FILE = 4
 """Records of a file where a folder is read."""
+KEYED = 'CREATE UNIQUE INDEX ON "{table}" (i)'
+"""For rows that have a key."""
 CHECK = 'ALTER TABLE "{table}" ADD CONSTRAINT no_seven CHECK (i % 10 <> 7)'
 DEFERRED = """
     CREATE FUNCTION "{table}_refuse"() RETURNS trigger LANGUAGE plpgsql AS
@@ -64,6 +67,8 @@ class Scenario:
     """Whether it reads a folder, some files of which end within a step."""
     rows: bool = False
     """Whether it reads a folder of Parquet files."""
+    table: str = ""
+    """Whether it reads a table of PostgreSQL: ``copied``, or ``streamed`` from a replication slot."""
     chained: bool = False
     """Whether it reads the log of another pipeline instead of the file."""
     refused: str = ""
@@ -99,6 +104,10 @@ class Scenario:
         lost = set(self.letters)
         return [i for i in self.handled if i not in lost and not self._is_filtered(i)]
 
+    @property
+    def _constraint(self) -> str:
+        return KEYED if self.table else self.refused
+
     def _is_filtered(self, i: int) -> bool:
         return (self.filtered and i % 10 == 5) or (self.once and i % 3 != 0)
 
@@ -113,17 +122,24 @@ class Scenario:
     def build(self, lab: Lab, pipeline: str, name: str, places: list[Place], strategy: str) -> None:
         """Writes the pipeline's file and makes its outputs; the sources' files are those of :func:`write_sources`."""
         for number, place in enumerate(places):
-            place.prepare(f"{name}_{number}", False, self.refused if number == 0 else "")
+            place.prepare(f"{name}_{number}", False, self._constraint if number == 0 else "")
         places[0].prepare(f"{name}_dead", True)
+        if self.table:
+            assert places[0].database is not None
+            make_table(places[0].database, pipeline, self.given, STEP if self.table == "streamed" else 0)
         lab.pipeline(
             id=pipeline,
-            connectors=[*map(self._source, self.sources), *self._outputs(name, places)],
+            connectors=[*(self._source(one, pipeline, places) for one in self.sources), *self._outputs(name, places)],
             processors=self._processors(),
             delivery={"strategy": strategy, "batch-size": STEP, **self.delivery},
             **{"fan-in": self.fan_in, "dead-letter-queue": self._queue(name, places[0])},
         )
 
-    def _source(self, source: str) -> dict[str, Any]:
+    def _source(self, source: str, pipeline: str, places: list[Place]) -> dict[str, Any]:
+        if self.table:
+            mode = "never" if self.table == "streamed" else "initial"
+            settings = {**table_settings(str(places[0].database), pipeline), "snapshotMode": mode}
+            return {"id": source, "type": "source", "plugin": "builtin:postgres", "settings": settings}
         if self.chained:
             return chained(name=source, processors=[DECODE])
         if self.rows:
@@ -205,6 +221,10 @@ _ALL = (
     # what was read completely leaves the position (kill_runs: at once)
     Scenario("files", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, files=True),
     Scenario("rows", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, rows=True),
+    Scenario("copied", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, table="copied"),
+    Scenario(
+        "streamed", ("file", "postgres"), nacked=_BAD, filtered=True, table="streamed", delivery={"batch-bytes": WINDOW}
+    ),
     Scenario("records", ("file",), nacked=_BAD, filtered=True, delivery={"log": "records"}),
 )
 SCENARIOS = {scenario.name: scenario for scenario in _ALL}

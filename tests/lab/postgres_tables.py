@@ -1,0 +1,51 @@
+"""Tables of PostgreSQL that pipelines of the engine's tests read, each with a slot and a publication of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+
+WINDOW = "16KB"
+"""``delivery.batch-bytes`` with which a step has just one of the groups that :func:`make_table` makes."""
+_GAP = 70_000
+"""Bytes of WAL between two groups: more than a step reads of it, which is four times its limit."""
+
+
+def make_table(database: str, name: str, numbers: Sequence[int], group: int = 0) -> None:
+    """A table of numbers. With ``group`` its slot is there first, and so many rows are of one transaction each."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f'CREATE TABLE "{name}" (i bigint PRIMARY KEY)'.encode())
+        if group:
+            connection.execute(f'CREATE PUBLICATION "{name}" FOR TABLE "{name}"'.encode())
+            connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (_slot(database, name),))
+        size = group or len(numbers)
+        for start in range(0, len(numbers), size):
+            rows = list(numbers[start : start + size])
+            connection.execute(f'INSERT INTO "{name}" SELECT unnest(%s)'.encode(), (rows,))
+            connection.execute("SELECT pg_logical_emit_message(false, 'gap', repeat('x', %s))", (_GAP,))
+
+
+def table_settings(database: str, name: str) -> dict[str, str]:
+    """Of a source that reads it."""
+    return {
+        "url": database,
+        "tables": name,
+        "logrepl.slotName": _slot(database, name),
+        "logrepl.publicationName": name,
+    }
+
+
+def _slot(database: str, name: str) -> str:
+    # slots are the server's, not the database's
+    return f"{database.rpartition('/')[2]}_{name}".lower()
+
+
+def drop_slots(database: str) -> None:
+    """Drops the slots of a database: the server has only so many."""
+    mine = "FROM pg_replication_slots WHERE database = current_database()"
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(f"SELECT pg_terminate_backend(active_pid) {mine} AND active_pid IS NOT NULL".encode())
+        while connection.execute(f"SELECT {mine} AND active_pid IS NOT NULL".encode()).fetchone():
+            pass
+        connection.execute(f"SELECT pg_drop_replication_slot(slot_name) {mine}".encode())
