@@ -221,7 +221,8 @@ _ALL = (
     # what was read completely leaves the position (kill_runs: at once)
     Scenario("files", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, files=True),
     Scenario("rows", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, rows=True),
-    Scenario("copied", ("file", "postgres"), ("exactly-once",), nacked=_BAD, filtered=True, table="copied"),
+    # not into PostgreSQL: a slot waits for the transactions that are open, and here dead pipelines keep theirs
+    Scenario("copied", ("file",), ("exactly-once",), nacked=_BAD, filtered=True, table="copied"),
     Scenario(
         "streamed", ("file", "postgres"), nacked=_BAD, filtered=True, table="streamed", delivery={"batch-bytes": WINDOW}
     ),
