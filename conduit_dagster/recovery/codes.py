@@ -38,7 +38,9 @@ _FATAL: Final = {
     "parquet": "columns_damaged columns_differ columns_twice range_gone",
     "pipeline": "forced_stop invalid",
     "positions": "remembering",
-    "postgres": "login no_column no_database no_privilege no_schema no_table no_unique_index not_supported staging",
+    "postgres": "login no_column no_database no_key no_privilege no_schema no_slot_left no_table no_unique_index "
+    "not_supported other_server publication slot_lost slot_missing slot_moved slot_taken slot_unusable staging "
+    "truncated_copy wal_level",
     "processor": "error",
     "python": "invalid unreadable",
     "run": "config",
@@ -62,7 +64,7 @@ _TRANSIENT: Final = {
     "parquet": "missing unreadable",
     "pipeline": "stopping",
     "processor": "failed",
-    "postgres": "busy disk_full read_only server timeout unreachable",
+    "postgres": "busy disk_full read_only server slot_active timeout unreachable",
     "run": "died",
     "schemas": "unreachable",
     "secrets": "unavailable",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -22,6 +23,8 @@ class ConnectorSettings(BaseModel):
 
     open_keys: ClassVar[tuple[str, ...]] = ()
     """Patterns (``fnmatch``) of keys beyond the fields, such as ``format.options.*``."""
+    idle_keys: ClassVar[Mapping[str, str]] = {}
+    """Patterns of Conduit's settings that do nothing here, each with the reason: ``validate`` names them."""
 
 
 @dataclass(frozen=True)

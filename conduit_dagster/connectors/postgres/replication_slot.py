@@ -75,7 +75,7 @@ class ReplicationSlot:
         server, flushed, exists, confirmed, status, plugin, is_here = row
         if exists and (plugin != "pgoutput" or not is_here):
             message = f"the replication slot {self._settings.slot} is of the plugin {plugin}, or of another database"
-            raise self._errors.unfit("slot_unusable", message, "name another one with logrepl.slotName")
+            raise self._errors.unfit("postgres.slot_unusable", message, "name another one with logrepl.slotName")
         return SlotLook(server, int(flushed), exists, int(confirmed or 0), status == "lost")
 
     # -- set up -------------------------------------------------------------------------------------------------
@@ -90,7 +90,7 @@ class ReplicationSlot:
         if not found[2]:
             message = f"the publication {name} leaves out some kinds of changes"
             fix = f"ALTER PUBLICATION \"{name}\" SET (publish = 'insert, update, delete, truncate')"
-            raise self._errors.unfit("publication", message, fix)
+            raise self._errors.unfit("postgres.publication", message, fix)
         known = {TableName(*row) for row in connection.execute(_PUBLISHED, (name,))}
         if missing := [table for table in tables if table not in known]:
             self._extend(connection, missing, found[1])
@@ -114,7 +114,7 @@ class ReplicationSlot:
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, _list(missing))
         if comment != _MARK + self._owner:
             message = f"the publication {self._settings.publication} lacks {', '.join(map(str, missing))}"
-            raise self._errors.unfit("publication", message, statement.as_string(connection))
+            raise self._errors.unfit("postgres.publication", message, statement.as_string(connection))
         connection.execute(statement)
 
     def create(self, connection: Connection) -> MadeSlot:
@@ -137,7 +137,7 @@ class ReplicationSlot:
         if row is None or row[0] != "logical":
             message = f"wal_level is {row and row[0]}, and changes are read with logical only"
             fix = "ALTER SYSTEM SET wal_level = logical; then restart the server"
-            raise self._errors.unfit("wal_level", message, fix)
+            raise self._errors.unfit("postgres.wal_level", message, fix)
 
     # -- what is there ------------------------------------------------------------------------------------------
 

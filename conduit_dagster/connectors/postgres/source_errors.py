@@ -23,57 +23,61 @@ class SourceErrors:
     def connecting(self, error: psycopg.Error) -> ConduitError:
         """Return the error of a failed connection."""
         if "REPLICATION attribute" in str(error) or "must be superuser or replication role" in str(error):
-            return self._fatal("no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
+            return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
         return self._general.connecting(error)
 
     def verdict(self, error: psycopg.Error) -> Exception:
         """Return the error of a failed statement; what can't be told apart is transient: nothing was lost."""
         state = error.sqlstate or ""
         if state == "42501":
-            return self._fatal("no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
+            return self._fatal("postgres.no_privilege", _said(error), _RIGHTS.format(user=self._server.user))
         if state == "42704":
             return self._no_publication(error) if "ubli" in _said(error) else self.slot_missing()
         if state[:3] == "57P":
-            return self._transient("unreachable", _said(error), "is the server up? nothing was lost")
+            return self._transient("postgres.unreachable", _said(error), "is the server up? nothing was lost")
         if state == "55000":
-            return self._fatal("slot_unusable", _said(error), "see docs/connectors/postgres.md, Troubleshooting")
+            return self._fatal(
+                "postgres.slot_unusable", _said(error), "see docs/connectors/postgres.md, Troubleshooting"
+            )
         if state == "55006":
-            return self._transient("slot_active", _said(error), "end the other reader, or give each a slot of its own")
+            return self._transient(
+                "postgres.slot_active", _said(error), "end the other reader, or give each a slot of its own"
+            )
         if state == "53400":
             fix = "raise max_replication_slots, or drop a slot that nobody reads: SELECT pg_drop_replication_slot('…')"
-            return self._fatal("no_slot_left", _said(error), fix)
+            return self._fatal("postgres.no_slot_left", _said(error), fix)
         found = self._general.verdict(error)
         if isinstance(found, ConduitError):
             return found
-        return self._transient("server", _said(error), "look at the server's log; nothing was lost")
+        return self._transient("postgres.server", _said(error), "look at the server's log; nothing was lost")
 
     def slot_missing(self) -> ConduitError:
         """Return the error for a slot that is gone, as after a failover to a server that does not have it."""
         message = f"the replication slot {self._slot} is gone, and with it the changes since the last position"
-        return self._fatal("slot_missing", message, START_OVER)
+        return self._fatal("postgres.slot_missing", message, START_OVER)
 
     def slot_lost(self) -> ConduitError:
         """Return the error for a slot that the server has invalidated."""
         message = f"the server has given up the replication slot {self._slot}: it kept more WAL than is allowed"
         fix = f"SELECT pg_drop_replication_slot('{self._slot}'); raise max_slot_wal_keep_size; then {START_OVER}"
-        return self._fatal("slot_lost", message, fix)
+        return self._fatal("postgres.slot_lost", message, fix)
 
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
         """Return the error for a slot that somebody else has read on."""
         message = f"the replication slot {self._slot} is at {confirmed}, behind our position {position}"
         fix = f"give each reader a slot of its own (logrepl.slotName); changes are missing: {START_OVER}"
-        return self._fatal("slot_moved", message, fix)
+        return self._fatal("postgres.slot_moved", message, fix)
 
     def slot_taken(self, owner: str) -> ConduitError:
         """Return the error for a slot that another pipeline made."""
         message = f"the replication slot {self._slot} belongs to {owner}"
         fix = "give this source its own logrepl.slotName and logrepl.publicationName"
-        return self._fatal("slot_taken", message, fix)
+        return self._fatal("postgres.slot_taken", message, fix)
 
     def other_server(self) -> ConduitError:
         """Return the error for a server that is not the one that was read so far."""
         message = "this is another database cluster than the one that was read so far: its changes have other places"
-        return self._fatal("other_server", message, f"correct the url; or {START_OVER}")
+        return self._fatal("postgres.other_server", message, f"correct the url; or {START_OVER}")
 
     def unfit(self, code: str, message: str, fix: str) -> ConduitError:
         """Return a fatal error of a server, a publication or a table that can't be read as they are."""
@@ -81,22 +85,22 @@ class SourceErrors:
 
     def waiting(self, message: str, fix: str) -> ConduitError:
         """Return the transient error for something that did not happen in time."""
-        return self._transient("busy", message, fix)
+        return self._transient("postgres.busy", message, fix)
 
     def _no_publication(self, error: psycopg.Error) -> ConduitError:
         """Return the error for a publication that is gone, or that is younger than the slot."""
         fix = (
             f"make the publication before the slot: SELECT pg_drop_replication_slot('{self._slot}'); then {START_OVER}"
         )
-        return self._fatal("publication", _said(error), fix)
+        return self._fatal("postgres.publication", _said(error), fix)
 
     def _fatal(self, code: str, message: str, fix: str) -> ConduitError:
         place = f"{self._server.place} {self._slot}"
-        return FatalError(self._server.scrub(message), code=f"postgres.{code}", place=place, fix=fix)
+        return FatalError(self._server.scrub(message), code=code, place=place, fix=fix)
 
     def _transient(self, code: str, message: str, fix: str) -> ConduitError:
         place = f"{self._server.place} {self._slot}"
-        return TransientError(self._server.scrub(message), code=f"postgres.{code}", place=place, fix=fix)
+        return TransientError(self._server.scrub(message), code=code, place=place, fix=fix)
 
 
 def _said(error: psycopg.Error) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, cast
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
@@ -41,6 +42,11 @@ class PostgresSourceSettings(ConnectorSettings):
     """Reads tables of a PostgreSQL database: their rows first, then every change, by logical replication."""
 
     model_config = ConfigDict(hide_input_in_errors=True)
+    idle_keys: ClassVar[Mapping[str, str]] = {
+        "snapshot.fetchSize": "rows are read in a stream, not fetch by fetch",
+        "logrepl.autoCleanup": "a pipeline never drops its slot, since changes would be lost with it",
+        "logrepl.withAvroSchema": "records carry no schemas here: avro.encode and avro.decode know a registry",
+    }
 
     url: str = Field(repr=False)
     """The database: ``postgresql://user:password@host:5432/database``, with libpq's parameters after a ``?``."""
@@ -51,8 +57,6 @@ class PostgresSourceSettings(ConnectorSettings):
     snapshot_mode: Literal["initial", "never", "initial_only"] = Field("initial", alias="snapshotMode")
     """``initial``: all rows are copied, then changes are read; ``never``: only changes, from the first run on;
     ``initial_only``: the rows are copied, and that is all."""
-    snapshot_fetch_size: int = Field(50_000, alias="snapshot.fetchSize", ge=1)
-    """Accepted for Conduit's files: rows are read in a stream, not fetch by fetch."""
     cdc_mode: Literal["auto", "logrepl"] = Field("auto", alias="cdcMode")
     """How changes are read: by logical replication, whichever of the two is named."""
     publication: str = Field("conduitpub", alias="logrepl.publicationName")
@@ -60,10 +64,6 @@ class PostgresSourceSettings(ConnectorSettings):
     and must have all tables."""
     slot: Annotated[str, AfterValidator(_slot)] = Field("conduitslot", alias="logrepl.slotName")
     """The replication slot. It is made where there is none of this name. No two pipelines may share one."""
-    auto_cleanup: bool = Field(True, alias="logrepl.autoCleanup")
-    """Accepted for Conduit's files: a slot is never dropped by a pipeline, since changes would be lost with it."""
-    with_avro_schema: bool = Field(True, alias="logrepl.withAvroSchema")
-    """Accepted for Conduit's files: records carry no schema here."""
     heartbeat: Duration = Field(60.0)
     """How long the server keeps WAL in which nothing of ours was found; 0s: until something is."""
     connect_timeout: PositiveDuration = Field(10.0, alias="connect-timeout")

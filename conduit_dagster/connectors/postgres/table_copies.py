@@ -40,7 +40,7 @@ class TableCopies:
             fix = (
                 "add one, or ALTER TABLE … REPLICA IDENTITY USING INDEX …; or leave the table out of the setting tables"
             )
-            raise self._errors.unfit("no_key", message, fix)
+            raise self._errors.unfit("postgres.no_key", message, fix)
         return bool(self._tables) and not any(str(table) in position.copied for table in self._tables)
 
     def further(self, position: PostgresPosition, limit: Limit) -> PostgresPosition:

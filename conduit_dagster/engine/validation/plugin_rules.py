@@ -140,10 +140,11 @@ class PluginRules:
         base = f"{where}/settings"
         known = _known_keys(model)
         patterns = model.open_keys if issubclass(model, ConnectorSettings | ProcessorSettings) else ()
+        idle = {**_SDK_IGNORED, **(model.idle_keys if issubclass(model, ConnectorSettings) else {})}
         for key, value in settings.items():
             if key in known:
                 continue
-            ignored = next((why for pattern, why in _SDK_IGNORED.items() if fnmatch(key, pattern)), None)
+            ignored = next((why for pattern, why in idle.items() if fnmatch(key, pattern)), None)
             if ignored is not None:
                 self._idle_setting(pointers.child(base, key), value, ignored)
             elif not any(fnmatch(key, pattern) for pattern in patterns):

@@ -58,7 +58,12 @@ _WITH_FILES_ONLY = ("merge", "cut", "join", "nacks")
 """In the choice. The scenario ``two`` has nacks as well."""
 _FULL_ONLY = ("once", "query", "chain")
 
-_LEFT_OUT = {"file": (), "folder": (*_WITH_FILES_ONLY, "two"), "parquet": (*_WITH_FILES_ONLY, "two")}
+_LEFT_OUT = {
+    "postgres": (*_WITH_FILES_ONLY, "streamed"),
+    "file": (),
+    "folder": (*_WITH_FILES_ONLY, "two"),
+    "parquet": (*_WITH_FILES_ONLY, "two"),
+}
 """A folder is the file destination's other layout, and Parquet files lie in one."""
 
 
