@@ -9,6 +9,7 @@ from conduit_dagster.connectors.postgres import pgoutput
 from conduit_dagster.connectors.postgres.pgoutput import UNCHANGED, Relation, RowChange
 from conduit_dagster.connectors.postgres.row_values import Decode
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges, Verdict
+from conduit_dagster.connectors.postgres.source_errors import START_OVER
 from conduit_dagster.connectors.postgres.source_position import StreamPoint, format_lsn
 from conduit_dagster.record import COLLECTION, CREATED_AT, Document, Record
 from conduit_dagster.recovery.errors import FatalError
@@ -169,8 +170,7 @@ class Changes:
             verdict = self._seen.verdict_on_all(relation.name, self._xid)
             if verdict is None:
                 message = f"{relation.name} was truncated between two parts of its copy"
-                fix = "conduit-dagster positions rewind PIPELINE SOURCE --to start: it is copied anew"
-                raise FatalError(message, code="postgres.truncated_copy", place=format_lsn(self._lsn), fix=fix)
+                raise FatalError(message, code="postgres.truncated_copy", place=format_lsn(self._lsn), fix=START_OVER)
             if verdict == "drop":
                 return
         record = self._add(relation, "delete", None, None)

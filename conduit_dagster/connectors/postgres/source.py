@@ -154,7 +154,7 @@ class PostgresSource(Source):
         if missing or not tables:
             what = ", ".join(map(str, missing)) or f"{self._settings.db_schema}.*"
             raise self._errors.unfit(
-                "no_table", f"there is no table {what}", "create it, or correct the setting tables"
+                "postgres.no_table", f"there is no table {what}", "create it, or correct the setting tables"
             )
         return tables
 
