@@ -80,7 +80,12 @@ class Changes:
         if kind in _CHANGES:
             relation = self._relations[int.from_bytes(message[1:5], "big")]
             if self._counts() and relation is not None:
-                self._change(kind, relation, message)
+                if kind == pgoutput.INSERT and not self._seen:
+                    # most changes are inserts: this is what each of them costs
+                    values, _ = pgoutput.read_tuple(message, pgoutput.INSERTED, relation.decoders)
+                    self._add(relation, "create", dict(zip(relation.names, values, strict=True)), None)
+                else:
+                    self._change(kind, relation, message)
         elif kind == pgoutput.BEGIN:
             self._begin(message)
         elif kind == pgoutput.RELATION:
@@ -140,8 +145,7 @@ class Changes:
         metadata = self._metadata.get(relation.oid)
         if metadata is None:
             metadata = self._metadata[relation.oid] = {COLLECTION: collection_of(relation.name), **self._shared}
-        known = after if after is not None else before or {}
-        key = {name: known[name] for name in relation.key_names if name in known} or None
+        key = _key(relation.key_names, after if after is not None else before or {})
         position = f"{format_lsn(self._lsn)}/{self._index}" if self._with_positions else ""
         record = Record(position, metadata, after, key, before, operation)
         self.records.append(record)
@@ -193,6 +197,14 @@ def _after(relation: Relation, change: RowChange, before: Document | None) -> tu
     left_out = [name for name, value in after.items() if value is UNCHANGED and name not in known]
     whole = {n: known[n] if value is UNCHANGED else value for n, value in after.items() if n not in left_out}
     return whole, left_out
+
+
+def _key(names: list[str], known: Document) -> Document | None:
+    try:
+        return {name: known[name] for name in names} or None
+    except KeyError:
+        # a large value of the key that was not sent, because it did not change
+        return {name: known[name] for name in names if name in known} or None
 
 
 def _before(relation: Relation, change: RowChange) -> Document:

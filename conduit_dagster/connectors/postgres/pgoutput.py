@@ -12,6 +12,8 @@ BEGIN, COMMIT, RELATION, INSERT, UPDATE, DELETE, TRUNCATE = b"BCRIUDT"
 _NULL, _UNCHANGED, _TEXT = b"nut"
 _NEW, _OLD_KEY, _OLD_ROW = b"NKO"
 _FULL = ord("f")
+INSERTED: Final = 6
+"""Where the row of an insert begins."""
 _EPOCH_2000: Final = 946_684_800_000_000
 """Microseconds between 1970 and 2000."""
 
@@ -55,11 +57,11 @@ class Relation:
     sends_rows: bool
     """``REPLICA IDENTITY FULL``: what was there before comes whole."""
     decoders: list[Decode] = field(default_factory=list[Decode])
+    key_names: list[str] = field(init=False)
+    """Names of the columns that identify a row."""
 
-    @property
-    def key_names(self) -> list[str]:
-        """Names of the columns that identify a row."""
-        return [self.names[place] for place in self.key]
+    def __post_init__(self) -> None:
+        self.key_names = [self.names[place] for place in self.key]
 
 
 def read_relation(message: bytes, keys: Callable[[str], Sequence[str]]) -> Relation:
@@ -85,14 +87,15 @@ def read_tuple(message: bytes, at: int, decoders: Sequence[Decode]) -> tuple[lis
     """Read the columns that begin at ``at``; return their values and where the next ones begin."""
     at += 2
     values: list[Any] = []
+    add, number = values.append, int.from_bytes
     for decode in decoders:
         kind = message[at]
         if kind == _TEXT:
-            end = at + 5 + int.from_bytes(message[at + 1 : at + 5], "big")
-            values.append(decode(message[at + 5 : end]))
-            at = end
+            begin = at + 5
+            at = begin + number(message[at + 1 : begin], "big")
+            add(decode(message[begin:at]))
         else:
-            values.append(UNCHANGED if kind == _UNCHANGED else None)
+            add(UNCHANGED if kind == _UNCHANGED else None)
             at += 1
     return values, at
 
