@@ -1,0 +1,75 @@
+"""The page ``docs/connectors/postgres.md`` as it is written: its rights, its pipeline, its look at the slot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from lab.modules import ROOT
+from lab.postgres_server import PostgresServer
+from lab.support import Lab
+from pyspark.sql import SparkSession
+
+from conduit_dagster.recovery.codes import FATAL_NAMES, TRANSIENT_NAMES
+
+PAGE = (ROOT / "docs" / "connectors" / "postgres.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.slow
+TABLES = (
+    "CREATE TABLE customers (id int PRIMARY KEY, name text); CREATE TABLE orders (id int PRIMARY KEY, total numeric)"
+)
+ROWS = """
+    INSERT INTO customers SELECT i, 'c' || i FROM generate_series(1, 50) i;
+    INSERT INTO orders SELECT i, i * 1.5 FROM generate_series(1, 50) i
+"""
+CHANGES = (
+    "UPDATE customers SET name = 'new' WHERE id = 3; DELETE FROM orders WHERE id < 9; INSERT INTO orders VALUES (99, 9)"
+)
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def _rows(url: str, table: str) -> list[Any]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(f"SELECT * FROM {table} ORDER BY id".encode()).fetchall()
+
+
+def test_the_page_does_what_it_says(
+    tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop, warehouse = postgres_server.create_database(), postgres_server.create_database()
+    lab = Lab(tmp_path, spark)
+    [pipeline], [server, database, look, drop] = _blocks("yaml"), _blocks("sql")
+    role, _, _ = server.partition("\n")
+    address = shop.partition("@")[2]
+    monkeypatch.setenv("SHOP_URL", f"postgresql://conduit_reader:change-me@{address}")
+    monkeypatch.setenv("WAREHOUSE_URL", warehouse)
+    (lab.root / "pipelines").mkdir()
+    (lab.root / "pipelines" / "shop.yaml").write_text(pipeline, encoding="utf-8")
+    with psycopg.connect(shop, autocommit=True) as origin, psycopg.connect(warehouse, autocommit=True) as copy:
+        copy.execute(TABLES.encode())
+        origin.execute(f"{TABLES}; {ROWS}".encode())
+        # the tests' own superuser has the page's name
+        for statement in f"{role}\n{database}".replace("conduit", "conduit_reader").split(";"):
+            origin.execute(statement.encode())
+        try:
+            assert lab.run("shop").error is None
+            origin.execute(CHANGES.encode())
+            assert lab.run("shop").error is None
+            for table in ("customers", "orders"):
+                assert _rows(warehouse, table) == _rows(shop, table)
+            assert [row[:3] for row in origin.execute(look.encode())] == [("shop", None, "reserved")]
+            assert lab.letters() == []
+        finally:
+            for statement in drop.split(";"):
+                origin.execute(statement.encode())
+            origin.execute("DROP OWNED BY conduit_reader; DROP ROLE conduit_reader")
+
+
+def test_every_code_of_the_table_is_one() -> None:
+    codes = re.findall(r"`(postgres\.[a-z_]+)`", PAGE.partition("## Troubleshooting")[2])
+    assert len(codes) > 10 and set(codes) <= FATAL_NAMES | TRANSIENT_NAMES
