@@ -64,7 +64,7 @@ _TRANSIENT: Final = {
     "parquet": "missing unreadable",
     "pipeline": "stopping",
     "processor": "failed",
-    "postgres": "busy disk_full read_only server slot_active timeout unreachable",
+    "postgres": "busy disk_full read_only server slot_active snapshot_gone timeout unreachable",
     "run": "died",
     "schemas": "unreachable",
     "secrets": "unavailable",

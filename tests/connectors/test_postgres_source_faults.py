@@ -67,7 +67,10 @@ def test_a_slot_that_is_there_goes_on_where_it_is(reading: PostgresReading) -> N
 
 def test_a_slot_of_another_plugin_is_named(reading: PostgresReading) -> None:
     reading.execute(TABLE)
-    reading.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", reading.name)
+    try:
+        reading.execute("SELECT pg_create_logical_replication_slot(%s, 'test_decoding')", reading.name)
+    except psycopg.errors.UndefinedFile:
+        pytest.skip("this server has no other plugin")
     with pytest.raises(FatalError, match="test_decoding") as caught:
         reading.source().latest({}, FAR)
     assert code_of(caught) == "postgres.slot_unusable"

@@ -37,6 +37,8 @@ def installations() -> list[Path]:
 
 
 def _places() -> Iterator[Path]:
+    if given := os.environ.get("CONDUIT_TEST_POSTGRES"):  # the folder with another version's programs
+        yield Path(given)
     if config := shutil.which("pg_config"):
         yield Path(subprocess.run([config, "--bindir"], capture_output=True, text=True, check=True).stdout.strip())
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)

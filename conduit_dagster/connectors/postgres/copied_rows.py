@@ -33,9 +33,13 @@ class TablePart(NamedTuple):
     upto: list[str] | None
 
 
-def copy_lines(connection: Connection, part: TablePart, snapshot: str) -> Iterator[bytes]:
-    """Yield each row as a line of COPY's text form, without its end. Raises ``psycopg.Error``."""
+def see_as(connection: Connection, snapshot: str) -> None:
+    """Begin a transaction that sees what a snapshot sees. Raises ``psycopg.Error`` if nobody holds it any more."""
     connection.execute(sql.SQL(_BEGIN).format(sql.Literal(snapshot)))
+
+
+def copy_lines(connection: Connection, part: TablePart) -> Iterator[bytes]:
+    """Yield each row as a line of COPY's text form, without its end. Raises ``psycopg.Error``."""
     statement = sql.SQL(_COPY).format(
         names=sql.SQL(", ").join(map(sql.Identifier, part.columns)),
         table=part.table.quoted,

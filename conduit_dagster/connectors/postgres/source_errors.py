@@ -79,6 +79,11 @@ class SourceErrors:
         message = "this is another database cluster than the one that was read so far: its changes have other places"
         return self._fatal("postgres.other_server", message, f"correct the url; or {START_OVER}")
 
+    def snapshot_gone(self) -> ConduitError:
+        """Return the error for a copy whose snapshot ended with the connection that held it."""
+        message = "the snapshot under which rows are copied is gone"
+        return self._transient("postgres.snapshot_gone", message, "nothing was lost: they are planned again")
+
     def unfit(self, code: str, message: str, fix: str) -> ConduitError:
         """Return a fatal error of a server, a publication or a table that can't be read as they are."""
         return self._fatal(code, message, fix)

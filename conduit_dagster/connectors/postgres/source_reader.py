@@ -12,7 +12,7 @@ import psycopg
 
 from conduit_dagster.connectors.postgres.changes import Catalog, Changes, StreamRange
 from conduit_dagster.connectors.postgres.connection import Connection, connect, parameters
-from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines
+from conduit_dagster.connectors.postgres.copied_rows import RowRecords, TablePart, copy_lines, see_as
 from conduit_dagster.connectors.postgres.replication_stream import ReplicationStream
 from conduit_dagster.connectors.postgres.row_values import SESSION
 from conduit_dagster.connectors.postgres.seen_changes import SeenChanges
@@ -108,11 +108,12 @@ class SplitReader:
         columns = [name for name, _ in detail.columns]
         part = TablePart(detail.table, detail.key, columns, detail.after, detail.upto)
         with closing(self._session()) as connection, TypeCatalog(self._session) as catalog:
+            self._see(connection, detail.snapshot)
             decoders = [catalog.decoder(oid) for _, oid in detail.columns]
             rows = RowRecords(part, decoders, options.keys >= Keys.POSITIONS)
             lines: list[bytes] = []
             size = 0
-            for line in copy_lines(connection, part, detail.snapshot):
+            for line in copy_lines(connection, part):
                 lines.append(line)
                 size += len(line)
                 if size >= options.block_bytes or len(lines) >= options.block_records:
@@ -120,6 +121,12 @@ class SplitReader:
                     lines, size = [], 0
             if lines:
                 yield _block_of_rows(rows, lines, begin, detail)
+
+    def _see(self, connection: Connection, snapshot: str) -> None:
+        try:
+            see_as(connection, snapshot)
+        except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
+            raise self._errors.snapshot_gone() from None
 
     # -- changes ------------------------------------------------------------------------------------------------
 

@@ -80,7 +80,7 @@ class TableCopies:
         names = {end.copied[table][-1].snapshot for table in tables}
         held = self._snapshot.name if self._snapshot else ""
         if held not in names and names & self._taken:
-            raise self._errors.waiting("the copy's snapshot is gone", "nothing was lost; the rows are planned again")
+            raise self._errors.snapshot_gone()
         # what an earlier run has planned is read again for comparison only: what is published has a digest
         snapshot = self._held()
         splits: list[Split] = []
