@@ -87,6 +87,10 @@ docs: $(STAMP) ## the documentation as a site, in .conduit/site
 screenshots: $(STAMP) ## the pictures of Dagster in docs/images, from real runs in a headless Chromium, in two minutes
 	$(BIN)/python -m screenshots
 
+.PHONY: tutorial-cdc
+tutorial-cdc: $(STAMP) ## docs/cdc-tutorial.md as it is written, with a PostgreSQL server of its own
+	PYTHONPATH=tests $(BIN)/python -m lab.cdc_tutorial .conduit/tutorial-cdc
+
 bench: $(STAMP) ## speed beside plain Spark and COPY, about an hour; BENCH_ARGS="--quick" tries it
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
