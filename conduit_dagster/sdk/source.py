@@ -222,7 +222,10 @@ class Source(ABC):
         """Raise ``FatalError`` if a range returned before is not what it was: gone, replaced or truncated."""
 
     def gives_up(self, start: Position, end: Position) -> bool:
-        """Return whether a planned range that was never prepared may be dropped because it is gone. Loses it."""
+        """Return whether a planned range that was never prepared can't be read any more as it was planned.
+
+        It is dropped, and what the source gives next follows its start: of a source that can't be replayed it is lost.
+        """
         return False
 
     def within(self, start: Position, end: Position, boundary: Any) -> Position:

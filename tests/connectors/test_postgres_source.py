@@ -331,3 +331,24 @@ def test_a_split_is_plain_json(reading: PostgresReading) -> None:
     for split in splits:
         assert isinstance(travelled(split), Split) and travelled(split) == split
         assert "postgresql://" not in repr(split)
+
+
+def test_a_command_that_only_looks_makes_nothing(reading: PostgresReading) -> None:
+    """A dry run shows rows, a rewind checks a position: neither leaves a slot that keeps WAL for ever."""
+    reading.execute(f"{TABLE}; INSERT INTO a SELECT i FROM generate_series(1, 30) i")
+    looking = reading.source(runs=False)
+    end = looking.latest(looking.initial(), Limit(3, 10**9))
+    assert [one.key for one in records_of(looking, looking.initial(), end)] == [{"id": 1}, {"id": 2}, {"id": 3}]
+    looking.close()
+    for made in ("pg_replication_slots WHERE slot_name", "pg_publication WHERE pubname"):
+        assert reading.execute(f"SELECT count(*) FROM {made} = %s", reading.name) == [(0,)]
+    source = reading.source()
+    _, position = drained(source)
+    source.close()
+    reading.execute("INSERT INTO a VALUES (99)")
+    looking = reading.source(runs=False)
+    assert looking.latest(position, Limit(1, 1)) == position
+    with pytest.raises(FatalError, match="another database cluster"):
+        looking.latest({**position, "server": "1"}, Limit(1, 1))
+    with pytest.raises(FatalError, match="beyond our position"):
+        looking.latest({**position, "lsn": "0/1"}, Limit(1, 1))

@@ -170,7 +170,7 @@ def test_a_copy_whose_snapshot_is_lost_is_never_read_under_another(reading: Post
         source.split(source.initial(), end, 1)
     # what the engine does then: the run ends, and its step is planned anew
     source.close()
-    assert [one.key for one in drained(source)[0]] == [{"id": 1}, {"id": 2}]
+    assert [one.key for one in drained(reading.source())[0]] == [{"id": 1}, {"id": 2}]
 
 
 def test_a_truncate_between_two_parts_of_a_copy_has_no_record(reading: PostgresReading) -> None:

@@ -13,7 +13,7 @@ from conduit_dagster.connectors.postgres.source import PostgresSource
 from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSettings
 from conduit_dagster.expressions import Clock
 from conduit_dagster.record import Record
-from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.sdk import Block, ConnectorContext, Keys, Limit, Position, ReadOptions, ResumeState, Source, Split
 
 WHOLE = Limit(10**6, 10**9)
 _MOST = 20
@@ -29,14 +29,16 @@ class PostgresReading:
         self.name = f"t_{secrets.token_hex(6)}"
         self.sources: list[PostgresSource] = []
 
-    def source(self, pipeline: str = "p", **settings: Any) -> PostgresSource:
-        """A source, as a process of its own would make it; settings by the names in the code."""
+    def source(self, pipeline: str = "p", runs: bool = True, **settings: Any) -> PostgresSource:
+        """A source, as a process of its own would make it for a run, or to have a look."""
         values = {
             "url": self.url, "tables": "*", "logrepl.slotName": self.name, "logrepl.publicationName": self.name,
             **settings,
         }  # fmt: skip
         context = ConnectorContext(pipeline, "in", str(self.root), Clock())
         made = PostgresSource(PostgresSourceSettings.model_validate(values), context)
+        if runs:
+            made.resume(ResumeState(made.initial(), None, {}))
         self.sources.append(made)
         if len(self.sources) > _MOST:
             _end(self.sources.pop(0))

@@ -25,7 +25,17 @@ from conduit_dagster.connectors.postgres.source_settings import PostgresSourceSe
 from conduit_dagster.connectors.postgres.source_tables import all_tables, table_exists
 from conduit_dagster.connectors.postgres.table_copies import TableCopies
 from conduit_dagster.record import Mode
-from conduit_dagster.sdk import Block, ConnectorContext, Dataset, Limit, Position, ReadOptions, Source, Split
+from conduit_dagster.sdk import (
+    Block,
+    ConnectorContext,
+    Dataset,
+    Limit,
+    Position,
+    ReadOptions,
+    ResumeState,
+    Source,
+    Split,
+)
 
 T = TypeVar("T")
 
@@ -63,10 +73,10 @@ class PostgresSource(Source):
 
     def _forget(self) -> None:
         """Forget what one run knows."""
-        self._is_ready = False
+        self._is_run, self._is_ready = False, False
         self._looked = 0
         self._moved = time.monotonic()
-        self._acked, self._confirmed, self._tried = 0, 0, 0.0
+        self._acked, self._confirmed, self._confirming = 0, 0, 0.0
         self._generation = 0
 
     @property
@@ -93,6 +103,10 @@ class PostgresSource(Source):
         """Yield the rows or the changes of a split."""
         return SplitReader(self._settings, self._errors, self._application).blocks(split, options)
 
+    def resume(self, state: ResumeState) -> None:
+        """Note that a run begins: only a run makes what the server lacks."""
+        self._is_run = True
+
     # -- on the driver ------------------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
@@ -117,11 +131,23 @@ class PostgresSource(Source):
 
     def _latest(self, connection: Connection, start: PostgresPosition, limit: Limit, horizon: Any) -> PostgresPosition:
         look = self._slot.look(connection)
+        if not self._is_run:
+            return self._tried(connection, start, look, limit)
         position = self._ready(connection, start, look)
         further = self._copies.further(position, limit)
         if further != start:
             return further
         return start if not start.lsn else self._streamed(connection, start, look, (limit, horizon))
+
+    def _tried(self, connection: Connection, start: PostgresPosition, look: SlotLook, limit: Limit) -> PostgresPosition:
+        """For a command that only looks: make nothing, take rows to show, and check a position that is given."""
+        if start.server not in ("", look.server):
+            raise self._errors.other_server()
+        if start.lsn:
+            self._require_kept(look, start.point.lsn)
+            return start
+        self._copies.begin(connection, self._tables(connection), start)
+        return self._copies.further(msgspec.structs.replace(start, server=look.server), limit)
 
     def _ready(self, connection: Connection, start: PostgresPosition, look: SlotLook) -> PostgresPosition:
         """Once in a run: find the tables, make what the server lacks. Return the position, with a place in the WAL."""
@@ -228,13 +254,13 @@ class PostgresSource(Source):
         self._generation = generation
         self._acked = max(self._acked, position.point.lsn)
         self._copies.release(position)
-        if time.monotonic() - self._tried > _CONFIRM:
+        if time.monotonic() - self._confirming > _CONFIRM:
             self._ask(self._confirm)
 
     def _confirm(self, connection: Connection) -> None:
         if self._acked <= self._confirmed:
             return
-        self._tried = time.monotonic()
+        self._confirming = time.monotonic()
         look = self._slot.look(connection)
         is_ahead = look.exists and not look.is_lost and look.confirmed < self._acked <= look.flushed
         if is_ahead and self._slot.confirm(connection, self._acked):
@@ -266,6 +292,12 @@ class PostgresSource(Source):
         if 0 < behind < _QUIET_BYTES and look.exists and not look.is_lost and look.confirmed <= lsn:
             return behind if self._slot.has_changes(connection, look.flushed) else 0
         return behind
+
+    def counts(self, position: Position) -> Mapping[str, int]:
+        """Return how many tables are copied, and how many are being copied."""
+        known = parse_position(position)
+        copied = sum(map(known.is_copied, known.copied))
+        return {"tables_copied": copied, "tables_begun": len(known.copied) - copied} if known.copied else {}
 
     def collection_modes(self, position: Position) -> Mapping[str, Mode]:
         """Return ``copy`` for tables that are being copied, ``complete`` for those that were."""

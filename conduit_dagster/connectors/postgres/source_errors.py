@@ -64,7 +64,7 @@ class SourceErrors:
 
     def slot_moved(self, confirmed: str, position: str) -> ConduitError:
         """Return the error for a slot that somebody else has read on."""
-        message = f"the replication slot {self._slot} is at {confirmed}, behind our position {position}"
+        message = f"the replication slot {self._slot} is at {confirmed}, beyond our position {position}"
         fix = f"give each reader a slot of its own (logrepl.slotName); changes are missing: {START_OVER}"
         return self._fatal("postgres.slot_moved", message, fix)
 
