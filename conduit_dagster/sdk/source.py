@@ -265,6 +265,11 @@ class Source(ABC):
         return {"plugin": self.name, **{key: values.get(key) for key in self.identity_settings}}
 
     @property
+    def owned(self) -> str | None:
+        """The one thing that no other source may read, such as a replication slot, without secrets; None if all may."""
+        return None
+
+    @property
     def dataset(self) -> Dataset | None:
         """What it reads, as lineage tools name it: by default the ``path`` of its unit; None if it has no such name."""
         path = self.unit.get("path")

@@ -268,6 +268,20 @@ def test_two_destinations_on_one_path(lab: Lab) -> None:
     assert codes == ["destination.owned"]
 
 
+def test_two_sources_on_one_replication_slot(lab: Lab) -> None:
+    """What one of them has confirmed, the other would never see."""
+    for name in ("p", "q"):
+        settings = {"url": f"postgresql://u:{name}secret@h/d", "tables": "a"}
+        reader = {"id": "in", "type": "source", "plugin": "builtin:postgres", "settings": settings}
+        lab.pipeline(
+            id=name, connectors=[reader, destination(name)], **{"dead-letter-queue": queue(path=f"./d{name}.jsonl")}
+        )
+    [finding] = lab.catalogue().findings
+    assert finding.code == "source.owned"
+    assert "the replication slot conduitslot of h:5432 is read by in of pipeline p already" in finding.render()
+    assert "secret" not in finding.render()
+
+
 def test_a_destination_that_another_running_pipeline_owns(lab: Lab) -> None:
     """Two files that are never checked together can't see each other; the store that they share does.
 

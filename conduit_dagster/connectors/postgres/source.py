@@ -85,6 +85,13 @@ class PostgresSource(Source):
         return {"plugin": self.name, "database": self._server.database, "slot": self._settings.slot}
 
     @property
+    def owned(self) -> str | None:
+        """The slot: what one reader has confirmed, another one would never see."""
+        if self._settings.snapshot_mode == "initial_only":
+            return None
+        return f"replication slot {self._settings.slot} of {self._server.place.rpartition('/')[0]}"
+
+    @property
     def dataset(self) -> Dataset | None:
         """The table, if it is one."""
         named = self._settings.named_tables or ()

@@ -1,4 +1,5 @@
-"""Rule across pipelines: nothing is written by two destinations (DELIVERY.md, Destinations)."""
+"""Rules across pipelines: nothing is written by two destinations (DELIVERY.md, Destinations), nor read by two sources
+of which each would take it from the other."""
 
 from __future__ import annotations
 
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
 
 
 def check_owners(pairs: Iterable[tuple[ParsedPipeline, BoundPipeline]]) -> None:
-    """Add a finding for every path that has two owners."""
+    """Add a finding for everything that has two owners."""
     owners: dict[str, str] = {}
     for parsed, bound in pairs:
-        with isolated(parsed, "comparing what this pipeline writes with others"):
+        with isolated(parsed, "comparing what this pipeline writes and reads with others"):
             _check(parsed, bound, owners)
+            _check_sources(parsed, bound, owners)
 
 
 def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
@@ -28,6 +30,15 @@ def _check(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str])
             message = f"{thing} is written by {owners[thing]} already"
             fix = "give each destination and dead-letter queue a path of its own"
             parsed.findings.append(parsed.finding(_place_of(bound.config, name), "destination.owned", message, fix=fix))
+
+
+def _check_sources(parsed: ParsedPipeline, bound: BoundPipeline, owners: dict[str, str]) -> None:
+    for node in bound.compiled.sources:
+        thing, who = node.source.owned, f"{node.id} of pipeline {bound.id}"
+        if thing is not None and owners.setdefault(thing, who) != who:
+            message = f"the {thing} is read by {owners[thing]} already"
+            fix = "give each source its own, in its settings"
+            parsed.findings.append(parsed.finding(_place_of(bound.config, node.id), "source.owned", message, fix=fix))
 
 
 def _place_of(config: Pipeline, consumer: str) -> str:
