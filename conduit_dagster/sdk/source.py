@@ -218,6 +218,9 @@ class Source(ABC):
         """Return how far there is data now; a run that drains its sources stops there. Must not be None."""
         return {}
 
+    def check(self) -> None:  # noqa: B027  # most find out when they read
+        """Raise if it can't be read at all. For ``doctor --deep``: runs don't call it."""
+
     def verify(self, start: Position, end: Position) -> None:  # noqa: B027  # most sources can't change behind our back
         """Raise ``FatalError`` if a range returned before is not what it was: gone, replaced or truncated."""
 

@@ -174,6 +174,11 @@ def test_secrets_are_told_nowhere(reading: PostgresReading) -> None:
     assert "s3cret" not in repr(caught.value) + str(caught.value) + repr(source.settings)
 
 
+def _restart(server: PostgresServer) -> None:
+    server.stop(immediate=False)
+    server.start()
+
+
 class TestServer:
     """Servers of their own, since they are broken on purpose."""
 
@@ -237,4 +242,29 @@ class TestServer:
             with pytest.raises(FatalError) as caught:
                 reading.source(url=f"postgresql://poor:p@{address}", tables="a").latest({}, FAR)
             assert code_of(caught) == "postgres.no_privilege" and "REPLICATION" in str(caught.value.fix)
-            reading.execute("ALTER SYSTEM SET wal_level = replica")
+
+    @pytest.mark.slow
+    def test_doctor_asks_for_all_of_it(self, server: PostgresServer, tmp_path: Path) -> None:
+        """Each fix is done as it is told, and the next one is named; in between nothing is made."""
+        with closing(PostgresReading(server.create_database(), tmp_path)) as reading:
+            reading.execute(f"{TABLE}; CREATE TABLE b (id int PRIMARY KEY); CREATE USER poor PASSWORD 'p'")
+            reading.execute(f"CREATE PUBLICATION {reading.name} FOR TABLE a")
+            server.settings.remove("wal_level=logical")
+            _restart(server)
+            url = f"postgresql://poor:p@{reading.url.partition('@')[2]}"
+            wanted = [
+                ("postgres.no_privilege", 'GRANT SELECT ON "public"."a" TO poor'),
+                ("postgres.no_privilege", 'GRANT SELECT ON "public"."b" TO poor'),
+                ("postgres.wal_level", "ALTER SYSTEM SET wal_level = logical; then restart the server"),
+                ("postgres.no_privilege", "as a superuser: ALTER ROLE poor REPLICATION"),
+                ("postgres.publication", f'ALTER PUBLICATION "{reading.name}" ADD TABLE "public"."b"'),
+            ]
+            for code, fix in wanted:
+                with pytest.raises(FatalError) as caught:
+                    reading.source(url=url, tables="a, b", runs=False).check()
+                assert (code_of(caught), caught.value.fix) == (code, fix)
+                reading.execute(fix.partition(": ")[2] or fix.partition(";")[0])
+                if code == "postgres.wal_level":
+                    _restart(server)
+            reading.source(url=url, tables="a, b", runs=False).check()
+            assert reading.execute("SELECT count(*) FROM pg_replication_slots") == [(0,)]

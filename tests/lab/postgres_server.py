@@ -63,6 +63,8 @@ class PostgresServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self.port = _free_port()
+        self.settings = list(_SETTINGS)
+        """Of its command line, at the next start."""
         try:
             self._initialise()
             self.start()
@@ -94,7 +96,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Starts the server and waits until it answers."""
-        settings = [part for setting in (f"port={self.port}", *_SETTINGS) for part in ("-c", setting)]
+        settings = [part for setting in (f"port={self.port}", *self.settings) for part in ("-c", setting)]
         self._process = self._open([str(self._binaries / "postgres"), "-D", str(self._data), *settings])
         self._guard = _guard_of(self._process.pid)
         deadline = time.monotonic() + 60

@@ -100,6 +100,12 @@ class ReplicationSlot:
         found = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
         return bool(found and found[0])
 
+    def require_published(self, connection: Connection, tables: Sequence[TableName]) -> None:
+        """Raise ``FatalError`` if a publication of others lacks tables; one that is not there yet will be made."""
+        found = connection.execute(_PUBLICATION, (self._settings.publication,)).fetchone()
+        if found is not None and found[1] != _MARK + self._owner:
+            self.publish(connection, tables)
+
     def _create(self, connection: Connection, tables: Sequence[TableName]) -> None:
         name = sql.Identifier(self._settings.publication)
         # a partitioned table is one collection
@@ -127,12 +133,13 @@ class ReplicationSlot:
         if look.is_lost:
             raise self._errors.slot_lost()
         if not look.exists:
-            self._require_logical(connection)
+            self.require_logical(connection)
             connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", (self._settings.slot,))
             return MadeSlot(self.look(connection).confirmed, is_new=True)
         return MadeSlot(look.confirmed, is_new=False)
 
-    def _require_logical(self, connection: Connection) -> None:
+    def require_logical(self, connection: Connection) -> None:
+        """Raise ``FatalError`` if the server writes no logical WAL."""
         row = connection.execute("SHOW wal_level").fetchone()
         if row is None or row[0] != "logical":
             message = f"wal_level is {row and row[0]}, and changes are read with logical only"

@@ -13,6 +13,7 @@ from conduit_dagster.connectors.postgres.changes import collection_of
 from conduit_dagster.connectors.postgres.connection import Connection, Session, application
 from conduit_dagster.connectors.postgres.replication_slot import ReplicationSlot, SlotLook
 from conduit_dagster.connectors.postgres.settings import DatabaseServer, TableName, conninfo
+from conduit_dagster.connectors.postgres.source_checks import check_replication, check_rights
 from conduit_dagster.connectors.postgres.source_errors import SourceErrors
 from conduit_dagster.connectors.postgres.source_position import (
     PostgresPosition,
@@ -126,6 +127,22 @@ class PostgresSource(Source):
         except psycopg.Error as error:
             # "from None": a traceback would show libpq's unredacted text
             raise self._errors.verdict(error) from None
+
+    def check(self) -> None:
+        """Ask the server for what a run needs: rights, settings, tables with keys, a usable slot. Makes nothing."""
+        self._ask(self._check)
+
+    def _check(self, connection: Connection) -> None:
+        look, tables = self._slot.look(connection), self._tables(connection)
+        check_rights(connection, self._server, tables, self._errors)
+        self._copies.begin(connection, tables, PostgresPosition())
+        if self._settings.snapshot_mode == "initial_only":
+            return
+        self._slot.require_logical(connection)
+        check_replication(connection, self._server, look.exists, self._errors)
+        self._slot.require_published(connection, tables)
+        if look.is_lost:
+            raise self._errors.slot_lost()
 
     def horizon(self) -> Any:
         """Return the end of the WAL."""
